@@ -9,6 +9,7 @@ they have, the batch that is out comes home, the newest weights are loaded every
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Literal
 
 from coordinator.hub import Hub
@@ -18,6 +19,7 @@ from coordinator.parts import Parts
 from coordinator.rollouts.evaluation import Label, can_wait
 from headrace.protocol.messages.control import Shutdown
 from headrace.protocol.records.record_types import MetricsSampled, RunPhase, TrajectoryEnded
+from headrace.run_files.run_folder import config_digest
 
 log = logging.getLogger(__name__)
 Phase = Literal["starting", "evaluating", "training", "draining", "closing", "leaving", "closed"]
@@ -47,7 +49,7 @@ class Phases:
 
     def begin(self) -> None:
         """The run exists."""
-        self._enter("starting")
+        self._enter("starting", config=config_digest(Path(self.hub.run_dir)))
 
     def stop(self, outcome: str) -> None:
         """Drain, checkpoint, end (Ctrl-C, `headrace stop`)."""
@@ -92,7 +94,7 @@ class Phases:
             case _:
                 pass
 
-    def _enter(self, phase: Phase, detail: str = "") -> None:
+    def _enter(self, phase: Phase, detail: str = "", config: str | None = None) -> None:
         self.phase = phase
         if phase == "training":
             self.hub.clock.start()
@@ -101,7 +103,8 @@ class Phases:
             self.hub.clock.learner_waits(self.hub.account.taken is None)
         elif phase in ("evaluating", "closing"):
             self.hub.clock.stop()
-        self.hub.recorder.write(RunPhase(at=time.time(), phase=phase, detail=detail))
+        entered = RunPhase(at=time.time(), phase=phase, detail=detail, config=config)
+        self.hub.recorder.write(entered)
         self.hub.progress("phase")
         log.info("phase %s %s", phase, detail)
 

@@ -124,10 +124,10 @@ def _wait_for_room(run_dir: Path, problem: str) -> None:
 def _last_port(run_dir: Path) -> int:
     """The port of the coordinator that died. Processes that are still there look for the new
     coordinator at the same port."""
-    announced = run_dir / ANNOUNCED
-    if not announced.exists():
+    try:
+        return int(json.loads((run_dir / ANNOUNCED).read_text())["address"].rsplit(":", 1)[1])
+    except (OSError, ValueError, LookupError, TypeError):  # any port will do for a new start
         return 0
-    return int(json.loads(announced.read_text())["address"].rsplit(":", 1)[1])
 
 
 def _take_over(coordinator: Coordinator) -> None:

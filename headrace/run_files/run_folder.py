@@ -9,6 +9,7 @@ that trains: evaluations never move it, and it never means a run that is archive
 
 import difflib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -36,9 +37,13 @@ NOW = "now.json"
 and `age_s`), and `heard`, the seconds since each process was."""
 ANNOUNCED = "coordinator.json"
 """Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
+EVENTS = "supervisor.jsonl"
+"""Every start and death of a process, in lines with checksums."""
+KEYS = "keys"
+"""The folder of a run's own CURVE keys."""
 LOCK, WRITER = ".lock", ".writer"
 MANIFEST = "manifest.json"
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 """`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint
 stands, `journal` up to which record the journal was written then."""
 NOTES = "notes.json"
@@ -198,6 +203,11 @@ def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None
     write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n", private=private)
 
 
+def config_digest(run_dir: Path) -> str:
+    """SHA-256 of resolved.json as it is now."""
+    return hashlib.sha256((run_dir / RESOLVED).read_bytes()).hexdigest()
+
+
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Write a small file so that readers see the old text or the new one, never half. A private one
     can be read by its owner only, from the first byte on."""
@@ -264,10 +274,23 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def manifest_text(facts: dict[str, Any]) -> str:
+    """The facts of a checkpoint as they stand in its manifest, with the SHA-256 of what they are
+    without it."""
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json.dumps(facts | {"sha256": digest}, indent=1) + "\n"
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The facts of a checkpoint. OSError or ValueError: they cannot be read; FormatError: it is of
-    another format."""
-    manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
-    if (found := manifest.get("format", 1)) != CHECKPOINT_FORMAT:
+    """The facts of a checkpoint. OSError or ValueError: they cannot be read, or are not those that
+    were written; FormatError: it is of another format."""
+    text = (checkpoint / MANIFEST).read_text()
+    manifest: dict[str, Any] = json.loads(text)
+    digest = manifest.pop("sha256", None)
+    is_whole = manifest_text(manifest) == text
+    found = manifest.get("format", 1)
+    if found != CHECKPOINT_FORMAT and (is_whole or digest is None):
         raise FormatError(checkpoint, found, CHECKPOINT_FORMAT)
+    if not is_whole:
+        raise ValueError(f"{MANIFEST} is not what was written")
     return manifest

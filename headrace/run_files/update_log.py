@@ -10,7 +10,6 @@ on the surviving lineage must be that chain: the same batches in the same order,
 windows, and no window in two of them.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+
+from headrace.run_files.checked_lines import whole_lines
 
 FOLDER = "applied"
 _JOURNAL = "journal"
@@ -77,11 +78,8 @@ def read_applied(run_dir: Path) -> Iterator[tuple[str, AppliedUpdate]]:
     """(rank, line) in the order in which each rank wrote. A line that a power loss tore is none:
     its update was never reported."""
     for path in sorted((run_dir / FOLDER).glob("rank-*.jsonl")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                yield path.stem, AppliedUpdate(**json.loads(line))
-            except (ValueError, TypeError):
-                continue
+        for values in whole_lines(path):
+            yield path.stem, AppliedUpdate(**values)
 
 
 def compare(run_dir: Path) -> Comparison:

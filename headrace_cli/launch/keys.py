@@ -14,9 +14,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.transport.curve import has_keys, make_keys
 from headrace.protocol.transport.sockets import Link, is_loopback
-from headrace.run_files.run_folder import ANNOUNCED, is_running, read_config, write_config
-
-KEYS = "keys"
+from headrace.run_files.run_folder import ANNOUNCED, KEYS, is_running, read_config, write_config
 
 
 def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:

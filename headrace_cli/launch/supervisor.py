@@ -14,7 +14,6 @@ every process writes its stacks into its log first.
 """
 
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,8 @@ from typing import Protocol
 
 from headrace.host.disk import WAITS
 from headrace.host.hardware import free_port
+from headrace.run_files.checked_lines import checked_line, cut_torn
+from headrace.run_files.run_folder import EVENTS
 from headrace_cli.launch.logs import append_some, first_cause
 from headrace_cli.launch.monitor import announced_at, coordinator_of
 from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
@@ -121,6 +122,8 @@ class Supervisor:
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        with contextlib.suppress(OSError):  # a disk that takes nothing
+            cut_torn(self._run_dir / EVENTS)
         with handled(self._interrupted, *signals), self._nursery:
             try:
                 self._live()
@@ -382,9 +385,9 @@ class Supervisor:
         row |= {"pid": pid} if pid else {}
         row |= {"code": code} if code is not None else {}
         row |= {"detail": detail} if detail else {}
-        self._unwritten += json.dumps(row).encode() + b"\n"
+        self._unwritten += checked_line(row)
         with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
-            self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
+            self._unwritten = append_some(self._run_dir / EVENTS, self._unwritten)
 
 
 @contextmanager

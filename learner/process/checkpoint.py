@@ -7,7 +7,6 @@ pickle.
 """
 
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 
 from headrace.host.disk import until_written
 from headrace.host.work import Work
-from headrace.run_files.run_folder import CHECKPOINT_FORMAT, MANIFEST, read_manifest
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT, MANIFEST, manifest_text, read_manifest
 
 LATEST, BEST = "latest", "best"
 POLICY, CRITIC, STATE = "policy", "critic", "state"
@@ -77,7 +76,7 @@ def _write(
     for done, path in enumerate(files):
         work.at(f"syncing the checkpoint of update {update}", done, len(files), "files")
         _sync(path)
-    _write_synced(partial / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    _write_synced(partial / MANIFEST, manifest_text(manifest))
     for folder in sorted({p.parent for p in files} | {partial}):
         _sync(folder)
     final = root / f"step_{update}"
@@ -112,8 +111,7 @@ def newest(
 def mismatch(path: Path) -> str | None:
     """Why a checkpoint's files are not those of its manifest, or None."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        expected: dict[str, dict[str, Any]] = manifest["files"]
+        expected: dict[str, dict[str, Any]] = read_manifest(path)["files"]
     except (OSError, ValueError, KeyError) as error:
         return f"no readable {MANIFEST}: {error}"
     found = _described(path, [name for name in expected if (path / name).is_file()])

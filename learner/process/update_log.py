@@ -6,7 +6,6 @@ update is reported, published or saved, so that whatever anybody has of these we
 up; the coordinator has no part in it. `headrace.run_files.update_log` reads them.
 """
 
-import json
 import logging
 import os
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from headrace.host.disk import until_written
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch
+from headrace.run_files.checked_lines import checked_line, cut_torn
 from headrace.run_files.update_log import FOLDER, AppliedUpdate
 
 _LOG = logging.getLogger("headrace.learner")
@@ -27,10 +27,7 @@ class AppliedLog:
     def __init__(self, run_dir: Path, *, rank: int) -> None:
         self._path = run_dir / FOLDER / f"rank-{rank}.jsonl"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
-            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
-                file.write(b"\n")  # A power loss tore the last line.
-        self._end = self._path.stat().st_size
+        self._end = cut_torn(self._path)  # of an update that was never reported
 
     def write(
         self,
@@ -54,7 +51,7 @@ class AppliedLog:
             values=[value.trajectory_id for value in shard.values],
             skipped=skipped,
         )
-        data = json.dumps(line._asdict()).encode() + b"\n"
+        data = checked_line(line._asdict())
 
         def attempt() -> None:
             with self._path.open("r+b") as file:

@@ -135,7 +135,8 @@ class Facts:
         lineage. committed: batches in the surviving weights that a rollback could still undo, by
         update. forgotten: no rollback reaches an update before this one. leases: (lease id,
         generator) in force, by trajectory. abandoned: tokens trained on lineages that were given
-        up. lost: tokens that the journal does not have, by generator and reason.
+        up. lost: tokens that the journal does not have, by generator and reason. config: SHA-256 of
+        the configuration that the run was last started with; None: nobody wrote it down.
     """
 
     trajectories: dict[int, TrajectoryFacts] = field(default_factory=dict)
@@ -155,5 +156,6 @@ class Facts:
     checkpoints: dict[int, CheckpointWritten] = field(default_factory=dict)
     evaluations: int = 0
     phase: str = "starting"
+    config: str | None = None
     abandoned: int = 0
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)

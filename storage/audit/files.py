@@ -7,7 +7,7 @@ were in the loss; and where a table says otherwise of what was trained.
 """
 
 import hashlib
-import json
+import os
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +16,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
+from headrace.protocol.transport.curve import damaged_keys
+from headrace.run_files.checked_lines import whole_lines
+from headrace.run_files.run_folder import EVENTS, KEYS, RESOLVED, config_digest, read_manifest
+from headrace.run_files.update_log import FOLDER
 from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
 from storage.database.tables import Trajectory, Window
@@ -24,6 +28,7 @@ from storage.journal.diagnostics import DiagnosticsReader, WindowKey
 from storage.journal.record_batches import Walk
 from storage.journal.responses import Wanted, read_responses
 from storage.journal.segments import segment_paths
+from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
 
 MOST_TABLES = 512
@@ -36,22 +41,24 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
     """Look at every checkpoint that is kept; how many are."""
     root = run_dir / "checkpoints"
     recorded = {Path(each.path).name: each for each in facts.checkpoints.values()}
-    if facts.checkpoints:
-        newest = list(facts.checkpoints.values())[-1]
-        if not (root / Path(newest.path).name).is_dir():
-            text = f"the newest one, of update {newest.update}, is not there"
-            findings.add("checkpoint", Path(newest.path).name, text)
-    latest = root / "latest"
-    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
-    if (latest.is_file() or any(root.glob("step_*"))) and not (
-        named.startswith("step_") and (root / named).is_dir()
-    ):
-        findings.add("checkpoint", "latest", f"names {named!r}: not there")
     folders = sorted(path for path in root.glob("step_*") if path.is_dir())
+    newest = {path.name for path in sorted(folders, key=lambda path: (len(path.name), path))[-1:]}
+    if facts.checkpoints:
+        last = list(facts.checkpoints.values())[-1]
+        newest.add(Path(last.path).name)
+        if not (root / Path(last.path).name).is_dir():
+            text = f"the newest one, of update {last.update}, is not there"
+            findings.add("checkpoint", Path(last.path).name, text)
+    latest = root / "latest"
+    named = latest.read_text(errors="replace") if latest.is_file() else ""
+    if (latest.is_file() or folders) and not (
+        named in {f"{name}\n" for name in newest} and (root / named.strip()).is_dir()
+    ):
+        findings.add("checkpoint", "latest", f"names {named!r}, which is not the newest one")
     lost = {orphan.path for orphan in orphans(run_dir)}
     for path in folders:
         try:
-            manifest = json.loads((path / "manifest.json").read_text())
+            manifest = read_manifest(path)
             problem = checkpoint_problem(path, manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             findings.add("checkpoint", path.name, f"its manifest cannot be read: {error!r}")
@@ -90,6 +97,30 @@ def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> None:
+    """Look at the configuration, the keys and the lines of supervisor and learner."""
+    if not growing and facts.config not in (None, config_digest(run_dir)):
+        text = "is not the configuration that the run was last started with"
+        findings.add("damaged", RESOLVED, text)
+    if os.access(run_dir / KEYS, os.R_OK | os.X_OK):  # its owner's alone
+        for name in damaged_keys(run_dir / KEYS):
+            findings.add("damaged", f"{KEYS}/{name}.key", "is no pair of keys, with its secret")
+    events = run_dir / EVENTS
+    for path in [*filter(Path.is_file, [events]), *(run_dir / FOLDER).glob("rank-*.jsonl")]:
+        wrong: list[str] = []
+        for _ in whole_lines(path, wrong):
+            pass
+        if not growing and path.read_bytes()[-1:] not in (b"", b"\n"):
+            wrong.append("it ends in the middle of a line")
+        for text in wrong:
+            findings.add("damaged", str(path.relative_to(run_dir)), text)
+    has_ended = not growing and facts.phase in FINAL_PHASES and (run_dir / "logs").is_dir()
+    told = [line["event"] for line in whole_lines(events)] if events.is_file() else []
+    if has_ended and next((e for e in reversed(told) if e in ("started", "ended")), "") != "ended":
+        text = "the journal says that the run has ended, and the supervisor does not"
+        findings.add("damaged", EVENTS, text)
 
 
 def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> int:

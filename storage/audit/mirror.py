@@ -70,9 +70,10 @@ def check_rows(
     assert theirs is not None
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         engine = create_engine(f"sqlite:///{folder}/again.sqlite")
-        Base.metadata.create_all(engine)
         try:
             with engine.begin() as ours:
+                ours.exec_driver_sql("PRAGMA synchronous = OFF")  # nobody wants it after a crash
+                Base.metadata.create_all(ours)
                 run = projection.register(ours, now.run_id, config)
                 records = iter(journaled := Records(run_dir / "journal", end))
                 while reads := list(islice(records, TOGETHER)):

@@ -17,7 +17,7 @@ from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_running
 from headrace.run_files.update_log import compare
 from storage.audit.facts import Facts
-from storage.audit.files import check_checkpoints, check_diagnostics, check_masks
+from storage.audit.files import check_checkpoints, check_diagnostics, check_masks, check_small_files
 from storage.audit.findings import Finding, Findings
 from storage.audit.mirror import check_rows, moment
 from storage.audit.reading import Records, Survey, survey
@@ -83,6 +83,7 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
                 progress(reached, journal.end)
     check_tokens(facts, findings, settled_before=journal.last_batch)
     looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
+    check_small_files(run_dir, facts, findings, growing=growing)
     applied = compare(run_dir)
     looked_at["applied"] = applied.updates
     for problem in applied.problems:

@@ -83,7 +83,7 @@ class Updates:
             case TokensLost() as record:
                 facts.lost[record.generator, record.reason] += record.tokens
             case RunPhase() as record:
-                facts.phase = record.phase
+                facts.phase, facts.config = record.phase, record.config or facts.config
 
     def _say(self, kind: Kind, text: str) -> None:
         self._findings.add(kind, self._where, text)

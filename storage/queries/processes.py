@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from headrace.run_files.run_folder import NOW
+from headrace.run_files.run_folder import EVENTS, NOW
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Event, Process, VersionLoad, WeightVersion
 from storage.queries.metrics import latest_values
@@ -71,7 +71,7 @@ def events(
 def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
     """Lines of supervisor.jsonl with `level`, `kind` and `text` added; a torn last line is left
     out."""
-    path = run_dir / "supervisor.jsonl"
+    path = run_dir / EVENTS
     lines: list[dict[str, Any]] = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:

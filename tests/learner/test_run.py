@@ -160,7 +160,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
         manifest = manifest_of(run_dir)
         assert manifest["journal"] == {"records": 9, "digest": "b" * 64}
-        assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 4, 2)
+        assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 4, 3)
         assert manifest["batch_id"] == 4004
         assert not (path / "state" / "cut.json").exists()
         published = load_file(file_of(last.notice))

@@ -5,7 +5,6 @@ windows are the real ones, so what an audit finds in such a run is a mistake of 
 """
 
 import hashlib
-import json
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ from headrace.protocol.records.record_types import (
     WindowsReady,
 )
 from headrace.protocol.token_spans import Piece, Span, Streams
-from headrace.run_files.run_folder import CHECKPOINT_FORMAT
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 from storage.journal.diagnostics import DiagnosticsWriter
@@ -175,7 +174,7 @@ def write_checkpoint(run_dir: Path, update: int, lineage: int = 0) -> Path:
         "format": CHECKPOINT_FORMAT, "update": update, "lineage": lineage,
         "files": {"weights": {"bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}},
     }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(manifest_text(manifest))
     (folder.parent / "latest").write_text(f"{folder.name}\n")
     return folder
 

@@ -36,6 +36,7 @@ from headrace.protocol.records.record_types import (
     WindowsReady,
 )
 from headrace.protocol.token_spans import Span
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
 from headrace_cli.cli import main
 from storage.audit import KINDS, Report, audit_run, recount_ledger, repair
 from storage.database.engine import SQLITE_NAME
@@ -363,7 +364,8 @@ def test_checkpoints(run_dir: Path) -> None:
     assert kinds(audit_run(run_dir)) == {"checkpoint"}
     (folder / "weights").unlink()
     assert "missing" in audit_run(run_dir).findings[0].text
-    (folder / "manifest.json").write_text('{"format": 2, "update": 3, "files": {}}')
+    manifest = {"format": CHECKPOINT_FORMAT, "update": 3, "files": {}}
+    (folder / "manifest.json").write_text(manifest_text(manifest))
     assert "update 3" in audit_run(run_dir).findings[0].text
     (folder / "manifest.json").write_text("{")
     assert "cannot be read" in audit_run(run_dir).findings[0].text

@@ -1,7 +1,6 @@
 """Bytes that are not those that were written never become records again; what a crash cut off is
 told from them."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.protocol.messages.control import JournalEnd
 from headrace.protocol.records.record_types import BatchTaken, Incident, Record, UpdateCommitted
+from headrace.run_files.run_folder import manifest_text, read_manifest
 from storage.audit import audit_run, repair
 from storage.database.engine import SQLITE_NAME
 from storage.journal.diagnostics import DiagnosticsReader, DiagnosticsWriter
@@ -207,9 +207,9 @@ def run_with_checkpoint(run_dir: Path, *, end: JournalEnd | None = None) -> list
 
 
 def let_rest(folder: Path, end: JournalEnd) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_manifest(folder)
     manifest["journal"] = {"records": end.records, "digest": end.digest}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(manifest_text(manifest))
 
 
 def without_sql(run_dir: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import FormatError
 from headrace.protocol.records.record_types import RECORD_FORMAT
-from headrace.run_files.run_folder import CHECKPOINT_FORMAT
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
 from headrace_cli.cli import main
 from storage.database.engine import DATABASE_VERSION, SQLITE_NAME
 from storage.journal.diagnostics import DIAGNOSTICS_FORMAT
@@ -37,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_format(run_dir: Path, what: str, number: str) -> None:
     """Let a part of a run say that it is of another format; "": nothing, as the first one did. Its
-    segments had no digests."""
+    segments had no digests, its manifests none either."""
     if what in ("journal", "diagnostics"):
         batches = list(read_batches(run_dir / what))
         shutil.rmtree(run_dir / what)
@@ -56,8 +56,9 @@ def of_format(run_dir: Path, what: str, number: str) -> None:
     elif what == "checkpoint":
         (path,) = run_dir.glob("checkpoints/step_*/manifest.json")
         manifest = json.loads(path.read_text())
-        del manifest["format"]
-        path.write_text(json.dumps(manifest | ({"format": int(number)} if number else {})))
+        del manifest["format"], manifest["sha256"]
+        later = manifest_text(manifest | {"format": int(number or 1)})
+        path.write_text(later if number else json.dumps(manifest))
     else:
         column = "alembic_version set version_num" if what == "schema" else "projection set format"
         with closing(sqlite3.connect(run_dir / SQLITE_NAME)) as base, base:

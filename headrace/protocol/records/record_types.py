@@ -396,10 +396,12 @@ class Incident(Record, frozen=True, kw_only=True, tag=True):
 
 
 class RunPhase(Record, frozen=True, kw_only=True, tag=True):
-    """The run moved on: starting, evaluating, training, stopping, finished, failed, interrupted."""
+    """The run moved on: starting, evaluating, training, stopping, finished, failed, interrupted.
+    `config`: SHA-256 of the `resolved.json` that a coordinator starts with."""
 
     phase: str
     detail: str = ""
+    config: str | None = None
 
 
 AnyRecord = (

@@ -9,6 +9,7 @@ memory that lasts. Beside `sockets.py` the only file that imports zmq.
 import secrets
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ def has_keys(folder: Path) -> bool:
     """Whether all four key files are there."""
     names = (SERVER_KEY, CLIENT_KEY)
     return all((folder / f"{n}.key{s}").is_file() for n in names for s in ("", "_secret"))
+
+
+def damaged_keys(folder: Path) -> Iterator[str]:
+    """Which key pairs of a folder are not whole, or are no pair."""
+    for name in (SERVER_KEY, CLIENT_KEY):
+        try:
+            public, _ = zmq.auth.load_certificate(folder / f"{name}.key")
+            known, secret = zmq.auth.load_certificate(folder / f"{name}.key_secret")
+            if secret is None or not public == known == zmq.curve_public(secret):
+                yield name
+        except (OSError, ValueError, zmq.ZMQError):
+            yield name
 
 
 def load_key(folder: str, name: str, *, secret: bool) -> tuple[bytes, bytes | None]:

@@ -1,7 +1,6 @@
 """The reader that compares what learners wrote down with the journal: it must find every kind of
 difference, and none where there is none."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.training.batches import Prepared
+from headrace.run_files.checked_lines import checked_line, whole_lines
 from headrace.run_files.update_log import compare
 from learner.batching.shards import merged
 from learner.process.update_log import AppliedLog
@@ -83,7 +83,7 @@ def test_an_honest_learner_is_believed(tmp_path: Path, seed: int) -> None:
 
 def lines_of(run_dir: Path) -> dict[Path, list[dict[str, Any]]]:
     paths = sorted((run_dir / "applied").iterdir())
-    return {p: [json.loads(line) for line in p.read_text().splitlines()] for p in paths}
+    return {path: list(whole_lines(path)) for path in paths}
 
 
 def last(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_every_kind_of_difference_is_found(tmp_path: Path, name: str) -> None:
     change, says = BREACHES[name]
     (path, lines), *_ = lines_of(tmp_path).items()
     change(lines)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_bytes(b"".join(map(checked_line, lines)))
     problems = compare(tmp_path).problems
     assert any(part in problem for problem in problems for part in says.split("|")), problems
 
@@ -126,7 +126,7 @@ def test_a_torn_line_is_none_and_the_next_one_stands_by_itself(tmp_path: Path) -
     log.write_bytes(whole + b'{"at": 1.0, "batch')
     assert compare(tmp_path).problems == []
     AppliedLog(tmp_path, rank=0)
-    assert log.read_bytes().endswith(b'"batch\n')
+    assert log.read_bytes() == whole
     assert compare(tmp_path).problems == []
 
 

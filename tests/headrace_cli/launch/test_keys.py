@@ -14,8 +14,9 @@ from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.curve import make_keys
 from headrace.protocol.transport.sockets import BlockingDealer, BlockingRouter, Link
 from headrace.run_files import run_folder
+from headrace.run_files.run_folder import KEYS
 from headrace_cli.cli import main
-from headrace_cli.launch.keys import KEYS, link_of, with_keys
+from headrace_cli.launch.keys import link_of, with_keys
 
 Make = Callable[..., RunConfig]
 

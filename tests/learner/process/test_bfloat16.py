@@ -13,6 +13,7 @@ import json, sys
 from pathlib import Path
 import torch
 from headrace.errors import UserError
+from headrace.run_files.run_folder import manifest_text, read_manifest
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.trainer import Trainer
 from tests.learner.recorded import run_config
@@ -23,10 +24,10 @@ join_ranks(rank=0, world_size=1, port=port, device=cpu)
 config = run_config(model, precision="bfloat16", zero_stage=1)
 trainer = Trainer(config, run_dir, rank=0, device=cpu)
 done = Path(trainer.checkpoint(0, None).path)
-manifest = json.loads((done / "manifest.json").read_text())
+manifest = read_manifest(done)
 again = Trainer(config, run_dir, rank=0, device=cpu)
 told = [manifest["zero_stage"], again.resumed_from == done]
-(done / "manifest.json").write_text(json.dumps(manifest | {"zero_stage": 1}))
+(done / "manifest.json").write_text(manifest_text(manifest | {"zero_stage": 1}))
 try:
     Trainer(config, run_dir, rank=0, device=cpu)
 except UserError as error:

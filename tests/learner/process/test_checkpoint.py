@@ -1,6 +1,5 @@
 """A checkpoint counts only when it is whole."""
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.host import disk
-from headrace.run_files.run_folder import read_manifest
+from headrace.run_files.run_folder import manifest_text, read_manifest
 from learner.process.checkpoint import mismatch, newest, write_checkpoint
 from tests.small_disk import small_disk
 
@@ -47,7 +46,17 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     manifest = read_manifest(path)
     assert (manifest["update"], manifest["version"]) == (5, 5)
     assert manifest["files"]["state/numbers"]["bytes"] == 7
-    assert json.loads((path / "manifest.json").read_text()) == manifest
+    assert (path / "manifest.json").read_text() == manifest_text(manifest)
+
+
+def test_no_bit_of_a_manifest_can_change(tmp_path: Path) -> None:
+    """Not of the fields that a resume believes, either: versions, steps, the batch."""
+    path = write(tmp_path, 5) / "manifest.json"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            assert mismatch(path.parent) is not None, (at, bit)
 
 
 def test_what_was_half_written_is_not_seen(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Files of JSON lines that are only ever added to, each with a checksum of its own.
+
+Comes in: objects, or a file. Goes out: lines, or the objects of those that are whole. Promises: a
+changed byte never becomes another object, and is told; what a crash cut off is told from it.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_SUM = "crc32"
+
+
+def checked_line(values: Mapping[str, Any]) -> bytes:
+    """A line; its last value is the CRC-32 of all that stands before it."""
+    body = json.dumps(values)[:-1]
+    return f'{body}, "{_SUM}": {zlib.crc32(body.encode())}}}\n'.encode()
+
+
+def whole_lines(path: Path, damaged: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The objects of the lines that are what was written; `damaged` takes what is wrong with the
+    others. What follows the last end of a line was never confirmed, and is none."""
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            values = json.loads(line)
+            del values[_SUM]
+            is_whole = checked_line(values) == line + b"\n"
+        except (ValueError, KeyError, TypeError):
+            is_whole = False
+        if is_whole:
+            yield values
+        elif damaged is not None:
+            damaged.append(f"line {number} is not what was written")
+
+
+def cut_torn(path: Path) -> int:
+    """Cut off what a crash left of a last line; the length of the file, which is made where there
+    is none."""
+    with path.open("a+b") as file:
+        file.seek(0)
+        return file.truncate(file.read().rfind(b"\n") + 1)
