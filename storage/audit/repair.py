@@ -15,14 +15,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+import pyarrow as pa
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.errors import UserError
-from headrace.protocol.records.record_types import Forgotten, LineageBegan, UpdateCommitted
+from headrace.protocol.records.record_types import (
+    AnyRecord,
+    Forgotten,
+    LineageBegan,
+    UpdateCommitted,
+)
 from headrace.run_files.run_folder import hold_writer, locked, read_manifest, write_atomically
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import LedgerError
@@ -36,10 +42,11 @@ from storage.database.reader import check_formats, open_run, read_config
 from storage.database.tables import Projection
 from storage.journal.checkpoints import orphans
 from storage.journal.record_batches import Walk
-from storage.journal.segments import SegmentWriter, recover, rows_before, segment_paths
+from storage.journal.segments import SegmentWriter, recover, segment_paths
 from storage.journal.store import read_journal, run_id_of
 
 _NO_NEW_SEGMENT = 2**62
+_KINDS = frozenset(kind.__name__ for kind in get_args(AnyRecord))
 _TOGETHER = 4096
 """So many records go through the trial of the database in one transaction."""
 
@@ -50,7 +57,8 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         why: what was found; None where nothing had to be done to the journal. kept, lost: records.
         As many are lost as are still there, or as somebody knows of. lost_kinds: the lost records
-        by kind; those that cannot be read are not among them. damaged: the folder that the damaged
+        by kind, those of damaged batches as far as these still say it; `unknown`: the others.
+        lost_diagnostics: windows' that can still be counted. damaged: the folder that the damaged
         journal is in now; None where it only was too short. checkpoints: those of updates that the
         journal has lost, under their new names. diagnostics: the folder that damaged token
         diagnostics are in now; None: they were sound. made_anew: SQL was. goes_on: what the learner
@@ -65,6 +73,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     damaged: str | None = None
     checkpoints: list[str] = []
     diagnostics: str | None = None
+    lost_diagnostics: int = 0
     made_anew: bool = False
     goes_on: str | None = None
 
@@ -73,15 +82,15 @@ def repair(run_dir: Path) -> Repair:
     """Repair a journal. UserError: the folder holds no run, or a run that goes on."""
     config = read_config(run_dir)
     check_formats(run_dir)
-    if not segment_paths(run_dir / "journal"):
-        raise UserError(f"{run_dir} has no journal to repair")
     with locked(run_dir), hold_writer(run_dir):
         findings = Findings()
         whole = survey(run_dir / "journal", findings, growing=False)
         trial = _Trial(run_dir, config, whole.end)
         why = trial.problem or next((f"{f.where}: {f.text}" for f in findings.all()), None)
         known = _known(run_dir)
-        diagnostics = _mend_diagnostics(run_dir)
+        if not segment_paths(run_dir / "journal"):
+            return Repair(why=why, kept=0, lost=known, lost_kinds=+Counter(unknown=known))
+        diagnostics, lost_diagnostics = _mend_diagnostics(run_dir)
         if why is None and known <= trial.kept and not orphans(run_dir):
             if is_made_anew := not _is_sql_sound(run_dir, config, known):
                 _project(run_dir, config)
@@ -89,28 +98,32 @@ def repair(run_dir: Path) -> Repair:
                 why=None,
                 kept=trial.kept,
                 diagnostics=diagnostics,
+                lost_diagnostics=lost_diagnostics,
                 made_anew=is_made_anew,
                 goes_on=_newest_in_reach(run_dir, trial),
             )
         kinds, damaged = Counter[str](), None
         if why is not None:
-            kinds = _kinds(run_dir / "journal", trial.kept)
+            kinds = _lost_kinds(run_dir / "journal", trial.kept)
             part = run_dir / "journal.repaired"
             _copy(run_dir / "journal", part, trial.kept)
             damaged = _free(run_dir, "journal.damaged-{}")
             (run_dir / "journal").rename(damaged)
             part.rename(run_dir / "journal")
+        if (unknown := known - trial.kept - kinds.total()) > 0:
+            kinds["unknown"] += unknown
         _project(run_dir, config)
         checkpoints = _set_aside(run_dir, trial.account, trial.update)
         return Repair(
             why=why or "the journal is not the one that checkpoints or the database rest on",
             kept=trial.kept,
-            lost=max(kinds.total(), known - trial.kept),
+            lost=kinds.total(),
             lost_kinds=dict(kinds),
             damaged=None if damaged is None else damaged.name,
             checkpoints=checkpoints,
             made_anew=True,
             diagnostics=diagnostics,
+            lost_diagnostics=lost_diagnostics,
             goes_on=_newest_in_reach(run_dir, trial),
         )
 
@@ -180,16 +193,21 @@ def _text(read: Read, what: str, error: BaseException) -> str:
 # -- the journal that is kept ----------------------------------------------------------------------
 
 
-def _kinds(folder: Path, first: int) -> Counter[str]:
-    """Records from an offset on by kind, as far as they can be read."""
-    kinds = Counter[str]()
+def _lost_kinds(folder: Path, first: int) -> Counter[str]:
+    """Records from an offset on by kind; `unknown` are those that cannot be read, or that those
+    behind them show to be gone."""
+    kinds, end = Counter[str](), first
+    changed: list[pa.RecordBatch] = []
     for path in segment_paths(folder):
-        row = rows_before(path)
-        for batch in Walk(path).salvage():
-            names = batch.column("kind").to_pylist()
-            kinds.update(names[max(0, first - row) :])
-            row += len(names)
-    return kinds
+        for batch in Walk(path).salvage(changed):
+            offsets = batch.column("offset").to_numpy()
+            kinds.update(batch.column("kind").filter(pa.array(offsets >= first)).to_pylist())
+            end = max(end, int(offsets[-1]) + 1)
+    for batch in changed:
+        names = batch.column("kind").to_pylist()
+        kinds.update(name if name in _KINDS else "unknown" for name in names)
+    kinds["unknown"] += max(0, end - first - kinds.total())
+    return +kinds
 
 
 def _copy(source: Path, target: Path, rows: int) -> None:
@@ -271,15 +289,16 @@ def _known(run_dir: Path) -> int:
     return max(known, default=0)
 
 
-def _mend_diagnostics(run_dir: Path) -> str | None:
+def _mend_diagnostics(run_dir: Path) -> tuple[str | None, int]:
     """Leave out batches of token diagnostics that are damaged: each row stands for itself."""
     folder, part = run_dir / "diagnostics", run_dir / "diagnostics.repaired"
     walks = [Walk(path).done() for path in segment_paths(folder)]
     if all(walk.ending() in ("sealed", "open") for walk in walks):
-        return None
+        return None, 0
     shutil.rmtree(part, ignore_errors=True)
+    changed: list[pa.RecordBatch] = []
     for walk in walks:
-        for batch in Walk(walk.path).salvage():
+        for batch in Walk(walk.path).salvage(changed):
             # One segment for each batch: files of several formats may be among them.
             writer = SegmentWriter(part, batch.schema, segment_bytes=_NO_NEW_SEGMENT)
             writer.append(batch)
@@ -288,7 +307,7 @@ def _mend_diagnostics(run_dir: Path) -> str | None:
     damaged = _free(run_dir, "diagnostics.damaged-{}")
     folder.rename(damaged)
     part.rename(folder)
-    return damaged.name
+    return damaged.name, sum(batch.num_rows for batch in changed)
 
 
 def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:

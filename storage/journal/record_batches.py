@@ -8,6 +8,7 @@ it, in this file or the last one. A digest so names everything that was written 
 a segment's file. Goes out: its frames up to the first one that is not whole, and what follows.
 """
 
+import contextlib
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
@@ -130,22 +131,25 @@ class Walk:
         is_sealed = rest.endswith(END_OF_STREAM)
         return "damaged" if is_sealed or next(_spans(rest), None) is not None else "torn"
 
-    def salvage(self) -> Iterator[pa.RecordBatch]:
+    def salvage(self, changed: list[pa.RecordBatch] | None = None) -> Iterator[pa.RecordBatch]:
         """All batches that are whole by themselves, those behind damage, too; none where not even
-        the schema can be read."""
+        the schema can be read. `changed` takes the others, as far as they still can be read."""
         yield from (frame.batch for frame in self)
         if self.first_row < 0:
             return
         with pa.OSFile(str(self.path)) as source:
             schema = pa.ipc.open_stream(source).schema
-        rest = self._rest()
-        for position, end in _spans(rest):
-            try:
+        rest, behind = self._rest(), 0
+        for position, end in [*_spans(rest), (len(rest), len(rest))]:
+            with contextlib.suppress(*UNREADABLE):
                 batch, extra = _parse(schema, rest[position:end])
                 if _is_whole(rest[position:end], extra):
+                    if changed is not None:
+                        changed += _readable(schema, rest[behind:position])
                     yield batch
-            except UNREADABLE:
-                continue
+                    behind = end
+        if changed is not None:
+            changed += _readable(schema, rest[behind:])
 
     def _rest(self) -> bytes:
         with self.path.open("rb") as file:
@@ -203,6 +207,14 @@ def _parse(schema: pa.Schema, frame: bytes) -> tuple[pa.RecordBatch, Mapping[byt
     stream = pa.BufferReader(schema.serialize().to_pybytes() + frame)
     batch, extra = pa.ipc.open_stream(stream).read_next_batch_with_custom_metadata()
     return batch, extra
+
+
+def _readable(schema: pa.Schema, frames: bytes) -> Iterator[pa.RecordBatch]:
+    """The batches of frames of which bytes have changed, up to the first that makes no sense."""
+    with contextlib.suppress(*UNREADABLE):
+        for batch in pa.ipc.open_stream(schema.serialize().to_pybytes() + frames):
+            batch.validate(full=True)
+            yield batch
 
 
 def _spans(data: bytes) -> Iterator[tuple[int, int]]:

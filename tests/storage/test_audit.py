@@ -4,6 +4,7 @@ import fcntl
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,7 @@ from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
 from headrace_cli.cli import main
 from storage.audit import KINDS, Report, audit_run, recount_ledger, repair
 from storage.database.engine import SQLITE_NAME
+from storage.journal.record_batches import Walk
 from storage.journal.segments import SegmentWriter
 from storage.journal.store import SCHEMA, encode
 from storage.run_store import RunStore
@@ -324,6 +327,39 @@ def edit(run_dir: Path, statement: str) -> None:
         base.commit()
 
 
+@pytest.mark.postgresql
+def test_breaches_of_postgresql(tmp_path: Path, postgresql_url: str) -> None:
+    """Its rows are compared in the order of their bytes, whatever the database's own is, and beside
+    those of other runs."""
+    with psycopg.connect(postgresql_url, autocommit=True) as base:
+        base.execute(
+            "create database words template template0 locale_provider icu icu_locale 'en-US'"
+        )
+    url = postgresql_url.rsplit("/", 1)[0] + "/words"
+    config = run_config(storage={"database": url})
+    life = Life(config, 3)
+    life.live(200)
+    other = write_whole(tmp_path / "other", life.records, config)
+    processes = [
+        ProcessChanged(at=50.0, name=name, role="generator", pid=1, host="h", state="up")
+        for name in ("a-1", "B-1", "_b", "a_1", "ab")
+    ]
+    run_dir = write_whole(tmp_path / "run", [*run_by_hand(), *processes], config)
+    assert audit_run(run_dir).findings == []
+    for statement in (
+        "update metrics set value = value + 1 where name = 'ledger/generated'",
+        "delete from processes where name = '_b'",
+        "update groups set position = position + 1 where group_id = 4",
+    ):
+        with psycopg.connect(url) as base:
+            of_run = "(select id from runs where run_id = 'run')"
+            assert base.execute(f"{statement} and run = {of_run}".encode()).rowcount > 0
+        assert kinds(audit_run(run_dir)) == {"sql"}, statement
+        assert repair(run_dir).made_anew
+        assert audit_run(run_dir).findings == []
+    assert audit_run(other).findings == []
+
+
 def test_a_mask_that_shows_something_else(run_dir: Path) -> None:
     edit(run_dir, "update windows set masked = '[]', masked_tokens = 0 where window_id = 655360")
     assert kinds(audit_run(run_dir)) == {"sql", "mask"}
@@ -528,6 +564,38 @@ def test_repair_cuts_at_a_damaged_batch(run_dir: Path) -> None:
     assert done.damaged == "journal.damaged-1"
     assert 0 < done.kept < len(run_by_hand())
     assert "damaged" not in kinds(audit_run(run_dir))
+
+
+def test_repair_counts_the_damaged_batch_too(run_dir: Path) -> None:
+    """By kind where it still says them; what nobody can tell any more is counted as unknown."""
+    (path,) = (run_dir / "journal").iterdir()
+    whole, frames = path.read_bytes(), list(Walk(path))
+    records = run_by_hand()
+    for frame in (frames[1], frames[-1]):
+        after = records[7 * frames.index(frame) :]
+        expected = Counter(type(record).__name__ for record in after)
+        said = bytearray(whole)
+        said[frame.end - 1] ^= 1  # of its body: the last column's padding
+        path.write_bytes(said)
+        done = repair(run_dir)
+        assert (done.kept, done.lost) == (len(records) - len(after), len(after))
+        assert done.lost_kinds == expected
+        said = bytearray(whole)
+        said[frame.position : frame.end] = bytes(frame.end - frame.position)
+        path.write_bytes(said)
+        done = repair(run_dir)
+        behind = len(after) - frame.batch.num_rows
+        if behind:
+            assert done.lost_kinds.pop("unknown") == frame.batch.num_rows
+        assert sum(done.lost_kinds.values()) == behind
+
+
+def test_repair_without_a_journal(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run_dir / "journal")
+    assert main(["audit", "run", "--root", str(run_dir.parent), "--repair"]) == 1
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "run: journal: holds no segment: there is nothing to count"
+    assert second.startswith(f"kept 0 records, lost {len(run_by_hand())} (")
 
 
 def test_repair_sets_checkpoints_of_lost_updates_aside(run_dir: Path) -> None:

@@ -84,7 +84,7 @@ def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         lost = ", ".join(f"{number:,} {kind}" for kind, number in sorted(done.lost_kinds.items()))
         console.print(f"{run_dir.name}: {done.why}")
-        console.print(f"kept {done.kept:,} records, lost {done.lost:,} ({lost or 'none readable'})")
+        console.print(f"kept {done.kept:,} records, lost {done.lost:,} ({lost or 'none'})")
         if done.damaged:
             console.print(f"the damaged journal is {done.damaged}")
         if done.checkpoints:
@@ -97,6 +97,7 @@ def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     )
     console.print(f"it goes on from {done.goes_on}" if done.goes_on else nothing)
     if done.diagnostics:
-        console.print(f"damaged token diagnostics are {done.diagnostics}; whole ones were kept")
+        lost = f"{done.lost_diagnostics:,} windows' that can be counted are lost"
+        console.print(f"damaged token diagnostics are {done.diagnostics}; {lost}")
     repaired: dict[str, Any] = to_builtins(done)
     return repaired
