@@ -68,6 +68,7 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     looked_at: dict[str, int] = {}
     with moment(run_dir, findings) as sql:
         journal = survey(run_dir / "journal", findings, growing=growing)
+        is_whole = not (findings.has("damaged") or findings.has("journal"))
         figures = LedgerFigures(facts, findings, journal.figures_at)
         connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
         projected = _projected(connection, run, journal, findings) if connection else -1
@@ -84,10 +85,11 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     check_tokens(facts, findings, settled_before=journal.last_batch)
     looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
     check_small_files(run_dir, facts, findings, growing=growing)
-    applied = compare(run_dir)
-    looked_at["applied"] = applied.updates
-    for problem in applied.problems:
-        findings.add("weights", "applied", problem)
+    if is_whole:
+        applied = compare(run_dir)
+        looked_at["applied"] = applied.updates
+        for problem in applied.problems:
+            findings.add("weights", "applied", problem)
     if config["storage"]["token_diagnostics"]:
         looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
     counts = count(facts)
