@@ -107,18 +107,18 @@ def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growin
     if os.access(run_dir / KEYS, os.R_OK | os.X_OK):  # its owner's alone
         for name in damaged_keys(run_dir / KEYS):
             findings.add("damaged", f"{KEYS}/{name}.key", "is no pair of keys, with its secret")
-    events = run_dir / EVENTS
-    for path in [*filter(Path.is_file, [events]), *(run_dir / FOLDER).glob("rank-*.jsonl")]:
+    told: list[str] = []
+    ranks = sorted((run_dir / FOLDER).glob("rank-*.jsonl"))
+    for path in filter(Path.is_file, [run_dir / EVENTS, *ranks]):
         wrong: list[str] = []
-        for _ in whole_lines(path, wrong):
-            pass
+        for line in whole_lines(path, wrong):
+            told += {"started", "ended"} & {line.get("event")}
         if not growing and path.read_bytes()[-1:] not in (b"", b"\n"):
             wrong.append("it ends in the middle of a line")
         for text in wrong:
             findings.add("damaged", str(path.relative_to(run_dir)), text)
     has_ended = not growing and facts.phase in FINAL_PHASES and (run_dir / "logs").is_dir()
-    told = [line["event"] for line in whole_lines(events)] if events.is_file() else []
-    if has_ended and next((e for e in reversed(told) if e in ("started", "ended")), "") != "ended":
+    if has_ended and told[-1:] != ["ended"]:
         text = "the journal says that the run has ended, and the supervisor does not"
         findings.add("damaged", EVENTS, text)
 

@@ -6,28 +6,32 @@ missing, too many or has another value. The journal is projected into a file of 
 gone afterwards; `metric_info` is the code's and not the journal's, and is not looked at.
 """
 
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, Text, collate, create_engine, select
+from sqlalchemy import Connection, Table, Text, collate, create_engine, select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateTable
 
 from headrace.errors import UserError
 from storage import projection
 from storage.audit.findings import Findings
-from storage.audit.reading import UNREADABLE, Records
+from storage.audit.reading import UNREADABLE
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Base, Run
+from storage.journal.store import read_journal
 
 TOGETHER = 4096
 """So many records are projected in one transaction."""
 _AT_ONCE = 10_000
 _MOST_FAULTS = 5
-_AnyRow = Row[Any]
+_AnyRow = tuple[Any, ...]
 
 
 def _check_structure(connection: Connection, findings: Findings) -> bool:
@@ -65,66 +69,74 @@ def moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
 def check_rows(
     run_dir: Path, config: Mapping[str, Any], now: RunReader, end: int, findings: Findings
 ) -> None:
-    """Compare all rows of a run with those that its first `end` records make."""
-    theirs = now.connection
-    assert theirs is not None
+    """Compare all rows of a run with those that its first `end` records make; these can be used."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         engine = create_engine(f"sqlite:///{folder}/again.sqlite")
         try:
             with engine.begin() as ours:
                 ours.exec_driver_sql("PRAGMA synchronous = OFF")  # nobody wants it after a crash
-                Base.metadata.create_all(ours)
+                for table in Base.metadata.sorted_tables:
+                    ours.execute(CreateTable(table))  # without indexes: all of it is read
                 run = projection.register(ours, now.run_id, config)
-                records = iter(journaled := Records(run_dir / "journal", end))
-                while reads := list(islice(records, TOGETHER)):
-                    projection.apply(ours, run, reads)
-                if journaled.reached < end:
-                    return  # it has been told why
+                journal = chain.from_iterable(read_journal(run_dir / "journal"))
+                records = islice(journal, end)
+                while some := list(islice(records, TOGETHER)):
+                    projection.apply(ours, run, some)
                 for table in Base.metadata.sorted_tables:
                     if "run" in table.c or table is Run.__table__:
-                        _compare(table, (ours, run), (theirs, now.key), findings)
-        except (SQLAlchemyError, *UNREADABLE) as error:
+                        again = replace(now, engine=engine, key=run, connection=ours)
+                        _compare(table, again, now, findings)
+        except (UserError, SQLAlchemyError, sqlite3.Error, *UNREADABLE) as error:
             text = f"cannot be compared with the journal: {error}".splitlines()[0]
             findings.add("sql", "database", text)
         finally:
             engine.dispose()
 
 
-def _compare(
-    table: Table, ours: tuple[Connection, int], theirs: tuple[Connection, int], findings: Findings
-) -> None:
+def _compare(table: Table, ours: RunReader, theirs: RunReader, findings: Findings) -> None:
     keys = [column.name for column in table.primary_key if column.name not in ("run", "id")]
     # A resume may change resolved.json; `config` is the one that the run began with.
     rest = [c.name for c in table.c if c.name not in ("run", "id", "config", *keys)]
     names = [*keys, *rest]
-    for mine, other in _pairs(_rows(table, names, keys, ours), _rows(table, names, keys, theirs),
-                              len(keys)):  # fmt: skip
-        either = mine or other
-        assert either is not None
-        where = " ".join([table.name, ", ".join(str(value) for value in either[: len(keys)])])
-        if mine is None:
-            findings.add("sql", where.strip(), "the journal makes no such row")
-        elif other is None:
-            findings.add("sql", where.strip(), "the row is missing")
-        else:
-            for name, wanted, found in zip(names, mine, other, strict=True):
-                if found != wanted and repr(found) != repr(wanted):  # NaN is no other NaN
-                    text = f"{name} is {found!r:.80} and the journal says {wanted!r:.80}"
-                    findings.add("sql", where.strip(), text)
+    is_file = theirs.engine.dialect.name == "sqlite"
+    left, right = (_parts(table, names, keys, side, is_file) for side in (ours, theirs))
+    for first, second in zip_longest(left, right):
+        if first != second:  # hardly ever, and then row by row to the end
+            mine, other = chain(first or [], *left), chain(second or [], *right)
+            for pair in _pairs(mine, other, len(keys)):
+                _tell(table, names, len(keys), *pair, findings)
 
 
-def _rows(
-    table: Table, names: list[str], keys: list[str], of: tuple[Connection, int]
-) -> Iterator[_AnyRow]:
-    connection, run = of
-    is_text = connection.dialect.name == "postgresql"  # there each database has an order of its own
+def _tell(
+    table: Table, names: list[str], width: int, mine: _AnyRow | None, other: _AnyRow | None,
+    findings: Findings,
+) -> None:  # fmt: skip
+    where = " ".join([table.name, ", ".join(map(str, (mine or other or ())[:width]))]).strip()
+    if mine is None or other is None:
+        text = "the journal makes no such row" if mine is None else "the row is missing"
+        findings.add("sql", where, text)
+        return
+    for name, wanted, found in zip(names, mine, other, strict=True):
+        if found != wanted:
+            text = f"{name} is {found!r:.80} and the journal says {wanted!r:.80}"
+            findings.add("sql", where, text)
+
+
+def _parts(
+    table: Table, names: list[str], keys: list[str], reader: RunReader, is_file: bool
+) -> Iterator[list[_AnyRow]]:
+    """Rows in the order of their keys, so many at a time; as files have them if both sides are."""
+    is_text = reader.engine.dialect.name == "postgresql"  # where each database has its own order
     order = [
         collate(table.c[name], "C") if is_text and isinstance(table.c[name].type, Text)
         else table.c[name] for name in keys
     ]  # fmt: skip
     owner = table.c.run if "run" in table.c else table.c.id
-    query = select(*(table.c[name] for name in names)).where(owner == run).order_by(*order)
-    yield from connection.execute(query.execution_options(yield_per=_AT_ONCE))
+    query = select(*(table.c[name] for name in names)).where(owner == reader.key)
+    query = query.order_by(*order)
+    typed = (tuple(row) for part in reader.stream(query, _AT_ONCE) for row in part)
+    rows = reader.tuples(query) if is_file else typed
+    yield from iter(lambda: list(islice(rows, _AT_ONCE)), [])
 
 
 def _pairs(

@@ -72,8 +72,6 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
         figures = LedgerFigures(facts, findings, journal.figures_at)
         connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
         projected = _projected(connection, run, journal, findings) if connection else -1
-        if sql is not None and 0 <= projected <= journal.end:
-            check_rows(run_dir, config, sql, projected, findings)
         reached = 0
         for reached in _gather(run_dir, config, facts, findings, journal, figures):
             if connection is not None and reached == projected:
@@ -82,6 +80,8 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
                 looked_at["token_tables"] = tables
             if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
                 progress(reached, journal.end)
+        if sql is not None and 0 <= projected <= reached:
+            check_rows(run_dir, config, sql, projected, findings)
     check_tokens(facts, findings, settled_before=journal.last_batch)
     looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
     check_small_files(run_dir, facts, findings, growing=growing)

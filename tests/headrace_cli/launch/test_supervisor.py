@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.host.process_reaper import Reaper
+from headrace.run_files.checked_lines import whole_lines
 from headrace_cli.launch.plan import ADDRESS, ProcessSpec, Restarts, SpecRole
 from headrace_cli.launch.supervisor import OURS, Deadlines, Outcome, Supervisor
 from tests.documented import is_documented
@@ -72,8 +73,7 @@ class Script:
         return [row["event"] for row in self.rows() if row["name"] == name]
 
     def rows(self) -> list[dict[str, Any]]:
-        path = self.run_dir / "supervisor.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return list(whole_lines(self.run_dir / "supervisor.jsonl"))
 
 
 @pytest.fixture

