@@ -229,6 +229,7 @@ async def test_who_does_not_come_back_after_a_restart_is_waited_for_and_then_not
         await stage.say(GENERATOR, report(discarded_tokens=3))
     stage.replayed()
     stage.store.close()
+    (tmp_path / "run" / "coordinator.json").write_text('{"addr')  # then any port will do
     second, store = build(endless(), tmp_path / "run", resume=True)
     try:
         held = second.hub.leases.held_by(GENERATOR)

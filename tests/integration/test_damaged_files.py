@@ -64,7 +64,7 @@ DAMAGE: dict[str, Callable[[bytes, str], bytes | None]] = {
 
 def make_run(root: Path) -> None:
     run = Run(
-        root, *PLAIN, "stop.updates=4", "checkpoint.every_updates=1", "checkpoint.keep_last=1",
+        root, *PLAIN, "stop.updates=6", "checkpoint.every_updates=1", "checkpoint.keep_last=1",
         "storage.segment_mib=0.05", "schedule.window=30", "task.max_response_length=60",
     )  # fmt: skip
     try:
