@@ -67,14 +67,31 @@ def chosen_records() -> list[Record]:
     return records
 
 
+NUMBERS = pa.list_(pa.float64())
+# Of lists that hold nothing but null, pyarrow loses the elements where it finds the type later.
+NULL_FIRST = pa.schema([
+    ("mask_reasons", pa.list_(pa.string())), ("learner_logprobs", NUMBERS), ("values", NUMBERS),
+    ("advantages", NUMBERS), ("returns", NUMBERS),
+])  # fmt: skip
+
+
 def by_pyarrow(path: Path, _: Path) -> list[dict[str, Any]]:
+    def read_json(name: str) -> pa.Table:
+        with path.open() as lines:
+            columns = json.loads(lines.readline())
+        known = pa.schema([field for field in NULL_FIRST if field.name in columns])
+        parse = pyarrow.json.ParseOptions(explicit_schema=known)
+        return pyarrow.json.read_json(name, parse_options=parse)
+
     readers: dict[str, Callable[[str], pa.Table]] = {
         ".parquet": pq.read_table,
-        ".jsonl": pyarrow.json.read_json,
+        ".jsonl": read_json,
         ".csv": pyarrow.csv.read_csv,
         ".arrow": lambda name: pa.ipc.open_file(name).read_all(),
     }
-    rows: list[dict[str, Any]] = readers[path.suffix](str(path)).to_pylist()
+    table = readers[path.suffix](str(path))
+    table.validate(full=True)
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 
