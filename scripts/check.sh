@@ -26,4 +26,5 @@ step "ruff format" "$bin/ruff" format --check .
 step "types" "$bin/mypy"
 step "import fences" "$bin/lint-imports" --no-logo
 step "documentation" "$bin/python" scripts/docs.py
-step "tests" "$bin/pytest" -q -rs --durations=40 -n 2 --dist worksteal "$@"
+# A file stays whole: what its tests share is made once. Their order ends with files that are short.
+step "tests" "$bin/pytest" -q -rs --durations=40 -n 2 --dist loadfile --no-loadscope-reorder "$@"

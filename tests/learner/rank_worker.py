@@ -1,12 +1,16 @@
-"""One learner rank of a test: `python -m tests.learner.rank_worker MODEL OUT RANK WORLD PORT`.
+"""The learner ranks of a test: `python -m tests.learner.rank_worker MODEL OUT WORLD...` runs each
+of these numbers of ranks, one after the other. Each rank is a process; all are forked from this
+one, which has imported DeepSpeed for them, before it starts a thread.
 
 For ZeRO 0 to 3: three updates on recorded batches that rank 0 hands out in parts. On one rank and
 two, for ZeRO 0 and 2, further ones up to ten, and, with fresh engines, three of which the second
-has a NaN in the last rank's shard. Writes the weights and what happened into OUT.
+has a NaN in the last rank's shard. Writes the weights and what happened into OUT/WORLD.
 """
 
 import json
+import os
 import sys
+import traceback
 import weakref
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +23,7 @@ from safetensors.torch import save_file
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.model import ModelConfig
+from headrace.host.hardware import free_port
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch, BatchPart, Message, Shutdown
 from learner.algorithms.registry import build_algorithm
@@ -131,9 +136,8 @@ def weights_of(engines: list[DeepSpeedEngine]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def main() -> None:
+def run_rank(model: str, out: Path, rank: int, world: int, port: int) -> None:
     """Run and write."""
-    model, out, rank, world, port = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
     torch.set_num_threads(1)
     join_ranks(rank=rank, world_size=world, port=port, device=CPU)
     relay = Relay(rank=rank, world=world)
@@ -171,5 +175,32 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
+def forked(model: str, out: Path, rank: int, world: int, port: int) -> int:
+    """Process id of a rank, which ends with 0 or, what went wrong being told, with 1."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        run_rank(model, out, rank, world, port)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def main() -> int:
+    """0 if all ranks ended well."""
+    model, root, *worlds = sys.argv[1:]
+    for world in map(int, worlds):
+        out, port = Path(root) / str(world), free_port()
+        out.mkdir()
+        ranks = [forked(model, out, rank, world, port) for rank in range(world)]
+        if any(os.waitpid(rank, 0)[1] for rank in ranks):
+            return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from headrace.host.hardware import free_port
 from tests.learner.rank_worker import ALL_STAGES, STAGES
 from tests.learner.recorded import numbers, save_tiny_model
 
@@ -19,24 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """What one rank wrote, and what two, three and four did."""
-    model = save_tiny_model(tmp_path_factory.mktemp("model"))
-    found = {}
-    for world in (1, 2, 3, 4):
-        out, port = tmp_path_factory.mktemp(f"world-{world}"), free_port()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.learner.rank_worker",
-                 str(model), str(out), str(rank), str(world), str(port)],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in range(world)
-        ]  # fmt: skip
-        for process in ranks:
-            log, _ = process.communicate(timeout=240)
-            assert process.returncode == 0, log[-4000:]
-        found[world] = out
-    return found
+    model, root = save_tiny_model(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("out")
+    command = [sys.executable, "-m", "tests.learner.rank_worker", str(model), str(root)]
+    done = subprocess.run(
+        [*command, "1", "2", "3", "4"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    return {world: root / str(world) for world in (1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize("stage", STAGES)
