@@ -7,6 +7,7 @@ again with its capacity, and runs the loop. Exit codes: 0 done, 1 ours, 2 the us
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import math
@@ -14,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from headrace.config.device_defaults import ALONE, USED_SHARE, Company, Resolved
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
+from headrace.data.tokenizer import vocabulary_size
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, detect, has_gpu
@@ -46,6 +48,14 @@ _TOLERANCE = 1e-3
 def build_engine(config: RunConfig) -> Engine:
     """The engine that the configuration names; UserError when it cannot work. What is open in it
     is chosen for this host."""
+    config = chosen_here(config).config
+    task, generator, path = config.task, config.generator, config.model.path
+    if generator.engine == "fake":
+        return FakeEngine(
+            vocab_size=vocabulary_size(path, trust_remote_code=config.model.trust_remote_code),
+            seed=config.seed,
+            mean_length=max(1.0, task.max_response_length / 4),
+        )
     from generators.engines.model_files import (
         context_length,
         end_token_ids,
@@ -53,15 +63,7 @@ def build_engine(config: RunConfig) -> Engine:
         weight_layout,
     )
 
-    config = chosen_here(config).config
-    task, generator, path = config.task, config.generator, config.model.path
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
-    if generator.engine == "fake":
-        return FakeEngine(
-            vocab_size=int(model.get_text_config().vocab_size),
-            seed=config.seed,
-            mean_length=max(1.0, task.max_response_length / 4),
-        )
     longest = task.max_prompt_length + task.max_response_length
     context = context_length(model)
     if context is not None and context < longest:
@@ -108,6 +110,19 @@ def build_engine(config: RunConfig) -> Engine:
         ),
         layout,
     )
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """What start-up makes lives as long as the process: no garbage collection looks at it, neither
+    now, which would take a fifth of the time, nor later."""
+    gc.disable()
+    try:
+        yield
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
@@ -199,14 +214,12 @@ async def generate(
         with work.pulse(link, identity, transport.heartbeat_s):
             config, choices = chosen_here(config, company)
             cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
-            engine = build_engine(config)
-            with work.moving("starting the engine (weights, compilation, graphs)"):
-                await engine.start()
-            if config.generator.fire is not None:
-                await check_hot(engine, temperature=config.generator.temperature)
-            # What start-up made lives as long as the process: no garbage collection looks at it.
-            gc.collect()
-            gc.freeze()
+            with lasting():
+                engine = build_engine(config)
+                with work.moving("starting the engine (weights, compilation, graphs)"):
+                    await engine.start()
+                if config.generator.fire is not None:
+                    await check_hot(engine, temperature=config.generator.temperature)
             loop = GeneratorLoop(
                 engine,
                 dealer,

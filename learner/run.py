@@ -7,6 +7,12 @@ is one), and runs the loop. Rank 0 talks to the coordinator and serves weights. 
 1 ours, 2 the user's mistake, 130 interrupted.
 """
 
+import gc
+
+# What is imported lives as long as the process: to look for garbage in it would take a third of the
+# time of a start and of an end.
+gc.disable()
+
 import argparse
 import contextlib
 import logging
@@ -33,6 +39,9 @@ from learner.process.inbox import NAME, Inbox, Weights
 from learner.process.rank_broadcast import Relay
 from learner.process.trainer import Trainer
 from learner.process.weight_publishing import Publisher
+
+gc.freeze()
+gc.enable()
 
 _LOG = logging.getLogger("headrace.learner")
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")

@@ -18,10 +18,11 @@ settings.register_profile("ci", NO_CLOCK, derandomize=True)
 settings.register_profile("long", NO_CLOCK, max_examples=150_000)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-gc.disable()
+THRESHOLDS = gc.get_threshold()
+gc.set_threshold(0)  # A learner's module, once imported, enables it.
 
 
 def pytest_collection_finish() -> None:
     """All modules are imported."""
     gc.freeze()
-    gc.enable()
+    gc.set_threshold(*THRESHOLDS)

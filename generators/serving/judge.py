@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from generators.engines.vllm_engine import VllmSettings, engine_memory, prepare_environment
+from generators.run import lasting
 from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
@@ -63,13 +64,14 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     prepare_environment(
         VllmSettings(judge.path, 0, (), max_num_seqs=judge.max_num_seqs, on_gpu=on_gpu)
     )
-    from vllm.entrypoints.launchers.api_server.entry import (
-        build_and_serve,
-        build_async_engine_client,
-    )
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.entrypoints.launchers.launcher import create_server_socket
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    with lasting():
+        from vllm.entrypoints.launchers.api_server.entry import (
+            build_and_serve,
+            build_async_engine_client,
+        )
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+        from vllm.entrypoints.launchers.launcher import create_server_socket
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())
     arguments = parser.parse_args(server_arguments(judge, name, on_gpu=on_gpu))

@@ -13,7 +13,7 @@ import sys
 from typing import BinaryIO
 
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
-from generators.run import build_engine
+from generators.run import build_engine, lasting
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.sampling import (
@@ -39,7 +39,8 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     config = RunConfig.model_validate_json(await reader.readline())
     if config.generator.cpus:
         os.sched_setaffinity(0, config.generator.cpus)
-    engine = build_engine(config)
+    with lasting():
+        engine = build_engine(config)
     try:
         await engine.start()
         _say(sink, Ready())

@@ -7,6 +7,7 @@ the run changes.
 """
 
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.multiprocessing.spawn import ProcessException, spawn
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
@@ -124,7 +125,7 @@ def rerun(
         folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
         changed["model"] = config.model.model_copy(update={"path": folder})
     (beside / RESOLVED).write_text(config.model_copy(update=changed).model_dump_json())
-    _run_ranks(beside, batch, shares)
+    _run_ranks(config, beside, batch, shares)
     codec = message_codec(max_bytes=_UNBOUNDED)
     paths = [beside / f"{REPORT}-{rank}" for rank in range(len(shares))]
     reports = [codec.decode(msgspec.msgpack.decode(path.read_bytes())) for path in paths]
@@ -144,11 +145,16 @@ def _room_for_ranks(config: RunConfig) -> int:
     return torch.cuda.device_count() if _on_gpus(config) else sys.maxsize
 
 
-def _run_ranks(folder: Path, batch: Batch, shares: Sequence[Share]) -> None:
+def _run_ranks(config: RunConfig, folder: Path, batch: Batch, shares: Sequence[Share]) -> None:
     """Run all ranks to their end, or none any longer once one has failed."""
-    logging.getLogger(spawn.__module__).setLevel(logging.ERROR)
+    logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)
+    arguments = (folder, free_port(), batch, shares)
+    # A process that asked CUDA cannot fork one that uses it; elsewhere what all ranks import is
+    # imported once.
+    method = "spawn" if _on_gpus(config) else "forkserver"
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["learner.run"])
     try:
-        spawn(_compute, (folder, free_port(), batch, shares), nprocs=len(shares))
+        start_processes(_compute, arguments, nprocs=len(shares), start_method=method)
     except ProcessException as error:
         said = str(error).strip().rpartition("\n")[2]
         kind, _, text = said.partition(": ")

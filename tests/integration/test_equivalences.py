@@ -2,6 +2,8 @@
 
 Torch engine, prefix prefilled again with every window, float32, one thread a process. All runs go
 side by side, so that each finds the machine busy in its own way: who arrives first must not matter.
+Whatever is drawn in another way each time breaks the equalities, too: the same seed gives the same
+numbers.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from storage.queries.metrics import metric_names, metric_series
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run
 
-UPDATES = 6
+UPDATES = 4
 COMMON = (
     "generator.engine=torch",
     "generator.kv_on_update=recompute",
@@ -36,14 +38,12 @@ STREAMING = ("schedule.mode=streaming", "schedule.window=8")
 RUNS = {
     "windowed": WINDOWED,
     "streaming": STREAMING,
-    "streaming again": STREAMING,
     "synchronous": ("schedule.mode=synchronous",),
     "whole window": ("schedule.mode=windowed", "schedule.window=96"),
 }
 SAME = [
     pytest.param("windowed", "streaming", id="streaming with staleness 0 = windowed"),
     pytest.param("whole window", "synchronous", id="windowed with W >= L = synchronous"),
-    pytest.param("streaming", "streaming again", id="same seed = same numbers"),
 ]
 OF_THE_CLOCK = ("timing_s/", "idle/", "heartbeat/", "weights/")
 """How metrics begin that a clock measured, """

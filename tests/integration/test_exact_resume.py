@@ -1,7 +1,7 @@
 """A run that is interrupted after every update and resumed equals one that goes through, to the
 bit: models, optimizers and random numbers in its checkpoints, tokens, logprobs and rewards of its
 trajectories, what its batches held and what the learner said of each token. A replay of its last
-update, on as many learner ranks, agrees with it."""
+update agrees with it."""
 
 import hashlib
 import json
@@ -152,7 +152,8 @@ def test_a_run_interrupted_after_every_update_is_the_run_that_was_not(
         assert found.diagnostics[update] == expected.diagnostics[update], update
     assert found.checkpoints == expected.checkpoints
     assert found.trajectories == expected.trajectories
-    assert_replay_agrees(run.run_dir)
+    if name == "windowed":  # Replays on two ranks are compared in test_replay.py.
+        assert_replay_agrees(run.run_dir)
 
 
 def assert_replay_agrees(run_dir: Path) -> None:

@@ -1,8 +1,9 @@
-"""A streaming run of the real roles in which lines are scored while their answers are written; its
-sources of lines and of some outcomes hang now and then."""
+"""A streaming run of the real roles whose prompts go to three sources of rewards, while a fourth
+scores lines of answers that are being written; that one and one of the others hang now and then."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +60,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "reward.answer_marker=null",
         "reward.kind=math",
         'reward.sources.exact={kind="exact",answer_marker="#"}',
+        'reward.sources.math={kind="math",answer_marker="#"}',
         f'reward.sources.slow={{{function}:slow",timeout_s=0.5}}',
         f'reward.sources.lines={{{function}:lines",unit="line",timeout_s=0.5}}',
-        'reward.route={column="terms",values={"3"="slow"},default="exact"}',
+        'reward.route={column="terms",values={"3"="slow","4"="math"},default="exact"}',
         'reward.process={source="lines",lines=8}',
     )
     try:
@@ -110,6 +112,33 @@ def test_what_hangs_is_late_or_failed_and_all_else_goes_on(finished: Run) -> Non
     assert not any(source == "lines" for source, _ in sources)
     audited = headrace("audit", "latest", "--json", "--root", str(finished.root))
     assert audited.returncode == 0, audited.stdout + audited.stderr
+
+
+def test_every_trajectory_says_who_scored_it(finished: Run) -> None:
+    """And only answers of the source that hangs are without a reward."""
+    found = rows(
+        finished,
+        "select t.reward_source, t.reward_status, json_extract(p.info, '$.terms') "
+        "from trajectories t join groups g using (run, group_id) "
+        "join prompts p using (run, prompt_id) "
+        "where t.reward_status is not null",
+    )
+    for source, _, terms in found:
+        assert source == {3: "slow", 4: "math"}.get(terms, "exact")
+    assert {source for source, *_ in found} == {"slow", "math", "exact"}
+    assert {source for source, status, _ in found if status == "timeout"} == {"slow"}
+    assert {status for source, status, _ in found if source != "slow"} == {"ok"}
+
+
+def test_the_exports_have_the_source(finished: Run, tmp_path: Path) -> None:
+    out = tmp_path / "t.jsonl"
+    done = headrace(
+        "export", "latest", "trajectories", "--out", str(out),
+        "--where", "reward_source = 'slow'", "--root", str(finished.root),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    exported = [json.loads(line)["reward_source"] for line in out.read_text().splitlines()]
+    assert set(exported) == {"slow"}
 
 
 def test_an_answers_rewards_add_up_to_the_formulas(finished: Run) -> None:

@@ -1,12 +1,10 @@
-"""Ten updates of DeepSpeed in float32, cut in different ways: `python -m
-tests.learner.equivalence_worker MODEL OUT PORT`.
+"""Ten updates of DeepSpeed in float32, cut in different ways, in a process of its own: `work`.
 
 Every arm trains fresh models on the same recorded batches. Writes each arm's weights, and how many
 micro-batches its optimizer steps had, into OUT.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +86,8 @@ def train(model: str, arm: Arm) -> list[CountingEngine]:
     return engines
 
 
-def main() -> None:
-    """Run and write."""
-    model, out, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def work(model: str, out: Path, port: int) -> None:
+    """Run and write into `out`."""
     torch.set_num_threads(1)
     join_ranks(rank=0, world_size=1, port=port, device=CPU)
     counts = {}
@@ -105,7 +102,3 @@ def main() -> None:
         save_file(weights, out / f"{name}.safetensors")
     (out / "micro_batches.json").write_text(json.dumps(counts))
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

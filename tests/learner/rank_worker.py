@@ -1,16 +1,11 @@
-"""The learner ranks of a test: `python -m tests.learner.rank_worker MODEL OUT WORLD...` runs each
-of these numbers of ranks, one after the other. Each rank is a process; all are forked from this
-one, which has imported DeepSpeed for them, before it starts a thread.
+"""One learner rank of a test, in a process of its own: `run_rank`.
 
 For ZeRO 0 to 3: three updates on recorded batches that rank 0 hands out in parts. On one rank and
 two, for ZeRO 0 and 2, further ones up to ten, and, with fresh engines, three of which the second
-has a NaN in the last rank's shard. Writes the weights and what happened into OUT/WORLD.
+has a NaN in the last rank's shard. Writes the weights and what happened into OUT.
 """
 
 import json
-import os
-import sys
-import traceback
 import weakref
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +18,6 @@ from safetensors.torch import save_file
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.model import ModelConfig
-from headrace.host.hardware import free_port
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch, BatchPart, Message, Shutdown
 from learner.algorithms.registry import build_algorithm
@@ -52,14 +46,14 @@ ALGORITHM = AlgorithmConfig.model_validate(
 
 
 def updater(
-    model: str, stage: Stage, rank: int, world: int
+    model: Path, stage: Stage, rank: int, world: int
 ) -> tuple[Updater, list[DeepSpeedEngine]]:
     """A fresh policy and critic."""
     settings = OptimizerConfig(lr=1e-3, warmup_steps=2, minibatches=2, epochs=2, grad_clip=0.5)
     config = LearnerConfig(
         ranks=world, zero_stage=stage, precision="float32", policy=settings, value=settings
     )
-    models = ModelConfig(path=model)
+    models = ModelConfig(path=str(model))
     policy = PolicyNetwork(load_policy(models, dtype=torch.float32, device=CPU))
     critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
     engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
@@ -136,8 +130,8 @@ def weights_of(engines: list[DeepSpeedEngine]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def run_rank(model: str, out: Path, rank: int, world: int, port: int) -> None:
-    """Run and write."""
+def run_rank(model: Path, out: Path, rank: int, world: int, port: int) -> None:
+    """Run and write into `out`."""
     torch.set_num_threads(1)
     join_ranks(rank=rank, world_size=world, port=port, device=CPU)
     relay = Relay(rank=rank, world=world)
@@ -173,34 +167,3 @@ def run_rank(model: str, out: Path, rank: int, world: int, port: int) -> None:
         json.dumps(given_up(relay, recorded(1, world, parts=3), rank))
     )
     torch.distributed.destroy_process_group()
-
-
-def forked(model: str, out: Path, rank: int, world: int, port: int) -> int:
-    """Process id of a rank, which ends with 0 or, what went wrong being told, with 1."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        run_rank(model, out, rank, world, port)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def main() -> int:
-    """0 if all ranks ended well."""
-    model, root, *worlds = sys.argv[1:]
-    for world in map(int, worlds):
-        out, port = Path(root) / str(world), free_port()
-        out.mkdir()
-        ranks = [forked(model, out, rank, world, port) for rank in range(world)]
-        if any(os.waitpid(rank, 0)[1] for rank in ranks):
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

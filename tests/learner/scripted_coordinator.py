@@ -1,17 +1,16 @@
 """A coordinator that follows a script: real sockets, one learner."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import learner.run
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import Heartbeat, Message, Progress
 from headrace.protocol.transport.sockets import BlockingRouter
+from tests.learner.forked import Forked
 from tests.learner.recorded import Sent
 
 M = TypeVar("M", bound=Message)
@@ -25,7 +24,7 @@ class ScriptedCoordinator:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "resolved.json").write_text(config.model_dump_json())
         self._router = BlockingRouter("127.0.0.1", 0, max_bytes=64 << 20)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Forked] = []
         self.heartbeats = 0
         self.progress: list[Progress] = []
         self._peer = ""
@@ -33,29 +32,14 @@ class ScriptedCoordinator:
     def start_learner(self, ranks: int = 1) -> None:
         """Start all ranks, as the supervisor does."""
         port = free_port()
-        environment = os.environ | {
-            "PYTHONSAFEPATH": "1",
-            "PYTHONPATH": str(Path.cwd()),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
         self.processes = []
         for rank in range(ranks):
             argv = [
-                sys.executable, "-m", "learner.run", "--run-dir", str(self.run_dir),
-                "--connect", self._router.address, "--rank", str(rank),
-                "--world-size", str(ranks), "--master-port", str(port),
+                "--run-dir", str(self.run_dir), "--connect", self._router.address,
+                "--rank", str(rank), "--world-size", str(ranks), "--master-port", str(port),
             ]  # fmt: skip
-            with (self.run_dir / f"learner-{rank}.log").open("wb") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        argv,
-                        env=environment,
-                        stdout=subprocess.DEVNULL,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                )
+            log = self.run_dir / f"learner-{rank}.log"
+            self.processes.append(Forked(learner.run.main, argv, log=log))
 
     def send(self, message: Message) -> None:
         """To rank 0."""
@@ -90,7 +74,7 @@ class ScriptedCoordinator:
         for rank, process in enumerate(self.processes):
             if process.poll() not in (None, 0):
                 log = (self.run_dir / f"learner-{rank}.log").read_text()
-                raise AssertionError(f"rank {rank} ended with {process.returncode}:\n{log[-4000:]}")
+                raise AssertionError(f"rank {rank} ended with {process.poll()}:\n{log[-4000:]}")
 
     def wait(self) -> list[int]:
         """Exit codes of all ranks."""

@@ -4,16 +4,14 @@ One rank and two are compared in test_ranks.py.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from headrace.host.hardware import free_port
-from tests.learner.equivalence_worker import ARMS, SETTINGS, TRAJECTORIES
+from tests.learner.equivalence_worker import ARMS, SETTINGS, TRAJECTORIES, work
+from tests.learner.forked import finished
 from tests.learner.rank_worker import UPDATES
 from tests.learner.recorded import record, save_tiny_model
 
@@ -24,13 +22,7 @@ pytestmark = pytest.mark.slow
 def arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every arm ended with."""
     model, out = save_tiny_model(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("out")
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.learner.equivalence_worker",
-         str(model), str(out), str(free_port())],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-4000:]
+    finished(work, str(model), out, free_port(), log=out / "log")
     return out
 
 

@@ -1,16 +1,12 @@
-"""`python -m tests.headrace_cli.commands.trained_run ROOT JSON`: a run whose updates are real.
+"""A run whose updates are real: `make`.
 
 In: a folder, sections of the configuration. Out: ROOT/run-1 with journal, diagnostics, SQL and
 checkpoints. A script generates and scores, the coordinator's own state and scheduler make batches,
-and the run's trainer trains a tiny model on them, on as many ranks as configured: the first one is
-this process, and it starts the others (`... ROOT JSON RANK PORT`).
+and the run's trainer trains a tiny model on them, on as many ranks as configured, each a process of
+its own: the first one is `lead`, the others `follow`.
 """
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,14 +18,15 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import Batch, BatchPart, Shutdown, UpdateDone
 from headrace.protocol.records.record_types import CheckpointWritten, UpdateCommitted
-from headrace.run_files.run_folder import read_config
 from learner.batching.shards import merged
 from learner.loop import run_loop
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.rank_broadcast import Relay
 from learner.process.trainer import Trainer
+from learner.run import REPRODUCIBLE
 from storage.run_store import RunStore
 from tests.coordinator.world import World, make_config
+from tests.learner.forked import Forked
 from tests.learner.recorded import save_tiny_model
 
 CPU = torch.device("cpu")
@@ -121,16 +118,9 @@ def joined(config: RunConfig, run_dir: Path, *, rank: int, port: int) -> tuple[R
     return relay, Trainer(config, run_dir, rank=rank, device=CPU)
 
 
-def make(root: Path, sections: str) -> None:
+def lead(config: RunConfig, run_dir: Path, port: int) -> None:
     """The run, as the first rank."""
-    config = configured(save_tiny_model(root / "model"), **json.loads(sections))
-    run_dir, port = root / "run-1", free_port()
     store = RunStore.create(run_dir, run_dir.name, config)
-    command = [sys.executable, "-m", "tests.headrace_cli.commands.trained_run", str(root), sections]
-    others = [
-        subprocess.Popen([*command, str(rank), str(port)])
-        for rank in range(1, config.learner.ranks)
-    ]
     world = World(config)
     relay, trainer = joined(config, run_dir, rank=0, port=port)
     while world.state.committed < UPDATES:
@@ -139,26 +129,26 @@ def make(root: Path, sections: str) -> None:
         if (prepared := world.take(**rules)) is not None:
             train(world, relay, trainer, prepared)
     relay.share(Shutdown(reason="enough"))
-    assert all(other.wait() == 0 for other in others)
     store.append(world.records)
     store.close()
-
-
-def follow(run_dir: Path, rank: int, port: int) -> None:
-    """Another rank, to the end of the run."""
-    relay, trainer = joined(read_config(run_dir), run_dir, rank=rank, port=port)
-    run_loop(None, None, relay, trainer)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Make the run, or be a rank of it."""
-    root, sections, *place = arguments
-    if place:
-        follow(Path(root) / "run-1", *map(int, place))
-    else:
-        make(Path(root), sections)
     torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def follow(config: RunConfig, run_dir: Path, port: int, rank: int) -> None:
+    """Another rank, to the end of the run."""
+    relay, trainer = joined(config, run_dir, rank=rank, port=port)
+    run_loop(None, None, relay, trainer)
+    torch.distributed.destroy_process_group()
+
+
+def make(root: Path, **sections: Any) -> Path:
+    """The folder of a run with real updates."""
+    config = configured(save_tiny_model(root / "model"), **sections)
+    place = (config, root / "run-1", free_port())
+    ranks = [Forked(lead, *place, log=root / "rank-0.log", env=REPRODUCIBLE)]
+    for rank in range(1, config.learner.ranks):
+        log = root / f"rank-{rank}.log"
+        ranks.append(Forked(follow, *place, rank, log=log, env=REPRODUCIBLE))
+    for process in ranks:
+        assert process.wait(240) == 0, process.text()
+    return root / "run-1"

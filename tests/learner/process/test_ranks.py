@@ -1,15 +1,14 @@
 """DeepSpeed on one to four ranks: the same updates, and no step where any rank has a NaN."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.learner.rank_worker import ALL_STAGES, STAGES
+from headrace.host.hardware import free_port
+from tests.learner.forked import Forked
+from tests.learner.rank_worker import ALL_STAGES, STAGES, run_rank
 from tests.learner.recorded import numbers, save_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -18,15 +17,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """What one rank wrote, and what two, three and four did."""
-    model, root = save_tiny_model(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("out")
-    command = [sys.executable, "-m", "tests.learner.rank_worker", str(model), str(root)]
-    done = subprocess.run(
-        [*command, "1", "2", "3", "4"],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
-    return {world: root / str(world) for world in (1, 2, 3, 4)}
+    model = save_tiny_model(tmp_path_factory.mktemp("model"))
+    found = {}
+    for world in (1, 2, 3, 4):
+        out, port = tmp_path_factory.mktemp(f"world-{world}"), free_port()
+        ranks = [
+            Forked(run_rank, model, out, rank, world, port, log=out / f"rank-{rank}.log")
+            for rank in range(world)
+        ]
+        for process in ranks:
+            assert process.wait(240) == 0, process.text()[-4000:]
+        found[world] = out
+    return found
 
 
 @pytest.mark.parametrize("stage", STAGES)

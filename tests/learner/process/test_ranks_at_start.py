@@ -1,44 +1,49 @@
 """What two ranks of one host, with ZeRO 3, know once they are there: processes of their own."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from headrace.host.hardware import free_port
-from learner.process.weight_publishing import bytes_of
-from tests.learner.recorded import run_config, save_tiny_model
-
-RANK = """
-import json, sys
-from pathlib import Path
-import torch
 from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import free_port
 from learner.models.deepspeed_engine import join_ranks
 from learner.process import checkpoint
 from learner.process.trainer import Trainer
+from learner.process.weight_publishing import bytes_of
+from tests.learner.forked import Forked
+from tests.learner.recorded import run_config, save_tiny_model
 
-run_dir, rank, port = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
-cpu, read, described = torch.device("cpu"), [], checkpoint._described
-checkpoint._described = lambda folder, names: read.extend(names) or described(folder, names)
-join_ranks(rank=rank, world_size=2, port=port, device=cpu)
 
-def trainer():
-    return Trainer(config, run_dir, rank=rank, device=cpu, reads_checkpoints=rank == 0)
+def start(run_dir: Path, rank: int, port: int) -> None:
+    """Begin, write a checkpoint, begin again; print what was read and known."""
+    config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
+    cpu, read, described = torch.device("cpu"), list[str](), checkpoint._described
 
-trainer().checkpoint(0, None)
-written = len(read)
-started = trainer()
-found = {"bytes": started.policy_bytes, "from": started.resumed_from.name,
-         "written": written, "read": len(read) - written}
-torch.distributed.destroy_process_group()
-print(json.dumps(found))
-"""
+    def noted(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        read.extend(names)
+        return described(folder, names)
+
+    join_ranks(rank=rank, world_size=2, port=port, device=cpu)
+    with patch.object(checkpoint, "_described", noted):
+        settings: dict[str, Any] = {"rank": rank, "device": cpu, "reads_checkpoints": rank == 0}
+        Trainer(config, run_dir, **settings).checkpoint(0, None)
+        written = len(read)
+        started = Trainer(config, run_dir, **settings)
+    assert started.resumed_from is not None
+    found = {
+        "bytes": started.policy_bytes,
+        "from": started.resumed_from.name,
+        "written": written,
+        "read": len(read) - written,
+    }
+    torch.distributed.destroy_process_group()
+    print(json.dumps(found))
 
 
 @pytest.mark.slow
@@ -48,18 +53,13 @@ def test_a_host_reads_a_checkpoint_once_and_knows_the_size_of_the_weights(tmp_pa
     run_dir.mkdir()
     config = run_config(model, ranks=2, zero_stage=3)
     (run_dir / "resolved.json").write_text(config.model_dump_json())
-    port = str(free_port())
+    port = free_port()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(run_dir), str(rank), port],
-            stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    first, second = (json.loads(text.splitlines()[-1]) for text in said)
+        Forked(start, run_dir, rank, port, log=tmp_path / f"rank-{rank}.log") for rank in range(2)
+    ]
+    for rank in ranks:
+        assert rank.wait(100) == 0, rank.text()[-4000:]
+    first, second = (json.loads(rank.text().splitlines()[-1]) for rank in ranks)
     whole = bytes_of(load_file(model / "model.safetensors"))
     assert whole > 0
     assert (first["bytes"], second["bytes"]) == (whole, whole)

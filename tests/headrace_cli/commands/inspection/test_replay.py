@@ -20,34 +20,23 @@ from headrace_cli.commands.inspection.differences import Row, named_rows, quanti
 from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.store import read_journal
 from storage.run_store import RunStore
-from tests.headrace_cli.commands.trained_run import UPDATES
+from tests.headrace_cli.commands.trained_run import UPDATES, make
 
 ROOT = Path(__file__).resolve().parents[4]
 REPLAYED = 3
 Change = Callable[[Record], Record]
 
 
-def made(root: Path, **sections: Any) -> Path:
-    """A run with real updates, by a process of its own."""
-    command = [sys.executable, "-m", "tests.headrace_cli.commands.trained_run"]
-    done = subprocess.run(
-        [*command, str(root), json.dumps(sections)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_CBWR": "AUTO"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return root / "run-1"
-
-
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A T-PPO run of a few updates."""
-    return made(tmp_path_factory.mktemp("trained"))
+    return make(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GRPO run of a few updates."""
-    return made(
+    return make(
         tmp_path_factory.mktemp("grouped"),
         algorithm={"advantages": {"kind": "group"}, "value": None},
         schedule={"num_generations": 4, "unit": "group", "window": 12},
@@ -57,7 +46,7 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A T-PPO run of a learner with two ranks."""
-    return made(tmp_path_factory.mktemp("ranks"), learner={"ranks": 2})
+    return make(tmp_path_factory.mktemp("ranks"), learner={"ranks": 2})
 
 
 def told(
@@ -140,11 +129,13 @@ def test_a_window_that_another_rank_trained_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_two_ranks_come_to_the_same_weights(of_two_ranks: Path, tmp_path: Path, stage: int) -> None:
+def test_two_ranks_come_to_the_same_weights(
+    of_two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: int
+) -> None:
     """Each from its own part of the optimizer's state, where that is cut."""
     cut = {"ranks": 2, "zero_stage": stage}
-    run_dir = made(tmp_path, learner=cut) if stage else of_two_ranks
-    code, said = called(run_dir, UPDATES)
+    run_dir = make(tmp_path, learner=cut) if stage else of_two_ranks
+    code, said = told(capsys, run_dir, update=UPDATES)
     assert code == 0, said
     found = by_name(said, "models")
     assert found["learner_logprobs"]["compared"] == by_name(said)["advantages"]["compared"]
@@ -176,28 +167,30 @@ def test_with_the_models_it_comes_to_the_same_weights(run_dir: Path, update: int
 
 @pytest.mark.slow
 def test_a_copy_without_its_starting_model_is_computed_from_a_checkpoint(
-    run_dir: Path, tmp_path: Path
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = changed(run_dir, tmp_path, lambda record: record)
     resolved = json.loads((copy / "resolved.json").read_text())
     resolved["model"]["path"] = "/nowhere"
     (copy / "resolved.json").write_text(json.dumps(resolved))
-    code, said = called(copy, UPDATES)
+    code, said = told(capsys, copy, update=UPDATES)
     assert code == 0
     assert by_name(said, "models")["weights of the policy"]["largest"] < 1e-6
-    code, said = called(copy, 1)
+    code, said = told(capsys, copy, update=1)
     assert code == 0
     assert "is not at /nowhere" in str(said["not_recomputed"])
 
 
 @pytest.mark.slow
-def test_other_weights_are_found(run_dir: Path, tmp_path: Path) -> None:
+def test_other_weights_are_found(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The run says that it trained with another learning rate than it did."""
     copy = changed(run_dir, tmp_path, lambda record: record)
     resolved = json.loads((copy / "resolved.json").read_text())
     resolved["learner"]["policy"]["lr"] = 1e-2
     (copy / "resolved.json").write_text(json.dumps(resolved))
-    code, said = called(copy, UPDATES)
+    code, said = told(capsys, copy, update=UPDATES)
     assert code == 1
     found = by_name(said, "models")
     assert found["weights of the policy"]["differing"] > 1000
@@ -369,7 +362,7 @@ def test_what_rests_on_numbers_that_nobody_stored_is_said(
     why: str,
 ) -> None:
     base = {"advantages": {"kind": "egae"}, "value": {}}
-    code, said = told(capsys, made(tmp_path, algorithm=base | algorithm), "--store-only")
+    code, said = told(capsys, make(tmp_path, algorithm=base | algorithm), "--store-only")
     assert code == 0, said
     assert why in said["not_recomputed"][what]
 
