@@ -77,6 +77,19 @@ def test_help_loads_no_role_and_nothing_heavy(arguments: list[str]) -> None:
     assert loaded & (slow | set(ROLES)) == set()
 
 
+@pytest.mark.parametrize("module", ["coordinator.run", "learner.run"])
+def test_what_a_role_imports_is_never_looked_through_for_garbage(module: str) -> None:
+    """Neither meanwhile nor later; what comes later is."""
+    code = (
+        "import gc, importlib; began = []; gc.callbacks.append(lambda *found: began.append(found));"
+        f"importlib.import_module({module!r});"
+        "print(len(began), gc.isenabled(), gc.get_freeze_count() > 50_000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "True", "True"]
+
+
 def test_commands_load_a_role_only_when_they_run() -> None:
     """Each command imports roles inside its functions: the modules alone load none."""
     paths = sorted((ROOT / "headrace_cli" / "commands").glob("*/*.py"))

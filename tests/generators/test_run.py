@@ -5,6 +5,8 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
@@ -122,6 +124,17 @@ async def test_a_torch_generator_is_the_same_process(
     await coordinator.until(lambda: bool(coordinator.got(Goodbye)))
     server.cancel()
     coordinator.router.close()
+
+
+def test_the_scripted_engine_imports_no_library_of_models(model_folder: Path) -> None:
+    code = (
+        "import sys; from generators.run import RunConfig, build_engine;"
+        "build_engine(RunConfig.model_validate_json(sys.argv[1]));"
+        "print(sorted({'torch', 'transformers'} & {*sys.modules}))"
+    )
+    command = [sys.executable, "-c", code, make_config(model_folder, "fake").model_dump_json()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 async def test_a_context_that_is_too_short_ends_with_exit_code_2(model_folder: Path) -> None:

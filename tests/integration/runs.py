@@ -1,5 +1,7 @@
 """Whole runs for tests: `headrace` in processes of their own, as a user starts it."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.run_files.update_log import read_applied
+from headrace_cli.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "recipes" / "quickstart.toml"
@@ -24,6 +27,7 @@ SMALL = (
 )
 PLAIN = ("generator.engine=torch", "evaluation.before=false", "evaluation.after=false")
 """Of runs that are not about their generator: its engine starts in half the time."""
+READING = ("audit", "export", "show")
 
 
 class Run:
@@ -106,7 +110,13 @@ class Run:
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line to its end."""
+    """Run a command of the command line to its end; what only reads, in this process, which has
+    imported all that it needs."""
+    if arguments[0] in READING:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
     return subprocess.run(
         [sys.executable, "-m", "headrace", *arguments],
         capture_output=True,

@@ -79,6 +79,7 @@ def test_a_run_goes_on_without_a_judge_that_only_audits(tmp_path: Path) -> None:
     run = Run(
         tmp_path / "runs",
         *PLAIN,
+        "generator.engine=fake",
         "stop.updates=100000",
         "reward.answer_marker=null",
         f"reward.judges.fair={{{judge}}}",
