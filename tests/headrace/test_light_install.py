@@ -193,12 +193,13 @@ def test_the_base_installs_without_torch_and_reads_a_run(root: Path, tmp_path: P
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    module = [sys.executable, "-m"]
+    subprocess.run([*module, "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     lock = tmp_path / "versions"
     locked = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8").splitlines()
     lock.write_text("\n".join(line for line in locked if "==" in line))
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    pip = [*module, "pip", "--python", python, "--disable-pip-version-check", "--no-input"]
     installed = subprocess.run(
         [*pip, "install", "--quiet", "--no-compile", "-c", str(lock), str(source)],
         capture_output=True, text=True,
