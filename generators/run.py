@@ -7,7 +7,6 @@ again with its capacity, and runs the loop. Exit codes: 0 done, 1 ours, 2 the us
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import math
@@ -15,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -33,6 +32,7 @@ from headrace.data.tokenizer import vocabulary_size
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, detect, has_gpu
+from headrace.host.lasting import lasting
 from headrace.host.work import Work
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.transport.endpoints import identity_of
@@ -110,19 +110,6 @@ def build_engine(config: RunConfig) -> Engine:
         ),
         layout,
     )
-
-
-@contextlib.contextmanager
-def lasting() -> Iterator[None]:
-    """What start-up makes lives as long as the process: no garbage collection looks at it, neither
-    now, which would take a fifth of the time, nor later."""
-    gc.disable()
-    try:
-        yield
-        gc.collect()
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
@@ -216,10 +203,13 @@ async def generate(
             cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
             with lasting():
                 engine = build_engine(config)
-                with work.moving("starting the engine (weights, compilation, graphs)"):
-                    await engine.start()
-                if config.generator.fire is not None:
-                    await check_hot(engine, temperature=config.generator.temperature)
+            with work.moving("starting the engine (weights, compilation, graphs)"):
+                await engine.start()
+            if config.generator.fire is not None:
+                await check_hot(engine, temperature=config.generator.temperature)
+            # What start-up made lives as long as the process: no garbage collection looks at it.
+            gc.collect()
+            gc.freeze()
             loop = GeneratorLoop(
                 engine,
                 dealer,

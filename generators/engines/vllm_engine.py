@@ -41,6 +41,7 @@ from generators.engine import (
 )
 from generators.engines.weights import WeightLayout
 from headrace.errors import UserError
+from headrace.host.lasting import lasting
 from headrace.host.shared_memory import EngineMemory
 
 _LOG = logging.getLogger("headrace.generator")
@@ -173,8 +174,9 @@ class VllmEngine:
     async def start(self) -> None:
         """Build the engine process and warm it up (seconds; blocks the event loop)."""
         prepare_environment(self._settings)
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        with lasting():
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
 
         try:
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))

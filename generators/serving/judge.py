@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from generators.engines.vllm_engine import VllmSettings, engine_memory, prepare_environment
-from generators.run import lasting
 from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, has_gpu
+from headrace.host.lasting import lasting
 from headrace.protocol.messages.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_files.run_folder import read_config
 

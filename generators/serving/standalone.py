@@ -13,9 +13,10 @@ import sys
 from typing import BinaryIO
 
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
-from generators.run import build_engine, lasting
+from generators.run import build_engine
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
+from headrace.host.lasting import lasting
 from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
     Answer,

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+_ROOT = Path(__file__).parents[2]
 _ALIKE = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
-    "PYTHONPATH": os.pathsep.join(sys.path),
+    "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 
 
