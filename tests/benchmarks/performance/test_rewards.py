@@ -139,7 +139,9 @@ async def test_a_real_stream_has_turns_of_both_kinds(tmp_path: Path, kind: Kind)
     ((instant, slow),) = found.pairs
     assert (instant.slow, slow.slow) == (False, True)
     assert min(instant.tokens_per_s, slow.tokens_per_s, found.trained_per_s) > 0
-    assert slow.most_unscored > instant.most_unscored
+    # As many answers at least as end while one is being scored; what piles up in a turn in which
+    # nothing waits is a matter of how busy the machine is.
+    assert slow.most_unscored >= SECONDS * slow.answers_per_s
 
 
 def test_the_sources_are_what_a_run_accepts() -> None:
