@@ -32,7 +32,7 @@ from tests.generators.rollout.test_chunking import make_lease
 from tests.generators.scripted import NAME, ScriptedCoordinator
 from tests.headrace_cli.launch.test_supervisor import gone
 
-START_S = 120.0
+START_S = 240.0
 ROOT = Path(__file__).parents[2]
 
 
