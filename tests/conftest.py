@@ -26,3 +26,8 @@ def pytest_collection_finish() -> None:
     """All modules are imported."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+
+
+def pytest_unconfigure() -> None:
+    """DuckDB prints what is not taken apart at the end."""
+    gc.unfreeze()
