@@ -92,6 +92,7 @@ class Coordinator:
             if not recorder.done():
                 await self.hub.recorder.flush()
                 recorder.cancel()
+                await self.waits.end(self.phases.name)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -347,8 +348,7 @@ class Coordinator:
         told = troubles.waits.get(RECORDER)
         if recorder.waits_for != (told.text if told else ""):
             troubles.wait(RECORDER, "disk", recorder.waits_for)
-        if recorder.behind:
-            troubles.tell("database_behind", recorder.behind)
+        troubles.lag(recorder.behind)
 
     async def _tick(self) -> None:
         beat = sample = shown = 0.0

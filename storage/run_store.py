@@ -1,12 +1,13 @@
 """A run's store as the coordinator sees it: append records, replay them.
 
 `append` returns once the records are safe: token diagnostics, then the journal (one Arrow batch,
-one fsync), then one SQL transaction. SQL that cannot be written (disk full, server away) does not
-stop the run: the journal is the truth, `behind` says why SQL does not follow, and a later append
-brings SQL up to it. SQL that lacks much when a run is opened is brought up by a thread beside the
-run, which waits for nothing. Callers use one thread at a time, and there is one writer: a store
-holds the run's writer lock until it is closed. A journal that has lost records which a checkpoint
-or SQL knows of is refused.
+one fsync). SQL is the journal's projection: SQLite's one transaction comes in the same call while
+that succeeds, and a thread beside the run, for which nothing waits, writes to a server, and to
+SQLite that lacks something. SQL that cannot be written (disk full, file locked, server away or
+silent) does not stop the run: `behind` says why it does not follow and `behind_s` for how long, and
+it is brought up to the journal later, each record once. Callers use one thread at a time, and there
+is one writer: a store holds the run's writer lock until it is closed. A journal that has lost
+records which a checkpoint or SQL knows of is refused.
 """
 
 import contextlib
@@ -15,12 +16,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Self
 
 from sqlalchemy import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -35,18 +36,28 @@ from storage.journal.checkpoints import check_history, lost
 from storage.journal.diagnostics import DiagnosticsWriter
 from storage.journal.segments import end_of, fsync, segment_paths
 from storage.journal.store import Journal, read_journal, run_id_of, snapshots
+from storage.projection.rows import Placed
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """At most so often SQL that could not be written is tried again."""
-CATCH_UP_SHARE = 0.1
-"""And at most this share of the time is spent on it, where a server does not even refuse."""
 MUCH = 20_000
-"""So many records that SQL lacks, a second's work or more, are brought up beside the run."""
-LITTLE = 2_000
-"""When so few are left, the run does the rest itself."""
+"""So many records that SQLite lacks, a second's work or more, are brought up beside the run."""
+LATE_S = 5.0
+"""SQL that has not had a record for so long is behind."""
 CLOSING_S = 60.0
-"""How long the end of a run waits for SQL that is being brought up beside it."""
+"""How long the end of a run waits for SQL that is being written beside it,"""
+SILENT_S = 10.0
+"""and it waits no longer for one that has taken nothing for so long."""
+AT_ONCE = 2_000
+"""So many records wait in memory for SQL; it gets others from the journal, as many at a time."""
+STATEMENT_S = 60
+"""A server's longest statement."""
+YIELD_S, MOST_YIELD_S = 1e-5, 0.25
+"""A commit takes longer by so much a record while SQL that answers lacks over `AT_ONCE` of them:
+a run of 1,300 records a second left the thread, with 1,000 on a busy machine, behind for good."""
+AWAY = (OperationalError, InterfaceError, InternalError)
+"""What may be well later: the last is a session that the server ended for its idleness."""
 START_BYTES = 1 << 20
 """About what the files take that are made when a run is opened."""
 
@@ -70,7 +81,9 @@ class RunStore:
         check_history(run_dir)
         try:
             with writing(run_dir, START_BYTES):
-                self._engine = open_writer(run_dir, config.storage.database)
+                self._engine = open_writer(
+                    run_dir, config.storage.database, statement_s=STATEMENT_S
+                )
                 with self._engine.begin() as connection:
                     values = json.loads(config.model_dump_json())
                     self._run = projection.register(connection, run_id, values)
@@ -98,11 +111,24 @@ class RunStore:
         self._diagnosed = False
         """Diagnostics of records that the journal did not take yet are on the disk."""
         self._in_sql = False
-        self.behind = self._last_behind = ""
-        self._catch_up_at = 0.0
+        self._next = seen
+        """The first record that SQL does not have."""
+        self._trouble = self._last_trouble = ""
+        self._since: float | None = None
+        """When the oldest record came that SQL does not have."""
+        self._catch_up_at, self._moved_at = 0.0, time.monotonic()
+        self._wake, self._closing, self._news = threading.Condition(), False, list[Placed]()
+        """What the run tells the thread beside it."""
         self._beside: Future[None] | None = None
-        self._closing = threading.Event()
-        self._catch_up()
+        lacks, is_server = rows - seen, config.storage.database is not None
+        if lacks > (0 if is_server else MUCH):
+            self._trouble = f"SQL in {self._sql} is being brought up to the journal"
+            log.info("%s: it lacks %d records; the run does not wait", self._trouble, lacks)
+            self._since = self._moved_at
+        elif lacks:
+            self._follow([])
+        if is_server or self._trouble:
+            self._part()
 
     def _database(self, config: RunConfig) -> str:
         """Where SQL is, without a password."""
@@ -149,16 +175,29 @@ class RunStore:
             self._diagnosed = True
         first = self._journal.next_offset
         self._journal.append(records)
-        self._diagnosed, self._in_sql = False, True
+        self._diagnosed, placed = False, list(enumerate(records, start=first))
+        if self._beside is not None:
+            self._hand_over(placed, self._beside)
+            return
+        self._in_sql = True
         try:
-            if not self.behind:
-                self._project(list(enumerate(records, start=first)))
-            elif self._beside is not None:
-                self._rejoin(0.0)
-            elif time.monotonic() >= self._catch_up_at:
-                self._catch_up()
+            self._follow(placed)
         finally:
             self._in_sql = False
+        if self._trouble:
+            self._part()
+
+    @property
+    def behind(self) -> str:
+        """Why SQL does not follow the journal; empty while it does."""
+        late = f"SQL in {self._sql} is over {LATE_S:.0f} s late"
+        return self._trouble or (late if self.behind_s > LATE_S else "")
+
+    @property
+    def behind_s(self) -> float:
+        """For how many seconds SQL has lacked a record; 0 while it has all of them."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def wants_snapshot(self) -> bool:
@@ -184,11 +223,7 @@ class RunStore:
     def close(self) -> None:
         """Seal what is open. The store cannot be used afterwards."""
         if self._beside is not None:
-            self._rejoin(CLOSING_S)
-        if self.behind and self._beside is None:
-            self._catch_up()
-        if self._beside is not None and not self._closing.is_set():
-            self._rejoin(CLOSING_S)
+            self._leave(self._beside)
         self._journal.close()
         if self._diagnostics is not None:
             self._diagnostics.close()
@@ -199,82 +234,97 @@ class RunStore:
         """What every batch of the journal waits for."""
         fsync(file)
 
-    def _catch_up(self) -> None:
-        """Project what the journal has and SQL lacks."""
-        was_behind, self.behind = self.behind, ""
-        began = time.monotonic()
-        try:
-            first = self._projected()
-        except OperationalError as error:
-            self._fall_behind(error, took_s=time.monotonic() - began)
-            return
-        if (lacks := self._journal.next_offset - first) > MUCH:
-            self.behind = f"SQL in {self._sql} is being brought up to the journal"
-            log.info("%s: it lacks %d records; the run does not wait for them", self.behind, lacks)
-            self._beside = Future()
-            work = threading.Thread(target=self._bring_up, args=(self._beside,), daemon=True)
-            work.start()
-            return
-        for batch in read_journal(self._run_dir / "journal", first):
-            self._project(batch)
-            if self.behind:
-                return
-        if was_behind:
-            log.info("SQL has caught up with the journal")
+    def _part(self) -> None:
+        """From now on a thread writes SQL, and the run does not wait for it."""
+        self._beside = Future()
+        threading.Thread(target=self._write_beside, args=(self._beside,), daemon=True).start()
 
-    def _projected(self) -> int:
-        """The first record that SQL does not have."""
-        with self._engine.begin() as connection:
-            return projection.next_offset(connection, self._run)
+    def _hand_over(self, placed: list[Placed], beside: "Future[None]") -> None:
+        """Leave records to the thread beside the run."""
+        if beside.done():
+            beside.result()  # what it failed of ends the run, as it does without a thread
+        with self._wake:
+            self._since = self._since or time.monotonic()
+            self._news += placed
+            if len(self._news) > AT_ONCE:
+                self._news = placed  # the journal has the others
+            self._wake.notify()
+        lacks, silent_s = self._journal.next_offset - self._next, time.monotonic() - self._moved_at
+        if lacks > AT_ONCE and silent_s < LATE_S:
+            time.sleep(min(lacks * YIELD_S, MOST_YIELD_S))
 
-    def _bring_up(self, done: Future[None]) -> None:
-        """What the thread beside the run does: project until SQL lacks little, or nobody waits for
-        it any more."""
+    def _write_beside(self, done: "Future[None]") -> None:
+        """What the thread beside the run does: keep SQL up with the journal."""
         try:
-            while self._journal.next_offset - (first := self._projected()) > LITTLE:
-                for batch in read_journal(self._run_dir / "journal", first):
-                    if self._closing.is_set():
-                        return
-                    if batch[-1][0] >= self._journal.next_offset:
-                        break  # it is being written: SQL gets nothing that is not safe there
-                    with self._engine.begin() as connection:
-                        projection.apply(connection, self._run, batch)
+            ending = False
+            while not ending:
+                with self._wake:
+                    again = self._catch_up_at - time.monotonic() if self._trouble else None
+                    self._wake.wait_for(lambda: self._news or self._closing, again)
+                    news, self._news = self._news, []
+                    ending, began = self._closing, time.monotonic()
+                self._follow(news, at_once=ending)
+                with self._wake:
+                    if not self._trouble:
+                        self._since = began if self._news else None
             done.set_result(None)
-        except Exception as error:  # the boundary of the thread: whoever rejoins it raises it
+        except Exception as error:  # the boundary of the thread: the next append raises it
             done.set_exception(error)
 
-    def _rejoin(self, wait_s: float) -> None:
-        """Do the rest where the thread beside the run is done; `wait_s`: so long it is waited for,
-        and longer means that the run ends without."""
-        assert self._beside is not None
-        if not self._beside.done() and not wait_s:
-            return
-        try:
-            self._beside.result(wait_s)
-        except TimeoutError:
-            self._closing.set()
-            log.warning("SQL in %s lacks the run's end: a resume will bring it up", self._sql)
-            return
-        except OperationalError as error:
-            self._beside = None
-            self._fall_behind(error)
-            return
-        self._beside = None
-        self._catch_up()
+    def _leave(self, beside: "Future[None]") -> None:
+        """Wait for the thread to write the rest, for a bounded time."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self.behind:
+            log.warning("the run's end waits for SQL, %.0f s at most: %s", CLOSING_S, self.behind)
+        began = time.monotonic()
+        while not wait([beside], 0.1).done:
+            if time.monotonic() > min(began + CLOSING_S, max(began, self._moved_at) + SILENT_S):
+                break
+        else:
+            beside.result()
+        if self._next < self._journal.next_offset:
+            log.warning("SQL in %s lacks the run's end: a resume or repair brings it up", self._sql)
 
-    def _project(self, records: list[tuple[int, Record]]) -> None:
+    def _follow(self, news: list[Placed], *, at_once: bool = False) -> None:
+        """Bring SQL up to the last of these records or, where it lacks others before them, to the
+        journal's end; where that failed, not again for a while, unless `at_once`."""
         try:
+            if news and not self._trouble and news[0][0] <= self._next:
+                self._project(news)
+            elif self._next < self._journal.next_offset and (
+                at_once or time.monotonic() >= self._catch_up_at
+            ):
+                self._catch_up()
+        except AWAY as error:
+            reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
+            text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
+            self._trouble, self._catch_up_at = text, time.monotonic() + CATCH_UP_S
+            self._since = self._since or time.monotonic()
+            if text != self._last_trouble:
+                log.warning(text)
+            self._last_trouble = text
+
+    def _catch_up(self) -> None:
+        """Project what the journal has and SQL lacks."""
+        with self._engine.begin() as connection:
+            self._next = projection.next_offset(connection, self._run)
+        lacking: list[Placed] = []
+        for batch in read_journal(self._run_dir / "journal", self._next):
+            if batch[-1][0] >= self._journal.next_offset:
+                break  # it is being written: SQL gets nothing that is not safe there
+            lacking += batch
+            if len(lacking) >= AT_ONCE:
+                self._project(lacking)
+                lacking = []
+        self._project(lacking)
+        if self._trouble:
+            log.info("SQL has caught up with the journal")
+        self._trouble = ""
+
+    def _project(self, records: list[Placed]) -> None:
+        if records:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, records)
-        except OperationalError as error:
-            self._fall_behind(error)
-
-    def _fall_behind(self, error: OperationalError, took_s: float = 0.0) -> None:
-        """`took_s`: how long a connection was waited for."""
-        reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
-        text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
-        self.behind = text
-        self._catch_up_at = time.monotonic() + max(CATCH_UP_S, took_s / CATCH_UP_SHARE)
-        if text != self._last_behind:
-            log.warning(text)
-        self._last_behind = text
+            self._next, self._moved_at = records[-1][0] + 1, time.monotonic()

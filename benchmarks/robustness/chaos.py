@@ -5,8 +5,9 @@ own. A seed draws its faults: SIGKILL to any role, to what it started (inference
 that score) or to the whole job, which is then resumed; SIGSTOP to the same, shorter and longer than
 the seconds after which a process counts as gone, and SIGCONT; the disk filled to the last byte, or
 frozen again and again; the network cut, or slow; RST to the connections of any role, once or for
-some seconds. Seven of ten faults wait until the run has gone on, the others come while it recovers.
-A Ctrl-C ends the run, and then it is read:
+some seconds; SIGSTOP or a kill to the PostgreSQL server that runs with odd seeds have. Seven of ten
+faults wait until the run has gone on, the others come while it recovers. A Ctrl-C ends the run, and
+then it is read:
 
 - lost                       tokens that came and were refused, and every finding of the audit but
                              those of the next two
@@ -111,10 +112,13 @@ def _runs(
 def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, Any]:
     """One run with `count` faults drawn by the seed: its row."""
     with open_place() as place:
-        kinds = [kind for kind in get_args(Kind) if kind not in place.missing]
+        server = place.database if seed % 2 else None
+        without = place.missing.keys() | (set() if server else {"freeze_sql", "lose_sql"})
+        kinds = [kind for kind in get_args(Kind) if kind not in without]
         faults = draw(seed, count, kinds, children=CHILDREN[engine])
         chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
-        job = Job(place, (*OVERRIDES, *chosen))
+        sql = [f"storage.database={server.url}"] if server else []
+        job = Job(place, (*OVERRIDES, *chosen, *sql))
         course = job.play(faults)
         by_kind = [done.fault.kind for done in course.done]
         return {

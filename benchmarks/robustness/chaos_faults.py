@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal[
     "kill", "kill_child", "kill_job", "stop", "stop_child", "disk_full", "slow_disk",
-    "cut_network", "slow_network", "reset",
+    "cut_network", "slow_network", "reset", "freeze_sql", "lose_sql",
 ]  # fmt: skip
 
 
@@ -37,6 +37,8 @@ KINDS: dict[Kind, Drawn] = {
     "slow_network": Drawn(1, (2.0, 8.0), "network slow"),
     # One at least, and others every third of a second.
     "reset": Drawn(4, (0.0, 3.0), "connections reset"),
+    "freeze_sql": Drawn(1, (1.0, 12.0), "PostgreSQL frozen"),
+    "lose_sql": Drawn(1, (1.0, 6.0), "PostgreSQL killed"),
 }
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")

@@ -237,6 +237,10 @@ class Job(Runs):
                 self._place.disk_full(fault.seconds)
             case "slow_disk":
                 self._place.slow_disk(fault.seconds)
+            case "freeze_sql" if self._place.database:
+                self._place.database.freeze(fault.seconds)
+            case "lose_sql" if self._place.database:
+                self._place.database.away(fault.seconds)
             case "cut_network" if network:
                 network.cut(0, fault.seconds)
             case "slow_network" if network:

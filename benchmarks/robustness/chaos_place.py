@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from benchmarks.robustness.chaos_faults import Kind
 
 DISK_MIB = 1024
@@ -140,6 +142,57 @@ class Network:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+class Database:
+    """A PostgreSQL server on a Unix socket in a new folder, which other networks reach too."""
+
+    def __init__(self, folder: Path) -> None:
+        found = shutil.which("initdb") or max(
+            map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default=""
+        )
+        if not found:
+            raise FileNotFoundError("there is no PostgreSQL server")
+        folder.mkdir()
+        self._as: tuple[str, ...] = ()
+        if os.geteuid() == 0:  # it does not run as root
+            shutil.chown(folder, "postgres")
+            self._as = ("runuser", "-u", "postgres", "--")
+            folder.parent.chmod(0o711)
+        self._folder, self._control = folder, str(Path(found).with_name("pg_ctl"))
+        _run(*self._as, found, "-D", str(folder / "data"), "-A", "trust", "-U", "chaos", "-N")
+        self.url = f"postgresql+psycopg://chaos@/postgres?host={folder}"
+        self._start()
+
+    def _start(self) -> None:
+        self._call("-l", f"{self._folder}/log", "-o", f"-k {self._folder} -h '' -F", "start")
+
+    def close(self) -> None:
+        """It is gone, at once."""
+        self._call("-m", "immediate", "stop")
+
+    def _call(self, *arguments: str) -> None:
+        command = (*self._as, self._control, "-D", f"{self._folder}/data", "-w", *arguments)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def away(self, seconds: float) -> None:
+        """It is killed, and there again after so long."""
+        self.close()
+        time.sleep(seconds)
+        self._start()
+
+    def freeze(self, seconds: float) -> None:
+        """All its processes stand still for so long."""
+        server = psutil.Process(int((self._folder / "data/postmaster.pid").read_text().split()[0]))
+        server.suspend()  # it starts no others, and those that end stay zombies
+        processes = [*server.children(recursive=True), server]
+        try:
+            for process in processes:
+                process.suspend()
+            time.sleep(seconds)
+        finally:
+            for process in processes:
+                process.resume()
+
+
 @dataclass
 class Place:
     """See the module's docstring. `root`: the folder for runs."""
@@ -147,6 +200,7 @@ class Place:
     root: Path
     network: Network | None
     missing: dict[Kind, str] = field(default_factory=dict)
+    database: Database | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that starts a job here."""
@@ -196,9 +250,14 @@ def open_place() -> Iterator[Place]:
                 missing["reset"] = "there is no ss"
             elif not network.resets():
                 missing["reset"] = "the kernel does not end connections for `ss --kill`"
+        database = None
+        try:
+            database = stack.enter_context(contextlib.closing(Database(base / "sql")))
+        except (OSError, subprocess.CalledProcessError) as error:
+            missing |= {"freeze_sql": str(error), "lose_sql": str(error)}
         root = base / "disk" / "runs"
         root.mkdir(parents=True)
-        yield Place(root, network, missing)
+        yield Place(root, network, missing, database)
 
 
 def network_problem() -> str:

@@ -7,8 +7,7 @@ trajectories; sizes are a hundredth, a tenth and the whole of it. Out: a table; 
 last line, one JSON object with a row for each size. `restart_s`: from the start of the process to
 its announced address; `memory_mb`: resident then, `peak_mb`: the most before; `journal_mb`: what a
 restart could have to read; `restart_without_sql_s`: where the database is gone; `sql_s`: until it
-is there again, made from the journal beside the run (the last 2,000 records may follow with the
-next commit).
+is there again, made from the journal beside the run.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ from benchmarks.kit.rows import keep, result_line
 from headrace.run_files.run_folder import read_config
 from storage.database.engine import SQLITE_NAME
 from storage.journal.segments import end_of
-from storage.run_store import LITTLE
 
 BATCH = 128
 
@@ -70,7 +68,7 @@ def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
         end = end_of(run_dir / "journal").rows
         with restarted(run_dir) as (_, without_s):
             began = time.perf_counter() - without_s
-            while _projected(run_dir) < end - LITTLE:
+            while _projected(run_dir) < end:
                 time.sleep(0.2)
             row["restart_without_sql_s"] = round(without_s, 2)
             row["sql_s"] = round(time.perf_counter() - began, 1)

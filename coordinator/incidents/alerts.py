@@ -123,6 +123,7 @@ KEPT = 20
 """So many a monitor is told."""
 MOST = 1000
 """So many are written down in a coordinator's life."""
+CAUGHT_UP = "SQL has caught up with the journal"
 Level = Literal["info", "warning", "error"]
 
 
@@ -146,6 +147,7 @@ class Troubles:
     newest: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
     _told: set[str] = field(default_factory=set)
     _written: int = 0
+    _lags: bool = False
 
     def tell(self, kind: str, text: str, level: Level = "warning") -> None:
         """Something happened."""
@@ -167,3 +169,13 @@ class Troubles:
         elif before and not text:
             self._told.discard(f"{name} goes on")
             self.tell(kind, f"{name} goes on", "info")
+
+    def lag(self, text: str) -> None:
+        """Why the database is behind, empty where it is not; told when it begins and ends."""
+        before, self._lags = self._lags, bool(text)
+        if before != self._lags:
+            self._told -= {text, CAUGHT_UP}
+        if text:
+            self.tell("database_behind", text)
+        elif before:
+            self.tell("database_behind", CAUGHT_UP, "info")

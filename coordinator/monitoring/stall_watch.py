@@ -82,9 +82,21 @@ class Waits:
             return
         waits = [{"for": wait.words, "age_s": round(wait.age_s, 1)} for wait in self.now()]
         heard = {name: round(age, 1) for name, age in self._hub.peers.heard().items()}
+        recorder, state = self._hub.recorder, self._hub.state
         said = {"at": time.time(), "phase": phase, "waits": waits, "heard": heard}
+        said |= {"updates": state.committed, "records": recorder.end.records, "sql": None}
+        if recorder.behind:
+            said["sql"] = {"text": recorder.behind, "age_s": round(recorder.behind_s, 1)}
         path, text = Path(self._hub.run_dir) / NOW, json.dumps(said)
         self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
+
+    async def end(self, phase: str) -> None:
+        """The last word, when everything is written down."""
+        if self._writing is not None:
+            await self._writing
+        self.show(phase)
+        if self._writing is not None:
+            await self._writing
 
     def _find(self) -> Iterator[tuple[Mover, str]]:
         hub, parts, peers = self._hub, self._parts, self._hub.peers

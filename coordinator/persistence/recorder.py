@@ -37,6 +37,10 @@ class Store(Protocol):
         """Why the database does not follow the journal; empty while it does."""
 
     @property
+    def behind_s(self) -> float:
+        """Seconds for which it has lacked a record."""
+
+    @property
     def place(self) -> str:
         """Where records go at this moment."""
 
@@ -77,6 +81,11 @@ class Recorder:
     def behind(self) -> str:
         """Why the database does not follow the journal; empty while it does."""
         return self._store.behind
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds for which it has lacked a record."""
+        return self._store.behind_s
 
     def write(self, record: Record) -> None:
         """Queue a record for the next commit."""

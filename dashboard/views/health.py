@@ -32,6 +32,8 @@ def render(run: RunData, root: Path) -> None:
 
 def _body(run: RunData) -> None:
     panels.title(run, "Health")
+    if run.line.sql:
+        st.warning(escape(run.line.sql), icon=":material/database_off:")
     rows, look = run.health(), _look(run)
     said, well = health_sentence(rows, look)
     if well:

@@ -34,7 +34,8 @@ RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
 NOW = "now.json"
 """How a run is at the moment, as its coordinator last said: `at`, `phase`, `waits` (each with `for`
-and `age_s`), and `heard`, the seconds since each process was."""
+and `age_s`), `heard`, the seconds since each process was, `updates`, the journal's `records`, and
+`sql`, why SQL lacks some of these (`text`) and for how long (`age_s`)."""
 ANNOUNCED = "coordinator.json"
 """Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
 EVENTS = "supervisor.jsonl"

@@ -92,7 +92,7 @@ def repair(run_dir: Path) -> Repair:
             return Repair(why=why, kept=0, lost=known, lost_kinds=+Counter(unknown=known))
         diagnostics, lost_diagnostics = _mend_diagnostics(run_dir)
         if why is None and known <= trial.kept and not orphans(run_dir):
-            if is_made_anew := not _is_sql_sound(run_dir, config, known):
+            if is_made_anew := known < trial.kept or not _is_sql_sound(run_dir, config, known):
                 _project(run_dir, config)
             return Repair(
                 why=None,

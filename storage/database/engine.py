@@ -8,6 +8,7 @@ WAL is not fsynced at each commit (synchronous NORMAL): the journal is, and SQL 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ SQLITE_NAME = "headrace.sqlite"
 DATABASE_VERSION = "0006"
 """The newest migration."""
 _BUSY_TIMEOUT_S = 30
+_LOCKED_TIMEOUT_S = 5
+"""How long a writer of SQLite waits for another one, which is none of ours."""
 SERVER_PATIENCE = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -34,12 +37,14 @@ SERVER_PATIENCE = {
 gone, so that nobody waits for it for minutes. What the URL says goes before."""
 
 
-def open_writer(run_dir: Path, url: str | None) -> Engine:
+def open_writer(run_dir: Path, url: str | None, *, statement_s: float = 0) -> Engine:
     """The coordinator's engine, with tables. UserError: no such database, or one of another
-    schema."""
+    schema. `statement_s`: after so long a server gives up a statement; 0: never."""
     if url is None:
         return open_file(run_dir / SQLITE_NAME)
     engine = _server_engine(url, pool_pre_ping=True)
+    event.listen(engine, "connect", partial(_write_session, f"{statement_s:.0f}s"))
+    engine.dispose()  # the connection that was made before
     check_schema(engine)
     upgrade(engine)
     return engine
@@ -50,7 +55,7 @@ def open_file(path: Path) -> Engine:
     schema."""
     if path.exists():
         check_schema(read_file(path))
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_TIMEOUT_S})
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _LOCKED_TIMEOUT_S})
     event.listen(engine, "connect", _write_pragmas)
     upgrade(engine)
     return engine
@@ -161,6 +166,14 @@ def _server_engine(url: str, **options: Any) -> Engine:
         reason = str(error.orig).strip().splitlines()[0]
         raise UserError(f"cannot reach {where}: {reason}") from error
     return engine
+
+
+def _write_session(statement_timeout: str, connection: Any, _: Any) -> None:
+    """Keepalives: what a writer whose host is gone had begun is taken back, and the next begins."""
+    for name in ("idle", "interval", "count"):
+        connection.execute(f"set tcp_keepalives_{name} = {SERVER_PATIENCE[f'keepalives_{name}']}")
+    connection.execute(f"set statement_timeout = '{statement_timeout}'")
+    connection.commit()
 
 
 def _write_pragmas(connection: Any, _: Any) -> None:

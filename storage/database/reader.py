@@ -4,6 +4,7 @@ What is of another format than this version's is refused, and nothing of it is t
 """
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_SILENT: dict[str | None, tuple[float, str]] = {}
+"""Servers that were waited for in vain, when that was, and what is to be said of them."""
+_REST_S = 5.0
+"""For so long nobody waits for such a server again: a list of runs waits once for all of them."""
 _FETCHED = 1 << 14
 """Rows that are fetched at once."""
 
@@ -112,14 +117,22 @@ class RunReader:
 def open_run(run_dir: Path) -> RunReader:
     """A run for reading; UserError where the folder holds none, or one of another format."""
     config = read_config(run_dir)
-    run_id = run_id_of(run_dir)
+    run_id, url = run_id_of(run_dir), config.get("storage", {}).get("database")
+    since, trouble = _SILENT.get(url, (0.0, ""))
+    if trouble and time.monotonic() - since < _REST_S:
+        raise UserError(trouble)
     known = select(Run.id, Projection.format).join(Projection).where(Run.run_id == run_id)
+    began = time.monotonic()
     try:
-        engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"))
+        engine = _engine(run_dir.resolve(), url)
         with engine.connect() as connection:
             row = connection.execute(known).one_or_none()
-    except DatabaseError as error:
-        raise UserError(f"the database of {run_dir} cannot be read: {error.orig}") from error
+    except (DatabaseError, UserError) as error:
+        if isinstance(error, DatabaseError):
+            error = UserError(f"the database of {run_dir} cannot be read: {error.orig}")
+        if url is not None and time.monotonic() - began > _REST_S / 5:
+            _SILENT[url] = time.monotonic(), str(error)
+        raise error
     if row is None:
         raise UserError(f"the database of {run_dir} does not know run {run_id}")
     if row.format != RECORD_FORMAT:

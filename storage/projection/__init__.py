@@ -103,8 +103,9 @@ def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> 
 
 
 def next_offset(connection: Connection, run: int) -> int:
-    """The first journal offset that SQL does not have."""
-    query = select(Projection.next_offset).where(Projection.run == run)
+    """The first journal offset that SQL does not have. On a server it holds the run's row: what a
+    writer that is gone sent before the server froze is committed or taken back first."""
+    query = select(Projection.next_offset).where(Projection.run == run).with_for_update()
     return connection.execute(query).scalar_one()
 
 

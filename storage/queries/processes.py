@@ -5,6 +5,7 @@ In: the journal's processes, gauges and events, the supervisor's starts and deat
 """
 
 import json
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from sqlalchemy import select
 from headrace.run_files.run_folder import EVENTS, NOW
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Event, Process, VersionLoad, WeightVersion
+from storage.projection.history import FINAL_PHASES
 from storage.queries.metrics import latest_values
 from storage.queries.rewards import ALERT
 
@@ -125,12 +127,24 @@ def weight_versions(run_dir: Path) -> "pd.DataFrame":
 class Word:
     """The coordinator's last word on how the run is. `at`: when; `waits`: what is waited for, in
     words with its owner, and the seconds since that last moved; `heard`: the seconds since each
-    process was."""
+    process was; `updates`, and the journal's `records`; `sql`: why SQL lacks some of these."""
 
     at: float
     phase: str
     waits: dict[str, float]
     heard: dict[str, float]
+    updates: int = 0
+    records: int = 0
+    sql: str = ""
+
+    def lag(self, records: int, last_at: float | None) -> str:
+        """What is to be said of SQL that has so many of the records, the last of this time; empty
+        where it has all, or all but those of a moment ago."""
+        if records >= self.records or not (self.sql or self.phase in FINAL_PHASES):
+            return ""
+        why = self.sql or "SQL lacks the run's end, which a resume or `audit --repair` brings"
+        when = "none" if last_at is None else f"as of {_moment(last_at)}"
+        return f"{why}; all other figures than status and updates: {when}"
 
 
 def process_health(run_dir: Path) -> "pd.DataFrame":
@@ -161,9 +175,16 @@ def last_word(run_dir: Path) -> Word | None:
         said = json.loads((run_dir / NOW).read_text())
         waits = {str(wait["for"]): float(wait["age_s"]) for wait in said["waits"]}
         heard = {str(name): float(age) for name, age in said["heard"].items()}
-        return Word(float(said["at"]), str(said["phase"]), waits, heard)
+        counts = (int(said.get("updates", 0)), int(said.get("records", 0)))
+        sql = said.get("sql")
+        why = f"{sql['text']} ({float(sql['age_s']):.0f} s by {_moment(said['at'])})" if sql else ""
+        return Word(float(said["at"]), str(said["phase"]), waits, heard, *counts, why)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _known(reader: RunReader) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 import json
 import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from headrace.errors import UserError
 from headrace.run_files.run_folder import (
     ANNOUNCED,
     NOTES,
+    NOW,
+    RESOLVED,
     is_evaluation,
     is_reward_model,
     is_running,
@@ -22,7 +26,9 @@ from headrace.run_files.run_folder import (
 from headrace.run_files.run_notes import RunNotes, read_notes
 from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Evaluation, Event, Metric, Projection, Run, Update
+from storage.journal.segments import end_of
 from storage.projection.history import FINAL_PHASES
+from storage.queries.processes import Word, last_word
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
 _SILENCE_S = 30.0
@@ -38,7 +44,8 @@ class RunLine:
     newest. `kind` is training, evaluation (of a model that nobody trains: its accuracy is that
     before), or reward model, whose updates are optimizer steps. `detail`: why it ended, or why it
     cannot be read. `lineage`: how often training went back to a checkpoint. `notes`: what people
-    noted on it."""
+    noted on it. `sql`: why SQL lacks some of the run, and as of when its figures are; status and
+    updates are then as the coordinator last said."""
 
     run_id: str
     run_dir: Path
@@ -59,13 +66,14 @@ class RunLine:
     accuracy: float | None = None
     lineage: int = 0
     notes: RunNotes = field(default_factory=RunNotes)
+    sql: str = ""
 
 
 @dataclass(frozen=True)
 class RunState:
     """The state of a run. `status` is its last phase, or `lost` where its coordinator is gone
     without having said how the run ended. `ended`: why it ended, in words; empty while it goes
-    on."""
+    on. `sql`: as in RunLine; `updates` are then those that SQL need not have."""
 
     status: str
     detail: str
@@ -74,6 +82,8 @@ class RunState:
     started_at: float | None
     last_at: float | None
     ended: str = ""
+    sql: str = ""
+    updates: int = 0
 
 
 def list_runs(root: Path) -> list[RunLine]:
@@ -88,7 +98,7 @@ _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
 """Lines of runs that have ended, each with the times of its files when it was read."""
 _MOST_ENDED = 10_000
 _WRITTEN = (
-    *("resolved.json", "headrace.sqlite", ANNOUNCED),
+    *("resolved.json", "headrace.sqlite", ANNOUNCED, NOW),
     *("supervisor.jsonl", "reward-model.json", "status.json", "journal", NOTES),
 )
 """What a run writes to whatever it does, beside the WAL: readers make that anew, but empty."""
@@ -101,7 +111,7 @@ def _known_line(run_dir: Path) -> RunLine:
     if known is not None and known[0] == times:
         return known[1]
     line = any_line(run_dir)
-    if line.status in FINAL_PHASES:
+    if line.status in FINAL_PHASES and not line.sql:
         if len(_ENDED) >= _MOST_ENDED:
             _ENDED.clear()
         _ENDED[run_dir] = (times, line)
@@ -147,12 +157,20 @@ def run_config(run_dir: Path) -> dict[str, Any]:
 
 def run_state(reader: RunReader) -> RunState:
     """Where a run stands now."""
+    about = (Run.status, Run.detail, Run.name, Run.lineage, Run.started_at)
     query = (
-        select(Run.status, Run.detail, Run.name, Run.lineage, Run.started_at, Projection.last_at)
+        select(*about, Projection.last_at, Projection.next_offset)
         .join(Projection, Projection.run == Run.id)
         .where(Run.id == reader.key)
     )
-    status, detail, name, lineage, started_at, last_at = reader.rows(query)[0]
+    status, detail, name, lineage, started_at, last_at, known = reader.rows(query)[0]
+    word = last_word(reader.run_dir)
+    sql = word.lag(known, last_at) if word is not None else ""
+    if word is not None and sql and known < end_of(reader.run_dir / "journal").rows:
+        status = _phase(reader.run_dir, word)
+        return RunState(
+            status, "", name, lineage, started_at, word.at, sql=sql, updates=word.updates
+        )
     if status not in FINAL_PHASES and _is_gone(reader.run_dir, last_at):
         status, detail = "lost", f"the coordinator is gone, last seen while {status}"
     ended = _why_ended(reader, status, detail)
@@ -185,6 +203,13 @@ def _why_ended(reader: RunReader, status: str, detail: str) -> str:
     return found[0][0].partition(": ")[2] if found else ""
 
 
+def _phase(run_dir: Path, word: Word) -> str:
+    """Where a run stands by its coordinator's last word."""
+    if word.phase not in FINAL_PHASES and _is_gone(run_dir, word.at):
+        return "lost"
+    return word.phase
+
+
 def _is_gone(run_dir: Path, last_at: float | None) -> bool:
     """Silent for long, and no process with the coordinator's id on this machine."""
     if last_at is not None and time.time() - last_at < _SILENCE_S:
@@ -202,6 +227,9 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
 def _unread_line(run_dir: Path, error: Exception) -> RunLine:
     """A folder without figures. Where a supervisor holds it, its database is still to come."""
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    with suppress(OSError, UserError):
+        if line := line_of_folder(run_dir, " ".join(reason.split())[:_LONGEST_REASON]):
+            return line
     try:
         begun, held = run_dir.stat().st_ctime, is_running(run_dir)
     except OSError:
@@ -217,9 +245,29 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
     )
 
 
+def line_of_folder(run_dir: Path, trouble: str) -> RunLine | None:
+    """What the folder itself says of a run whose server cannot be asked, and why that is so; None
+    where it says nothing."""
+    word, config = last_word(run_dir), read_config(run_dir)
+    if word is None or not word.records or config.get("storage", {}).get("database") is None:
+        return None
+    begun = (run_dir / RESOLVED).stat().st_ctime
+    sql = f"{trouble}; status and updates are as the coordinator last said"
+    return RunLine(
+        run_id=run_dir.name,
+        run_dir=run_dir,
+        name=str(config.get("name")),
+        status=_phase(run_dir, word),
+        started_at=begun,
+        wall_s=word.at - begun,
+        updates=word.updates,
+        **_chosen(run_dir, config),
+        sql=f"{sql} {word.sql}".rstrip(),
+    )
+
+
 def _line(reader: RunReader) -> RunLine:
     state = run_state(reader)
-    config = read_config(reader.run_dir)
     updates = reader.rows(
         select(func.max(Update.update), func.max(Update.trained_tokens)).where(*surviving(reader))
     )[0]
@@ -243,20 +291,28 @@ def _line(reader: RunReader) -> RunLine:
         status=state.status,
         started_at=state.started_at,
         wall_s=(state.last_at or 0.0) - (state.started_at or 0.0),
-        updates=updates[0] or 0,
+        updates=max(updates[0] or 0, state.updates),
         trained_tokens=updates[1] or 0,
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
         reward=reward[0][0] if reward else None,
-        kind="evaluation" if is_evaluation(reader.run_dir) else "training",
         detail=state.ended,
-        algorithm=str(config.get("algorithm", {}).get("name", "")),
-        mode=str(config.get("schedule", {}).get("mode", "")),
-        seed=config.get("seed"),
         accuracy=known[-1] if known else None,
         lineage=state.lineage,
-        notes=read_notes(reader.run_dir),
+        sql=state.sql,
+        **_chosen(reader.run_dir, read_config(reader.run_dir)),
     )
+
+
+def _chosen(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a line people chose."""
+    return {
+        "kind": "evaluation" if is_evaluation(run_dir) else "training",
+        "algorithm": str(config.get("algorithm", {}).get("name", "")),
+        "mode": str(config.get("schedule", {}).get("mode", "")),
+        "seed": config.get("seed"),
+        "notes": read_notes(run_dir),
+    }
 
 
 def _reward_model_line(run_dir: Path) -> RunLine:

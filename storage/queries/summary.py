@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import case, func, literal, select
 
+from headrace.errors import UserError
 from headrace.metrics.health_ranges import sentence
 from headrace.run_files.run_folder import is_reward_model, read_config
 from storage.database.reader import RunReader, open_run
@@ -24,7 +25,7 @@ from storage.queries.metrics import latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
-from storage.queries.runs import run_state, surviving
+from storage.queries.runs import line_of_folder, run_state, surviving
 
 _DROPPED = "ledger/dropped/"
 _TOKENS = (
@@ -44,11 +45,17 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     Token counts are the coordinator's ledger as of the newest update or sample; `recount_ledger`
     counts them again from the journal. Times count from the run's first record: to the first update
     of any kind, and to the first that changed the policy. A reward model's run has other figures,
-    see `reward_model_summary`.
+    see `reward_model_summary`. Where a server cannot be asked, the few that the folder itself has.
     """
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
-    reader = open_run(run_dir)
+    try:
+        reader = open_run(run_dir)
+    except UserError as error:
+        if (line := line_of_folder(run_dir, str(error))) is None:
+            raise
+        names = ("run_id", "status", "sql", "seed", "mode", "updates", "wall_s")
+        return {"recipe": line.name, **{name: getattr(line, name) for name in names}}
     config, latest = read_config(run_dir), latest_values(reader)
     evaluations = _evaluations(reader)
     by_label = {row["label"]: row for row in evaluations}
@@ -114,11 +121,13 @@ def _standing(
         "status": state.status,
         "detail": state.detail,
         "ended": state.ended,
+        "sql": state.sql,
         "recipe": recipe,
         "seed": seed,
         "mode": mode,
         "lineage": state.lineage,
-        **_updates(reader, state.started_at),
+        **(updates := _updates(reader, state.started_at)),
+        "updates": max(updates["updates"], state.updates),
         "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),
     }
 

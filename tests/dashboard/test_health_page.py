@@ -15,6 +15,7 @@ from storage.run_store import RunStore
 from tests.dashboard.odd_runs import breathe, collapse, crash
 from tests.dashboard.scripted_run import make_config, write_run
 from tests.dashboard.test_pages import TIMEOUT_S, html_of, page
+from tests.headrace_cli.commands.inspection.test_runs import NOBODY, ahead
 
 FOR = BANDS["actor/entropy"].updates
 
@@ -77,6 +78,19 @@ def test_a_live_run_with_a_silent_generator(
     assert rows.loc["generator-0", "state"] == "silent"
     assert rows.loc["generator-0", "memory"] == "3.0 GiB"
     assert len(test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")) == 1
+
+
+@pytest.mark.parametrize("url", [None, NOBODY])
+def test_a_live_run_whose_sql_is_behind(
+    opened: Callable[[str, Path], AppTest], tmp_path: Path, url: str | None
+) -> None:
+    run = write_run(tmp_path, started=time.time() - 600, updates=3, roll_back_after=None, end=False)
+    ahead(run, "training", url)
+    test = opened("health", run).run()
+    assert not test.exception
+    said = test.warning[0].value
+    assert "SQL does not follow (42 s by " in said
+    assert "as of" in said or "as the coordinator last said" in said
 
 
 def test_a_run_that_crashed(opened: Callable[[str, Path], AppTest], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ one for a test that stops it."""
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 import psycopg
 import pytest
 
@@ -47,6 +49,21 @@ class Server:
         """At once: connections break, and what was not committed is gone."""
         self._control("-m", "immediate", "stop")
 
+    def freeze(self) -> None:
+        """All its processes stand still; the kernel still takes connections for it."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """They go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        pid = int((self._data / "postmaster.pid").read_text().split()[0])
+        server = psutil.Process(pid)
+        for process in (server, *server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
     def _control(self, *arguments: object) -> None:
         _call(self._binaries / "pg_ctl", "-D", self._data, "-w", *arguments)
 
@@ -68,6 +85,8 @@ def _served() -> Iterator[Server]:
         try:
             yield server
         finally:
+            with contextlib.suppress(OSError):  # It does not run.
+                server.thaw()
             with contextlib.suppress(subprocess.CalledProcessError):
                 server.stop()
 

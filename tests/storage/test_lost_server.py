@@ -1,8 +1,11 @@
-"""A PostgreSQL server that goes away for a while: the run goes on, and SQL has everything once the
-server is back."""
+"""A PostgreSQL server that goes away or freezes for a while: the run goes on, and SQL has
+everything once the server is back."""
 
 import asyncio
+import json
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,11 @@ from sqlalchemy import Connection
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Incident, UpdateCommitted
+from headrace.run_files.run_folder import NOW
 from storage import projection
-from storage.audit import audit_run
+from storage.audit import audit_run, repair
+from storage.database.engine import open_reader
+from storage.queries import any_line
 from storage.run_store import RunStore
 from tests.coordinator.peers import (
     CoordinatorProcess,
@@ -25,9 +31,10 @@ from tests.coordinator.test_loop import records_of
 from tests.coordinator.test_loop import run_config as whole_run_config
 from tests.storage.postgresql import Server
 from tests.storage.samples import run_config, small_run, write_run
-from tests.storage.test_run_store import dump
+from tests.storage.test_run_store import comes, dump, settled
 
 pytestmark = pytest.mark.postgresql
+FREEZES = ("freeze", "freeze to the end")
 
 
 def rows(run_dir: Path, url: str | None = None) -> dict[str, list[Any]]:
@@ -35,6 +42,10 @@ def rows(run_dir: Path, url: str | None = None) -> dict[str, list[Any]]:
     found = dump(run_dir, url)
     found.pop("runs")
     return found
+
+
+def said(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / NOW).read_text()))
 
 
 def test_what_came_while_the_server_was_away_is_in_sql_afterwards(
@@ -48,13 +59,14 @@ def test_what_came_while_the_server_was_away_is_in_sql_afterwards(
     expected = rows(write_run(tmp_path / "other" / "run"))
     store = RunStore.create(run_dir, "run", config)
     store.append(parts[0])
+    settled(store)
     own_server.stop()
     for part in parts[1:3]:
         store.append(part)
-        assert "does not follow the journal" in store.behind
+    comes(lambda: "does not follow the journal" in store.behind)
     own_server.start()
     store.append(parts[3])
-    assert store.behind == ""
+    settled(store)
     # All statements of a transaction have run, and it cannot be committed.
     real = projection.apply
 
@@ -64,7 +76,7 @@ def test_what_came_while_the_server_was_away_is_in_sql_afterwards(
 
     monkeypatch.setattr(projection, "apply", apply)
     store.append(parts[4])
-    assert store.behind
+    comes(lambda: store.behind != "")
     monkeypatch.setattr(projection, "apply", real)
     for part in parts[5:]:
         store.append(part)
@@ -76,13 +88,93 @@ def test_what_came_while_the_server_was_away_is_in_sql_afterwards(
     assert rows(run_dir, url) == expected
 
 
-async def test_a_run_goes_on_without_its_server(tmp_path: Path, own_server: Server) -> None:
+def test_a_frozen_server_holds_nobody_up_and_has_each_record_once(
+    tmp_path: Path, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all statements of a transaction have run, with more records than wait in memory; and
+    again at the run's end, which leaves a transaction to a server that nobody listens to."""
+    monkeypatch.setattr("storage.run_store.LATE_S", 0.2)
+    monkeypatch.setattr("storage.run_store.SILENT_S", 0.3)
+    url = own_server.new_database()
+    parts, run_dir = small_run(), tmp_path / "run"
+    expected = rows(write_run(tmp_path / "other" / "run"))
+    store = RunStore.create(run_dir, "run", run_config(storage={"database": url}))
+    real, wanted, frozen = projection.apply, threading.Event(), threading.Event()
+
+    def apply(connection: Connection, run: int, records: Any) -> None:
+        real(connection, run, records)
+        if wanted.is_set():
+            wanted.clear()
+            own_server.freeze()
+            frozen.set()
+
+    monkeypatch.setattr(projection, "apply", apply)
+    for part in parts[:3]:
+        store.append(part)
+    settled(store)
+    wanted.set()
+    store.append(parts[3])
+    assert frozen.wait(20)
+    monkeypatch.setattr("storage.run_store.AT_ONCE", 10)
+    began = time.monotonic()
+    for part in parts[4:-2]:
+        store.append(part)
+    assert time.monotonic() - began < 2.0
+    comes(lambda: " late" in store.behind)
+    assert store.behind_s > 0.2
+    own_server.thaw()
+    settled(store)
+    frozen.clear()
+    wanted.set()
+    store.append(parts[-2])
+    assert frozen.wait(20)
+    store.append(parts[-1])
+    began = time.monotonic()
+    store.close()
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(UserError, match="cannot reach"):
+        open_reader(run_dir, f"{url}?connect_timeout=2")
+    own_server.thaw()
+    RunStore.open(run_dir).close()
+    assert rows(run_dir, url) == expected
+
+
+def test_a_session_that_the_server_ends_for_its_idleness_ends_no_run(
+    tmp_path: Path, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it may do when both were frozen in the middle of a transaction."""
+    monkeypatch.setattr("storage.run_store.CATCH_UP_S", 0.0)
+    url = own_server.new_database()
+    run_dir = tmp_path / "run"
+    real, slow = projection.apply, [True]
+
+    def apply(connection: Connection, run: int, records: Any) -> None:
+        if slow and slow.pop():
+            connection.exec_driver_sql("set idle_in_transaction_session_timeout = 50")
+            time.sleep(0.3)
+        real(connection, run, records)
+
+    monkeypatch.setattr(projection, "apply", apply)
+    store = RunStore.create(run_dir, "run", run_config(storage={"database": url}))
+    for part in small_run():
+        store.append(part)
+    settled(store)
+    store.close()
+    assert (slow, rows(run_dir, url)) == ([], rows(write_run(tmp_path / "other" / "run")))
+
+
+@pytest.mark.parametrize(
+    "fault", ["stop", *(pytest.param(fault, marks=pytest.mark.slow) for fault in FREEZES)]
+)
+async def test_a_run_goes_on_without_its_server(
+    tmp_path: Path, own_server: Server, fault: str
+) -> None:
     config = whole_run_config(
         stop={"updates": 10**6},
         evaluation={"before": False, "after": False},
         storage={
             "database": own_server.new_database(),
-            "commit_interval_ms": 5,
+            "commit_interval_ms": 30,
             "token_diagnostics": False,
         },
     )
@@ -97,17 +189,30 @@ async def test_a_run_goes_on_without_its_server(tmp_path: Path, own_server: Serv
     tasks = [asyncio.create_task(peer.run()) for peer in peers]
     try:
         await until(lambda: learner.update >= 5)
-        await asyncio.to_thread(own_server.stop)
+        await asyncio.to_thread(own_server.stop if fault == "stop" else own_server.freeze)
         begun = learner.update
-        await until(lambda: learner.update >= begun + 20)
-        await asyncio.sleep(0.5)
-        await asyncio.to_thread(own_server.start)
+        await until(lambda: said(coordinator.run_dir)["updates"] >= begun + 20)
+        await until(lambda: said(coordinator.run_dir)["sql"])
+        line = await asyncio.to_thread(any_line, coordinator.run_dir)
+        assert (line.status, line.updates >= begun + 20) == ("training", True)
+        assert line.sql
+        if fault != "freeze to the end":
+            await asyncio.to_thread(own_server.start if fault == "stop" else own_server.thaw)
+            await until(lambda: said(coordinator.run_dir)["sql"] is None, 120)
+            await until(lambda: any_line(coordinator.run_dir).sql == "")
         begun = learner.update
         await until(lambda: learner.update >= begun + 20)
         assert coordinator.process is not None
         coordinator.process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(asyncio.gather(*tasks), 30)
         assert coordinator.wait() == 0
+        if fault == "freeze to the end":
+            line = await asyncio.to_thread(any_line, coordinator.run_dir)
+            assert (line.status, line.updates >= 45) == ("stopped", True)
+            own_server.thaw()
+            assert repair(coordinator.run_dir).why is None
+        await until(lambda: any_line(coordinator.run_dir).sql == "")
+        assert any_line(coordinator.run_dir).status == "stopped"
     finally:
         for task in tasks:
             task.cancel()
@@ -115,7 +220,9 @@ async def test_a_run_goes_on_without_its_server(tmp_path: Path, own_server: Serv
     records = records_of(coordinator.run_dir)
     told = [r.text for r in records if isinstance(r, Incident) and r.kind == "database_behind"]
     assert told
-    assert "does not follow the journal for now" in told[0]
+    assert "does not follow the journal for now" in told[0] or told[0].endswith("over 5 s late")
+    if fault != "freeze to the end":
+        assert any(text.startswith("SQL has caught up") for text in told[1:])
     assert len([r for r in records if isinstance(r, UpdateCommitted)]) >= 45
     report = audit_run(coordinator.run_dir)
     assert [f for f in report.findings if f.kind != "checkpoint"] == []

@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,17 @@ def dump(run_dir: Path, url: str | None = None) -> dict[str, list[Any]]:
             table.name: sorted(map(repr, connection.execute(select(table))))
             for table in Base.metadata.sorted_tables
         }
+
+
+def comes(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def settled(store: RunStore) -> None:
+    comes(lambda: store.behind_s == 0.0 and not store.behind)
 
 
 def flat() -> list[Record]:
@@ -189,7 +202,6 @@ def test_sql_that_lacks_much_is_brought_up_beside_the_run(
     store.close()
     gone(run_dir)
     monkeypatch.setattr(run_store, "MUCH", 3)
-    monkeypatch.setattr(run_store, "LITTLE", 1)
     may_begin, real_apply = threading.Event(), projection.apply
 
     def apply(*arguments: Any) -> None:
@@ -214,7 +226,6 @@ def test_sql_that_fails_beside_the_run_is_tried_again(
     before = dump(run_dir)
     gone(run_dir)
     monkeypatch.setattr(run_store, "MUCH", 3)
-    monkeypatch.setattr(run_store, "LITTLE", 1)
     monkeypatch.setattr(run_store, "CATCH_UP_S", 0.0)
     fails, real_apply = [True, True], projection.apply
 
@@ -237,6 +248,35 @@ def test_sql_that_fails_beside_the_run_is_tried_again(
     assert {name: rows[name] for name in ("trajectories", "windows", "updates")} == {
         name: before[name] for name in ("trajectories", "windows", "updates")
     }
+
+
+def test_a_locked_file_holds_one_commit_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else has begun to write SQLite and does not end."""
+    monkeypatch.setattr("storage.database.engine._LOCKED_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(run_store, "SILENT_S", 0.5)
+    parts, run_dir = small_run(), tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config())
+    with closing(sqlite3.connect(run_dir / "headrace.sqlite", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        store.append(parts[0])
+        assert "locked" in store.behind
+        began = time.monotonic()
+        for part in parts[1:-1]:
+            store.append(part)
+        assert time.monotonic() - began < 0.2
+        store._catch_up_at = 0.0
+        other.execute("rollback")
+        store.append(parts[-1])
+        settled(store)
+        other.execute("begin exclusive")
+        store.append([Incident(at=1.0, level="info", kind="k", text="t")])
+        began = time.monotonic()
+        store.close()
+        assert time.monotonic() - began < 5.0
+    RunStore.open(run_dir).close()
+    assert (
+        len(dump(run_dir)["events"]) == len(dump(write_run(tmp_path / "a" / "run"))["events"]) + 1
+    )
 
 
 def test_a_run_that_ends_leaves_sql_behind_if_it_takes_too_long(

@@ -51,6 +51,8 @@ def _print_lines(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         text, is_read = _row(line, width), line["status"] != "unreadable"
         console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
+        if line["sql"]:
+            console.print(Text(f"{'':<{width}}  {line['sql']}", "dim"), soft_wrap=True)
 
 
 def _row(line: dict[str, Any], width: int) -> str:

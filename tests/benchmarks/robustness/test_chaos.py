@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from typing import get_args
 
+import psycopg
 import pytest
 
 from benchmarks.robustness.chaos_facts import aged, recoveries, trained_again, whole
@@ -174,6 +177,21 @@ for connection in (told, kept):
     except OSError as error:
         print(type(error).__name__, flush=True)
 """
+
+
+def test_a_frozen_server_answers_again_afterwards() -> None:
+    with open_place() as place:
+        if place.database is None:
+            pytest.skip(place.missing["freeze_sql"])
+        url = place.database.url.replace("+psycopg", "")
+        freezer = threading.Thread(target=place.database.freeze, args=(1.5,))
+        freezer.start()
+        time.sleep(0.3)
+        began = time.monotonic()
+        with psycopg.connect(url, connect_timeout=20) as connection:
+            assert connection.execute("select 1").fetchone() == (1,)
+        assert time.monotonic() - began > 0.8
+        freezer.join()
 
 
 def test_connections_with_a_port_are_reset_and_others_stay() -> None:

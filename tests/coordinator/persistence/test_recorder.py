@@ -24,6 +24,7 @@ class Disk:
         self.kept: list[Record] = []
         self.is_full, self.seconds = False, 0.0
         self.behind, self.place = "", "the disk of /run/journal"
+        self.behind_s = 0.0
         self.wants_snapshot = False
 
     @property

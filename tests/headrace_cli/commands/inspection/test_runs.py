@@ -1,13 +1,17 @@
 """`headrace runs`: every folder is a line, whatever is in it."""
 
 import json
+import os
 import shutil
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.run_files.run_folder import locked, make_run_folder
+from headrace.run_files.run_folder import ANNOUNCED, NOW, RESOLVED, locked, make_run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.cli import main
 from storage import queries
@@ -70,6 +74,63 @@ def test_show_of_a_broken_run_is_one_line(
     broken_runs(tmp_path)
     assert main(["show", name, "--root", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+def move_projection(run_dir: Path, by: int) -> None:
+    with closing(sqlite3.connect(run_dir / "headrace.sqlite")) as database:
+        database.execute("update projection set next_offset = next_offset + ?", (by,))
+        database.commit()
+
+
+def ahead(run_dir: Path, phase: str, url: str | None = None) -> None:
+    """SQL lacks a record, and the coordinator, which lives, said so; `url`: of a server that cannot
+    be asked."""
+    move_projection(run_dir, -1)
+    trouble = {"text": "SQL does not follow", "age_s": 42.0}
+    said = {"at": time.time(), "phase": phase, "waits": [], "heard": {}, "updates": 64}
+    said |= {"records": 10**6, "sql": trouble if phase == "training" else None}
+    (run_dir / NOW).write_text(json.dumps(said))
+    (run_dir / ANNOUNCED).write_text(json.dumps({"pid": os.getpid()}))
+    if url is not None:
+        path = run_dir / RESOLVED
+        config = json.loads(path.read_text())
+        config["storage"]["database"] = url
+        path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("url", [None, NOBODY])
+@pytest.mark.parametrize("phase", ["training", "finished"])
+def test_a_run_that_sql_lacks_some_of_is_as_its_folder_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], phase: str, url: str | None
+) -> None:
+    """And SQL's own figures say as of when they are."""
+    run_dir = write_run(tmp_path, updates=2, roll_back_after=None, end=False)
+    ahead(run_dir, phase, url)
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    _, row, why = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert row.split()[1:3] == [phase, "64"]
+    assert ("42 s by" in why) == (phase == "training")
+    assert ("as of" if url is None else "cannot reach") in why
+    assert main(["show", run_dir.name, "--root", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["status"], shown["updates"]) == (phase, 64)
+    assert ("as of" if url is None else "cannot reach") in shown["sql"]
+    assert ("tokens" in shown) == (url is None)
+    assert main(["show", run_dir.name, "--root", str(tmp_path)]) == 0
+    assert "64" in capsys.readouterr().out
+
+
+def test_a_word_that_is_older_than_a_repair_says_nothing(tmp_path: Path) -> None:
+    """SQL has all that the journal has now."""
+    run_dir = write_run(tmp_path, updates=2, roll_back_after=None)
+    ahead(run_dir, "finished")
+    assert queries.any_line(run_dir).sql
+    move_projection(run_dir, 1)
+    line = queries.any_line(run_dir)
+    assert (line.sql, line.updates) == ("", 2)
 
 
 def test_a_run_that_has_no_database_yet_is_starting(tmp_path: Path) -> None:
