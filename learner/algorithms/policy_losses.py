@@ -1,14 +1,51 @@
-"""Policy and value losses: one loss a token.
+"""Policy and value losses: one loss a token; and what a policy's loss may read.
 
 In: log ratios or values with gradient; advantages, targets and old values without. Out: the loss of
 each token, and where which clip holds the gradient back. Promise: nothing is averaged, masked or
 weighted here; that is the business of `ratios` and `aggregation`.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """N tokens as the policy's loss sees them; those of one window need not all be there.
+
+    Attributes:
+        new: [N] logprobs, with gradient. entropy: [N], with gradient where a term asks for it.
+        start: [N] logprobs under the weights of the update's start. advantages: [N]. behaviour: [N]
+        logprobs of the sampler. versions: [N] weight versions that sampled. mask: [N] bool, tokens
+        in the surrogate. hot: [N] bool, of them those that FIRE's high temperature drew. right: [N]
+        bool, tokens of right answers. weights: [N] what each token's loss is multiplied by.
+        kl_coef: [N] the divergence's coefficient. reference: [N] logprobs of the reference.
+        segment_ids: [N] int, the window of each token. segment_tokens: [S] tokens of each window in
+        the surrogate. learner_version: of the weights of the update's start. all_tokens,
+        all_samples, all_right: counts of the whole batch, see `learner.batching.batch.Totals`.
+    """
+
+    new: Tensor
+    entropy: Tensor
+    start: Tensor
+    advantages: Tensor
+    behaviour: Tensor
+    versions: Tensor
+    mask: Tensor
+    hot: Tensor
+    right: Tensor
+    weights: Tensor
+    kl_coef: Tensor
+    reference: Tensor
+    segment_ids: Tensor
+    segment_tokens: Tensor
+    learner_version: int
+    all_tokens: int
+    all_samples: int
+    all_right: int
 
 
 class PolicyLoss(NamedTuple):

@@ -1,15 +1,13 @@
 """The ratio of an algorithm: which logprobs anchor the importance ratio, and what weights it.
 
-In: `RatioConfig`. Out: one function of `Tokens`. Promise: every kind is called alike, with all that
-any of them reads.
+In: `RatioConfig`. Out: one function of `LossInputs`. Promise: every kind is called alike, with all
+that any of them reads.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from headrace.config.sections.algorithm import (
     BehaviourRatioConfig,
@@ -17,6 +15,7 @@ from headrace.config.sections.algorithm import (
     RatioConfig,
     TisRatioConfig,
 )
+from learner.algorithms.policy_losses import LossInputs
 from learner.algorithms.ratios import (
     Ratio,
     behaviour_ratio,
@@ -26,28 +25,7 @@ from learner.algorithms.ratios import (
     tis_ratio,
 )
 
-
-class Tokens(NamedTuple):
-    """N tokens as a ratio sees them; those of one window are all there.
-
-    Attributes:
-        new: [N] logprobs, with gradient. start: [N] logprobs under the weights of the update's
-        start. behaviour: [N] logprobs of the sampler. versions: [N] weight versions that sampled.
-        mask: [N] bool. segment_ids: [N] int, the window of each token, of `num_segments`.
-        learner_version: of the weights of the update's start.
-    """
-
-    new: Tensor
-    start: Tensor
-    behaviour: Tensor
-    versions: Tensor
-    mask: Tensor
-    segment_ids: Tensor
-    num_segments: int
-    learner_version: int
-
-
-RatioFunction = Callable[[Tokens], Ratio]
+RatioFunction = Callable[[LossInputs], Ratio]
 
 
 def build_ratio(config: RatioConfig) -> RatioFunction:
@@ -61,7 +39,7 @@ def build_ratio(config: RatioConfig) -> RatioFunction:
             return partial(_tis, config=config)
 
 
-def _decoupled(x: Tokens, *, config: DecoupledRatioConfig) -> Ratio:
+def _decoupled(x: LossInputs, *, config: DecoupledRatioConfig) -> Ratio:
     proximal = x.start
     if config.proximal == "interpolated":
         proximal = interpolated_proximal(
@@ -72,8 +50,8 @@ def _decoupled(x: Tokens, *, config: DecoupledRatioConfig) -> Ratio:
     )
 
 
-def _tis(x: Tokens, *, config: TisRatioConfig) -> Ratio:
-    ids, samples = x.segment_ids, x.num_segments
+def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
+    ids, samples = x.segment_ids, x.segment_tokens.numel()
     ratio = tis_ratio(
         x.new, x.start, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap,
         level=config.level, segment_ids=ids, num_segments=samples,

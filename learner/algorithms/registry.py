@@ -5,8 +5,9 @@ PPO, T-PPO, VAPO, GRPO and their kin differ by what stands in the slots and by n
 recipe's name is read anywhere.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -37,9 +38,10 @@ from learner.algorithms.aggregation import (
     sample_mean_weights,
     token_mean_weights,
 )
-from learner.algorithms.fire import HotStreams, hot_streams
+from learner.algorithms.fire import hot_streams
 from learner.algorithms.penalties import kl_divergence, overlong_penalty
 from learner.algorithms.policy_losses import (
+    LossInputs,
     PolicyLoss,
     clipped_squared_error,
     clipped_surrogate,
@@ -93,6 +95,17 @@ class KlSlots:
 
 
 @dataclass(frozen=True)
+class HotSlots:
+    """What becomes of tokens that FIRE's hot sampler drew. `correct`: what the loss is given, with
+    their streams corrected. `reads_start`: that reads their logprobs of the update's start. `cap`:
+    the largest importance weight, inf without one."""
+
+    correct: Callable[[LossInputs], LossInputs]
+    reads_start: bool
+    cap: float
+
+
+@dataclass(frozen=True)
 class ValueSlots:
     """The value model's part: targets, loss, aggregation. `loss` takes (values, old values,
     targets). `reads_old`: the loss reads the values of the update's start; `targets_read_old`: the
@@ -121,9 +134,7 @@ class Algorithm:
         ratio: logprobs to ratio and weight. uses_proximal: the ratio reads logprobs recomputed at
         the update's start. policy_loss: log ratio and advantages to token losses. aggregate: token
         losses to weights. entropy_coef, positive_nll_coef: weights of further terms. kl: divergence
-        from the reference, None without one. correct_hot: ([N] loss weights, [N] behaviour, [N]
-        logprobs at the update's start, [N] which
-            are hot) -> corrected streams; None where no hot token is in the loss.
+        from the reference, None without one. hot: what becomes of hot tokens.
         value: None for critic-free algorithms.
     """
 
@@ -142,7 +153,7 @@ class Algorithm:
     entropy_coef: float
     positive_nll_coef: float
     kl: KlSlots | None
-    correct_hot: Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None
+    hot: HotSlots
     value: ValueSlots | None
 
 
@@ -182,7 +193,7 @@ def build_algorithm(
         entropy_coef=config.penalties.entropy_coef,
         positive_nll_coef=config.penalties.positive_nll_coef,
         kl=None if config.kl is None else _kl(config.kl),
-        correct_hot=_correct_hot(fire),
+        hot=_hot(fire),
         value=None if config.value is None else _value(config.value, _gamma(advantages), longest),
     )
 
@@ -207,13 +218,18 @@ def _kl(config: KlConfig) -> KlSlots:
     )
 
 
-def _correct_hot(
-    config: FireConfig | None,
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None:
+def _hot(config: FireConfig | None) -> HotSlots:
     # Masked hot tokens have no loss weight from the start.
     if config is None or config.correction == "mask":
-        return None
-    return partial(hot_streams, correction=config.correction, cap=config.ratio_cap)
+        return HotSlots(lambda x: x, reads_start=False, cap=math.inf)
+    cap = config.ratio_cap if config.correction == "ratio" else math.inf
+    streams = partial(hot_streams, correction=config.correction, cap=config.ratio_cap)
+
+    def correct(x: LossInputs) -> LossInputs:
+        made = streams(x.weights, x.behaviour, x.start, x.hot)
+        return replace(x, weights=made.weight, behaviour=made.behaviour)
+
+    return HotSlots(correct, reads_start=True, cap=cap)
 
 
 def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:

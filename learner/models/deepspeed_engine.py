@@ -79,7 +79,7 @@ class StepLog:
     passes: int = 0
     applied: int = 0
     dropped: int = 0
-    grad_norm: float = 0.0
+    grad_norm: float | None = None
     losses: list[Tensor] = field(default_factory=list)
     tokens: int = 0
     trained: int = 0

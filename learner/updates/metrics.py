@@ -11,32 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from headrace.protocol.fields import Metric
-from learner.algorithms.ratios import Ratio, log_ratio
-from learner.batching.batch import PolicyHalf, Totals, ValueHalf
+from learner.algorithms.segment_advantages import Judged
+from learner.batching.batch import Totals
 from learner.device import Place
-from learner.models.deepspeed_engine import Engine, StepLog
+from learner.models.deepspeed_engine import StepLog
 from learner.models.prefix_cache import Carried
-from learner.updates.critic_update import CriticUpdate
-from learner.updates.policy_update import PolicyUpdate, joined
-from learner.updates.token_statistics import (
-    Tally,
-    as_vectors,
-    from_vectors,
-    merge,
-    tally_egae,
-    tally_hot,
-    tally_mismatch,
-    tally_policy,
-    tally_reference,
-    tally_spread,
-    tally_values,
-    tally_weights,
-    window_cuts,
-)
+from learner.updates.model_update import ModelUpdate
+from learner.updates.token_statistics import Tally, as_vectors, from_vectors, merge
 from learner.updates.token_statistics_table import finalise, spreads
+
+_LOSSES = {"actor": "actor/pg_loss", "critic": "critic/vf_loss"}
 
 
 class Stopwatch:
@@ -60,84 +46,48 @@ class Stopwatch:
 
 
 def figures_of(
-    windows: PolicyHalf,
-    finished: ValueHalf,
-    policy: PolicyUpdate,
-    critic: CriticUpdate | None,
+    models: Sequence[ModelUpdate],
+    seen: Judged,
     *,
-    values: Tensor | None,
-    raw_advantages: Tensor,
-    advantages: Tensor,
-    window: int,
     totals: Totals,
     place: Place,
     carried: Sequence[Carried] = (),
 ) -> dict[str, Metric]:
-    """All figures of the update but times and the engines' own state.
+    """All figures of the update but times.
 
     Args:
-        window: most tokens of a window: where a finished response was cut before. values: [T] V at
-        the windows' tokens, None without a critic. raw_advantages, advantages: [T] before and after
-        whitening and clamping. carried: keys and values of each model, if they are carried over.
+        models: those that it trained. seen: the windows' advantages and values. carried: keys and
+        values of each model, if they are carried over.
     """
-    tallies = [*_policy_tallies(windows, policy), _log_tally("actor", policy.log)]
-    tallies.append(tally_spread("critic/advantages", advantages, windows.mask))
-    if values is not None:
-        tallies.append(tally_egae(values, raw_advantages, windows.segments))
-    if critic is not None:
-        known = critic.known & critic.old.isfinite()
-        cuts = window_cuts(finished.positions, finished.segments, window=window)
-        tallies.append(
-            tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
-        )
-        tallies.append(tally_spread("critic/returns", critic.targets, known))
-        tallies.append(tally_spread("critic/values", critic.old, known))
-        if values is not None and totals.policy_tokens:
-            tallies[-1] = tally_spread("critic/values", values, torch.ones_like(windows.mask))
-        tallies.append(_log_tally("critic", critic.log))
+    tallies = [tally for model in models for tally in model.tallies(seen)]
+    tallies += [_log_tally(model.prefix, model.log) for model in models]
     if carried:
         tallies.append(_carried_tally(carried, place))
     merged = _over_ranks(merge(tallies), place)
     sums = {name: value.item() for name, value in merged.sums.items()}
     figures = finalise(merged) | spreads(merged)
-    figures |= _loss_figures(sums, policy.log, critic.log if critic else None)
-    figures |= _work_figures(sums, totals)
+    for model in models:
+        figures |= _engine_figures(model, sums)
+    figures |= _work_figures([model.prefix for model in models], sums, totals)
     if carried:
         figures |= _carried_figures(sums)
     return figures
 
 
-def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float]:
-    """Learning rate, steps applied and thrown away, and the last step's gradient norm."""
+def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, float]:
+    """Learning rate, steps applied and thrown away, the loss of a step, and the last step's
+    gradient norm."""
+    log, prefix = model.log, model.prefix
     figures = {
         f"{prefix}/steps": float(log.applied),
         f"{prefix}/skipped_steps": float(log.dropped),
-        f"{prefix}/lr": engine.lr,
+        f"{prefix}/lr": model.engine.lr,
     }
     if log.taken:
+        figures[_LOSSES[prefix]] = sums[f"{prefix}/loss"] / log.taken
+    if log.grad_norm is not None:
         figures[f"{prefix}/grad_norm"] = log.grad_norm
     return figures
-
-
-def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
-    seen = joined(policy.seen, windows)
-    behaviour = windows.behaviour.to(policy.start.dtype)
-    # A hot token's sampler is another one on purpose: its ratio says nothing of age or engine.
-    known = windows.mask & ~windows.hot & policy.known & policy.start.isfinite()
-    difference = log_ratio(policy.start, behaviour, known)
-    weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), policy.over_cap)
-    tallies = [
-        tally_policy(seen.ratio, seen.loss, seen.advantages, seen.mask, entropy=seen.entropy),
-        tally_weights(weights, policy.start, behaviour, known, dropped=policy.dropped),
-        tally_mismatch(policy.start, behaviour, known & windows.same_version & policy.exact),
-        tally_hot(
-            policy.start, behaviour, windows.hot,
-            known=policy.exact, trained=windows.mask, over_cap=policy.hot_over_cap,
-        ),
-    ]  # fmt: skip
-    if policy.reference is not None:
-        tallies.append(tally_reference(policy.start, policy.reference, known))
-    return tallies
 
 
 def _log_tally(prefix: str, log: StepLog) -> Tally:
@@ -179,22 +129,14 @@ def _over_ranks(tally: Tally, place: Place) -> Tally:
     )
 
 
-def _loss_figures(
-    sums: Mapping[str, float], policy: StepLog, critic: StepLog | None
+def _work_figures(
+    prefixes: Sequence[str], sums: Mapping[str, float], totals: Totals
 ) -> dict[str, float]:
-    figures = {}
-    if policy.taken:
-        figures["actor/pg_loss"] = sums["actor/loss"] / policy.taken
-    if critic is not None and critic.taken:
-        figures["critic/vf_loss"] = sums["critic/loss"] / critic.taken
-    return figures
-
-
-def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]:
     """How many tokens went through a model, and which shares of them were in a loss, context or
     padding."""
-    tokens = sums["actor/tokens"] + sums.get("critic/tokens", 0.0)
-    fillers = sums["actor/fillers"] + sums.get("critic/fillers", 0.0)
+    tokens, fillers = (
+        sum(sums[f"{prefix}/{name}"] for prefix in prefixes) for name in ("tokens", "fillers")
+    )
     figures = {"perf/loss_tokens": float(totals.policy_tokens), "perf/computed_tokens": tokens}
     if tokens:
         figures["perf/useful_share"] = 1.0 - fillers / tokens

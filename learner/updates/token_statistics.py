@@ -144,13 +144,13 @@ def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
 
 @torch.no_grad()
 def tally_hot(
-    learner: Tensor, sampler: Tensor, hot: Tensor, *, known: Tensor, trained: Tensor,
-    over_cap: Tensor,
-) -> Tally:  # fmt: skip
+    learner: Tensor, sampler: Tensor, hot: Tensor, *, known: Tensor, trained: Tensor, cap: float
+) -> Tally:
     """Hot tokens of FIRE sampling: how likely the policy finds what the hot sampler drew.
 
     All [T]: logprobs under the weights of the update's start and under the hot sampler, which
-    tokens are hot, for which the first is known, which are in the loss, and whose weight was cut.
+    tokens are hot, for which the first is known, which are in the loss. `cap`: above it a weight
+    was cut.
     """
     compared = hot & known
     ratio = log_ratio(learner, sampler, compared).to(torch.float64).exp()
@@ -160,7 +160,7 @@ def tally_hot(
             "hot/compared": _count(compared),
             "hot/ratio": _sum(ratio, compared),
             "hot/trained": _count(hot & trained),
-            "hot/over_cap": _count(hot & over_cap),
+            "hot/over_cap": _count(compared & trained & (ratio > cap)),
         },
         maxima={},
     )

@@ -13,7 +13,7 @@ second alone, until `forget` is called or the lineage changes.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +33,9 @@ from learner.models.deepspeed_engine import Engine, StepLog
 from learner.models.inference import infer
 from learner.models.prefix_cache import Carried
 from learner.updates.critic_update import CriticUpdate
-from learner.updates.metrics import Stopwatch, engine_figures, figures_of
-from learner.updates.policy_update import PolicyUpdate, joined
+from learner.updates.metrics import Stopwatch, figures_of
+from learner.updates.model_update import ModelUpdate
+from learner.updates.policy_update import PolicyUpdate
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Updater:
             raise ValueError("an algorithm with a value model needs a critic, one without none")
         if (algorithm.kl is None) != (reference is None):
             raise ValueError("an algorithm with a divergence needs a reference, one without none")
-        self._algorithm, self._policy, self._critic = algorithm, policy, critic
+        self._algorithm, self._policy = algorithm, policy
+        self._critics = [(algorithm.value, critic)] if algorithm.value and critic else []
         self._reference = reference
         self._config, self._place = config, place
         self._lineage: int | None = None
@@ -109,47 +111,42 @@ class Updater:
         )
         totals = totals_of(windows, finished, place)
         policy = PolicyUpdate(
-            algorithm, self._policy,
-            replace(place, frozen_context=config.context != "full"), batch, windows, totals,
-            parts=config.policy.minibatches, reference=self._reference,
-            carried=self.carried.get("policy"),
-            carried_of_reference=self.carried.get("reference"),
+            algorithm, self._policy, replace(place, frozen_context=config.context != "full"), batch,
+            windows, totals, parts=config.policy.minibatches, carried=self.carried.get("policy"),
         )  # fmt: skip
         with watch.measure("forward"):
-            policy.begin()
+            policy.begin(self._reference, self.carried.get("reference"))
             finished = self._with_penalty(finished, policy.log)
-        critic = None
-        if algorithm.value is not None and self._critic is not None:
-            critic = CriticUpdate(
-                algorithm.value, self._critic, place, batch, finished, totals,
-                parts=config.value.minibatches, carried=self.carried.get("critic"),
-            )  # fmt: skip
+        critics = [
+            CriticUpdate(
+                slots, engine, place, batch, finished, totals, parts=config.value.minibatches,
+                window=algorithm.window, carried=self.carried.get("critic"),
+            )
+            for slots, engine in self._critics
+        ]  # fmt: skip
+        models: list[ModelUpdate] = [policy, *critics]
         with watch.measure("value"):
-            if critic is not None:
+            for critic in critics:
                 asked = windows if algorithm.uses_critic else None
                 critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
-            broken = self._not_finite(_inputs(windows, policy, critic))
-            if critic is not None:
+            inputs = {name: x for model in models for name, x in model.inputs.items()}
+            broken = self._not_finite(inputs)
+            for critic in critics:
                 critic.first_pass(sound=not broken)
         with watch.measure("advantages"):
-            seen = self._advantages(windows, policy, critic)
+            seen = self._advantages(windows, policy, critics)
+            policy.advantages = seen.advantages
         with watch.measure("value"):
-            if critic is not None:
-                critic.train(epochs=batch.value_epochs)
+            for critic in critics:
+                critic.train(epochs=batch.value_epochs, sound=not broken)
         with watch.measure("policy"):
-            sound = not broken and not (critic and critic.log.dropped)
-            policy.train(seen.advantages, epochs=config.policy.epochs, sound=sound)
-        skipped = self._skipped(broken, windows, policy, critic, seen)
+            sound = not broken and not any(critic.log.dropped for critic in critics)
+            policy.train(epochs=config.policy.epochs, sound=sound)
+        skipped = self._skipped(broken, windows, policy, critics, seen)
         for carried in self.carried.values():
             carried.end(sound=skipped is None)
-        metrics = figures_of(
-            windows, finished, policy, critic,
-            values=seen.values, raw_advantages=seen.raw, advantages=seen.advantages,
-            window=algorithm.window, totals=totals, place=place,
-            carried=list(self.carried.values()),
-        ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
-        if critic is not None and self._critic is not None:
-            metrics |= engine_figures("critic", self._critic, critic.log)
+        kept = list(self.carried.values())
+        metrics = figures_of(models, seen, totals=totals, place=place, carried=kept)
         spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
         assert isinstance(computed, float)
         metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
@@ -175,19 +172,18 @@ class Updater:
         broken: str,
         windows: PolicyHalf,
         policy: PolicyUpdate,
-        critic: CriticUpdate | None,
+        critics: Sequence[CriticUpdate],
         seen: Judged,
     ) -> str | None:
         """Why the update was broken off; `broken` are the inputs that were not finite."""
         if broken:
             return f"not finite: {broken}"
-        logs = {"value model": critic.log} if critic else {}
-        reason = _broken_off(logs | {"policy": policy.log})
+        reason = _broken_off({model.name: model.log for model in (*critics, policy)})
         if reason is None:
             return None
-        read = joined(policy.seen, windows)
+        ratio, _, _, mask, _ = policy.read()
         named = self._not_finite({
-            "learner's logprobs": read.ratio.log_ratio[read.mask],
+            "learner's logprobs": ratio.log_ratio[mask],
             "values": seen.raw[:0] if seen.values is None else seen.values,
             "advantages": seen.raw[windows.mask],
         })  # fmt: skip
@@ -200,11 +196,11 @@ class Updater:
         return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
 
     def _advantages(
-        self, windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
+        self, windows: PolicyHalf, policy: PolicyUpdate, critics: Sequence[CriticUpdate]
     ) -> Judged:
         algorithm, place = self._algorithm, self._place
         values, at_cuts = None, None
-        if critic is not None and algorithm.uses_critic:
+        for critic in critics if algorithm.uses_critic else ():
             values, at_cuts = critic.values_of(windows, at_cuts=algorithm.asks_at_cuts)
         # A non-finite behaviour logprob came as 0 and masked.
         sampled = windows.mask | (windows.behaviour != 0)
@@ -232,21 +228,6 @@ class Updater:
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 
 
-def _inputs(
-    windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
-) -> dict[str, Tensor]:
-    """What goes into the losses and is known before the first optimizer step."""
-    mask, nothing = windows.mask, windows.rewards[:0]
-    weights = windows.weights
-    return {
-        "loss weights": nothing if weights is None else weights[mask],
-        "generator's logprobs": windows.behaviour[mask],
-        "rewards": windows.rewards,
-        "reference's logprobs": nothing if policy.reference is None else policy.reference[mask],
-        "values and value targets": nothing if critic is None else critic.inputs,
-    }
-
-
 def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
     """Which model's optimizer step was thrown away, and which earlier steps stay in the weights.
     None where no step was thrown away."""
@@ -260,9 +241,11 @@ def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
 
 def _diagnostics(windows: PolicyHalf, policy: PolicyUpdate, seen: Judged) -> list[TokenDiagnostics]:
     """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
-    nothing = torch.full_like(policy.start, math.nan)
+    size = seen.advantages.numel()
+    nothing = torch.full_like(policy.start.numbers[:size], math.nan)
+    known = policy.start.known[:size]
     figures = {
-        "learner_logprobs": torch.where(policy.known, policy.start, nothing),
+        "learner_logprobs": torch.where(known, policy.start.numbers[:size], nothing),
         "values": nothing if seen.values is None else seen.values,
         "advantages": seen.advantages,
         "returns": torch.where(seen.returns_known, seen.returns, math.nan),

@@ -55,7 +55,7 @@ def tally_all(x: dict[str, Tensor], segments: Segments) -> Tally:
                 x["advantages"] > 0.0,
                 known=x["values"] > 0.0,
                 trained=x["mask"],
-                over_cap=x["mask"] & (x["targets"] > 0.0),
+                cap=1.5,
             ),
             tally_values(x["values"], x["targets"], x["mask"], segments, cuts=x["mask"]),
             tally_egae(x["values"], x["advantages"], segments, boundary_tokens=2),
@@ -238,7 +238,7 @@ def test_hot_figures() -> None:
             torch.tensor([yes, yes, yes, no]),
             known=torch.tensor([yes, yes, no, yes]),
             trained=torch.tensor([no, yes, yes, yes]),
-            over_cap=torch.tensor([no, yes, no, no]),
+            cap=3.0,
         )
     )  # fmt: skip
     assert made == pytest.approx({

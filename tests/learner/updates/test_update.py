@@ -146,7 +146,7 @@ def test_the_cut_into_micro_batches_changes_nothing(
         for budget, chunk in ((100_000, 4096), (90, 5))
     ]
     for update in (1, 2):
-        hot = algorithm.correct_hot is not None
+        hot = algorithm.hot.reads_start
         batch = batch_of(record(seed=update, turns=turns, hot=hot), update=update)
         whole, cut = (learner.run(batch) for learner in learners)
         assert whole.metrics["actor/steps"] == minibatches
@@ -218,7 +218,8 @@ def test_the_critic_judges_before_it_learns_the_outcome(model: ModelConfig) -> N
     assert {w.trajectory_id for w in shard.windows} == {v.trajectory_id for v in shard.values}
     still, moving = Learner(model, tppo()), Learner(model, tppo(), minibatches=3)
     moving.critic = PlainEngine(moving.critic.network, lr=0.5)
-    moving.updater._critic = moving.critic
+    ((slots, _),) = moving.updater._critics
+    moving.updater._critics = [(slots, moving.critic)]
     before = still.run(batch_of(replace(shard, values=[])))
     after = moving.run(batch_of(shard, value_epochs=4))
     assert (still.critic.steps, moving.critic.steps) == (0, 12)

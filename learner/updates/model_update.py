@@ -1,0 +1,123 @@
+"""What every model that an update trains has in common: its tokens are dealt to optimizer steps,
+which are taken one after the other until one is thrown away.
+
+In: the reads that have a loss, and a loss of each micro-batch from whoever inherits. Out: optimizer
+steps, and what figures are made of. Promises: all ranks take the same steps in the same order; a
+model whose inputs are not sound is run forward once, so that its figures are there, and stays as it
+is.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headrace.protocol.messages.control import Batch
+from learner.algorithms.segment_advantages import Judged
+from learner.batching.token_reads import Reads
+from learner.device import Place
+from learner.models.deepspeed_engine import Engine, StepLog
+from learner.models.microbatches import MicroBatch, Steps
+from learner.models.prefix_cache import Carried
+from learner.updates.token_statistics import Tally
+
+
+class StartNumbers:
+    """A number for each of N tokens under the weights of the update's start: a logprob or a value.
+
+    Attributes:
+        numbers: [N]; 0 where no pass has read the token. known: [N] bool, where one has. exact: [N]
+        bool, the number is really of the update's start; elsewhere it is that of the token's first
+        forward pass, some optimizer steps later.
+    """
+
+    def __init__(self, numbers: Tensor, known: Tensor) -> None:
+        self.numbers, self.known, self.exact = numbers, known, known.clone()
+
+    def first(self, tokens: Tensor, now: Tensor, *, exact: bool) -> Tensor:
+        """[M] the numbers of some tokens; one that has none gets its number of `now`, [M]."""
+        found = torch.where(self.known[tokens], self.numbers[tokens], now.to(self.numbers.dtype))
+        self.numbers[tokens] = found
+        self.exact[tokens] |= ~self.known[tokens] & exact
+        self.known[tokens] = True
+        return found
+
+
+class ModelUpdate(ABC):
+    """One model's part of one update.
+
+    Attributes:
+        engine: the model. log: its optimizer steps so far.
+    """
+
+    name: ClassVar[str]
+    """In what a user is told."""
+    prefix: ClassVar[str]
+    """Of its figures."""
+    stream: ClassVar[int]
+    """Of the seed by which tokens are dealt."""
+
+    def __init__(
+        self, engine: Engine, reads: Reads, place: Place, batch: Batch, *, parts: int, step: str,
+        carried: Carried | None = None,
+    ) -> None:  # fmt: skip
+        """`reads`: the tokens that have a loss. `parts`: most optimizer steps in one pass over
+        them. `step`: what one is called while it is taken. `carried`: keys and values of what
+        stands before the reads."""
+        self.engine, self._reads, self._place, self._batch = engine, reads, place, batch
+        self.log = StepLog(place.work, f"update {batch.update}: {step}")
+        self._steps, self._parts = Steps(reads, place, parts=parts, carried=carried), parts
+        self._deal(epoch=0)
+        self._first_is_accumulated = False
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Mapping[str, Tensor]:
+        """By name, what goes into the loss, is known before the first step and must be finite."""
+
+    @abstractmethod
+    def loss(self, micro: MicroBatch) -> Tensor:
+        """The micro-batch's part of the loss of one optimizer step, which is their sum."""
+
+    @abstractmethod
+    def tallies(self, seen: Judged) -> list[Tally]:
+        """What this rank's share adds to the update's figures; `seen`: the windows' advantages."""
+
+    def first_pass(self, *, sound: bool) -> None:
+        """Accumulate the gradient of the first optimizer step, which also gives its tokens their
+        numbers of the update's start. `sound` as `train` has it."""
+        if self._plan:
+            self._accumulate(self._plan[0], sound=sound)
+            self._first_is_accumulated = True
+
+    def train(self, *, epochs: int, sound: bool) -> None:
+        """Take all optimizer steps of the update, up to the first that is thrown away; none where
+        the inputs are not `sound`, which all ranks know alike."""
+        self.log.planned = epochs * len(self._plan)
+        for epoch in range(epochs):
+            if epoch and self._parts > 1:
+                self._deal(epoch=epoch)
+            for micros in self._plan:
+                if not self._first_is_accumulated:
+                    self._accumulate(micros, sound=sound)
+                self._first_is_accumulated = False
+                if not sound:
+                    self.log.dropped += 1
+                    return
+                if not self.log.take(self.engine):
+                    return
+
+    def _deal(self, *, epoch: int) -> None:
+        seed = self._place.seed_of(self._batch.update, self.stream, epoch)
+        self._dealt = self._steps.deal(seed=seed)
+        self._plan = self._steps.cut(self._dealt)
+
+    def _accumulate(self, micros: Sequence[MicroBatch], *, sound: bool) -> None:
+        for i, micro in enumerate(micros):
+            with torch.set_grad_enabled(sound):
+                loss = self.loss(micro) * len(self._plan)
+            self.log.losses.append(loss.detach())
+            if sound:
+                self.engine.backward(loss, last=i == len(micros) - 1)
