@@ -44,15 +44,15 @@ def run_loop(
         answer: Message | None = None
         match message:
             case Welcome():
-                trainer.lineage = message.lineage
-                answer = trainer.announce(message.publish_as, publisher)
+                answer = trainer.announce(message.lineage, message.publish_as, publisher)
             case Restore():
                 trainer.go_back(message.line)
                 _greet(inbox)
             case Batch() if not trainer.is_next(message):
                 _LOG.error(
                     "update %d of lineage %d is refused: the weights are from update %d of lineage "
-                    "%d", message.update, message.lineage, trainer.update, trainer.lineage,
+                    "%d", message.update, message.lineage, trainer.position.update,
+                    trainer.position.lineage,
                 )  # fmt: skip
                 _greet(inbox)
             case Batch():
@@ -92,7 +92,7 @@ def _update(
 def _next(inbox: Inbox | None, trainer: Trainer) -> Message | None:
     if inbox is None:
         return None
-    waiting, due_at = trainer.waiting, trainer.due_at
+    waiting, due_at = trainer.publication.waiting, trainer.publication.due_at
     due = (waiting, due_at) if waiting is not None and due_at is not None else None
     while isinstance(message := inbox.next(due=due), BatchPart):
         _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)

@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> None:
                 publisher = stack.enter_context(
                     Publisher(
                         options.run_dir.name, options.run_dir, config.transport,
-                        num_bytes=trainer.policy_bytes, coordinator=options.connect,
+                        num_bytes=trainer.models.policy_bytes, coordinator=options.connect,
                         tell=lambda text: trainer.tell(text),
                     )
                 )  # fmt: skip
@@ -137,13 +137,13 @@ def _run(options: argparse.Namespace) -> None:
 def weights_of(trainer: Trainer) -> Weights:
     """What the coordinator is told of a learner's weights."""
     resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
-    return Weights(trainer.update, trainer.batch_id, resumed_from)
+    return Weights(trainer.position.update, trainer.position.batch_id, resumed_from)
 
 
 def _skipped(root: Path, trainer: Trainer) -> list[Trouble]:
     """What is to be said of checkpoints that could not be taken. UserError where none could, though
     there are some: a run does not begin again without a word."""
-    skipped = trainer.passed_over
+    skipped = trainer.checkpoints.passed_over
     if skipped and trainer.resumed_from is None:
         raise UserError(
             f"none of the checkpoints in {root} is whole ({skipped[0]}): put one back from a copy, "

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,29 @@ _LOG = logging.getLogger("headrace.learner")
 KEPT_VERSIONS = 3
 PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
+
+
+class Publication:
+    """When the newest version goes out: not within `interval_s` of the last one, unless somebody
+    asks. `waiting`: a version that was held back, None if none is."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s, self._published_at = interval_s, float("-inf")
+        self.waiting: int | None = None
+
+    @property
+    def due_at(self) -> float | None:
+        """When the version that waits may go out (time.monotonic), None if none waits."""
+        return None if self.waiting is None else self._published_at + self._interval_s
+
+    def goes_out(self, version: int, may: bool, *, at_once: bool) -> bool:
+        """Whether a version is published now; if not, it waits. `may`: this rank publishes."""
+        now = time.monotonic()
+        if not may or (not at_once and now < self._published_at + self._interval_s):
+            self.waiting = version
+            return False
+        self.waiting, self._published_at = None, now
+        return True
 
 
 class Publisher:

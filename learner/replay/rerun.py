@@ -189,7 +189,7 @@ def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[
         done = trainer.train(batch, merged(shares[rank]), None)
         frames = message_codec(max_bytes=_UNBOUNDED).encode(done)
         (folder / f"{REPORT}-{rank}").write_bytes(msgspec.msgpack.encode(frames))
-        weights = trainer.whole_weights()
+        weights = trainer.models.whole_weights()
         if rank == 0:
             (folder / WEIGHTS).mkdir()
             for name, tensors in weights.items():

@@ -93,10 +93,11 @@ def train(name: str, tree: Path, updates: int) -> list[dict[str, Any]]:
         trainer = trainers.Trainer(
             configuration(name, tree), Path(folder), rank=0, device=torch.device("cpu")
         )
+        models = getattr(trainer, "models", trainer)  # An older tree's trainer has the weights.
         for batch, shard in recorded(name)[:updates]:
             done = trainer.train(batch, shard, None)
             results.append(
-                {"metrics": flat(done.metrics), "weights": digest(trainer.whole_weights())}
+                {"metrics": flat(done.metrics), "weights": digest(models.whole_weights())}
             )
     return results
 

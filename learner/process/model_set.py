@@ -1,0 +1,140 @@
+"""The models that a learner rank holds: those that train, behind their engines, and the reference
+that the policy is held to.
+
+In: a run's configuration, and the checkpoint to go on from. Out: engines, the place they compute
+in, and whole weights. Promise: weights that leave are of whole models, whatever the ZeRO stage.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from headrace.config.sections.model import ModelConfig
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.host.work import Work
+from learner.algorithms.registry import Algorithm
+from learner.device import Place
+from learner.models.deepspeed_engine import DeepSpeedEngine
+from learner.models.family_check import may_share_rows
+from learner.models.forward import PolicyNetwork, ValueNetwork
+from learner.models.loading import as_in_files, has_flash, load_critic, load_policy
+from learner.process.checkpoint import CRITIC, POLICY
+from learner.process.weight_publishing import weights_of
+
+
+class ModelSet:
+    """The models of one rank.
+
+    Attributes:
+        networks: the models that train, by their folder's name in a checkpoint. engines: theirs.
+        reference: the forward pass of the policy that never changes, None without a divergence.
+        place: where all of them compute. tokenizer: the policy's. policy_bytes: about the size of
+        a published version.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        checkpoint: Path | None,
+        *,
+        rank: int,
+        device: torch.device,
+        work: Work,
+    ) -> None:
+        """Load and build; UserError where a model cannot be had."""
+        learner = config.learner
+        self._config, self._device = config, device
+        grouped = config.schedule.num_generations > 1
+        self._own_attention = learner.context == "carried" or (
+            grouped and learner.share_prompts is True
+        )
+        models = config.model
+        if checkpoint:
+            paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
+            models = models.model_copy(update=paths)
+        model = self._policy_model(models, own_attention=learner.context == "frozen")
+        policy = self._scoring(model)
+        shares_rows = may_share_rows(policy)
+        if not shares_rows and learner.context != "full":
+            raise UserError(
+                f"learner.context = {learner.context!r} knows keys and values alone, and "
+                f"{model.config.model_type} has layers with a state: take 'full'"
+            )
+        self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        self.networks: dict[str, PreTrainedModel] = {POLICY: model}
+        self.engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
+        if algorithm.value is not None:
+            self.networks[CRITIC] = load_critic(
+                models, dtype=self._dtype, device=device, own_attention=self._own_attention
+            )
+            critic = ValueNetwork(self.networks[CRITIC], autocast=self._autocast)
+            self.engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
+        if learner.gradient_checkpointing:
+            for model in self.networks.values():
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+                model.train()
+        self.place = Place(
+            device=device,
+            rank=rank,
+            world=learner.ranks,
+            budget=learner.micro_batch_tokens if shares_rows else 1,
+            seed=config.seed,
+            forward_together=learner.zero_stage == 3,
+            shares_openings=grouped
+            and shares_rows
+            and learner.share_prompts is not False
+            and (self._own_attention or not has_flash(device)),
+            work=work,
+        )
+        self.reference = None
+        if algorithm.kl is not None:
+            # The run's own model, not the checkpoint's: what is diverged from never changes.
+            start = self._policy_model(config.model, own_attention=False)
+            self.reference = self._scoring(start.requires_grad_(False))
+        # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
+        self.policy_bytes = sum(
+            getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
+        )
+
+    def whole_weights(self) -> dict[str, dict[str, Tensor]]:
+        """The weights of each model as they are. All ranks ask together."""
+        whole = {}
+        for name, engine in self.engines.items():
+            with engine.whole_parameters():
+                whole[name] = weights_of(self.networks[name].state_dict(), dtype=None)
+        return whole
+
+    def published_weights(self) -> dict[str, Tensor]:
+        """The policy's, by the names of its files and as generators take them. All ranks ask
+        together."""
+        wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
+        with self.engines[POLICY].whole_parameters():
+            return weights_of(as_in_files(self.networks[POLICY]), dtype=wanted)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        is_whole = self._config.learner.precision == "bfloat16"
+        return torch.bfloat16 if is_whole else torch.float32
+
+    @property
+    def _autocast(self) -> torch.dtype | None:
+        return torch.bfloat16 if self._config.learner.precision == "bf16_autocast" else None
+
+    def _policy_model(self, models: ModelConfig, *, own_attention: bool) -> PreTrainedModel:
+        own_attention = own_attention or self._own_attention
+        return load_policy(
+            models, dtype=self._dtype, device=self._device, own_attention=own_attention
+        )
+
+    def _scoring(self, model: PreTrainedModel) -> PolicyNetwork:
+        return PolicyNetwork(
+            model,
+            logits_chunk=self._config.learner.logits_chunk_tokens,
+            temperature=self._config.generator.temperature,
+            autocast=self._autocast,
+            wide_head=self._config.model.head_precision == "float32",
+        )
