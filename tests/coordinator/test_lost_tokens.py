@@ -28,7 +28,7 @@ async def leave_with_an_error(stage: Stage) -> None:
 
 
 async def fall_silent(stage: Stage) -> None:
-    stage.coordinator._forget_peer(GENERATOR)
+    stage.coordinator.membership.forget(GENERATOR)
 
 
 async def another_process(stage: Stage) -> None:

@@ -200,7 +200,7 @@ async def test_a_generator_that_was_silent_goes_on_with_what_nobody_took(tmp_pat
     async with staged(endless(), tmp_path / "run") as stage:
         key = await leased(stage)
         before = stage.hub.leases.held_by(GENERATOR)
-        stage.coordinator._forget_peer(GENERATOR)
+        stage.coordinator.membership.forget(GENERATOR)
         assert stage.hub.leases.held_by(GENERATOR) == []
         chunk = a_chunk(stage, key, 0)
         back = hello(stage)

@@ -121,7 +121,7 @@ async def test_a_lease_on_its_way_to_who_says_hello_is_kept_until_it_comes(tmp_p
     async with staged(endless(), tmp_path / "run") as stage:
         key = await leased(stage)
         (lease, _), before = stage.hub.state.leases[key], stage.hub.leases.held_by(GENERATOR)
-        stage.coordinator._forget_peer(GENERATOR)
+        stage.coordinator.membership.forget(GENERATOR)
         back = replace(hello(stage, leases=[]), leases_until=0)
         await stage.coordinator._dispatch(stage.identities[GENERATOR], back)
         await stage.coordinator.phases.advance()
@@ -164,7 +164,7 @@ async def test_heartbeats_say_how_far_leases_have_been_sent(
         sent = stage.hub.peers.generators[GENERATOR].leases_until - 1
         monkeypatch.setattr(stage.hub, "send", send)
         await leased(stage)
-        stage.coordinator._forget_peer(GENERATOR)
+        stage.coordinator.membership.forget(GENERATOR)
         await stage.coordinator._dispatch(stage.identities[GENERATOR], hello(stage))
         await stage.hub.recorder.flush()
         told = -1
@@ -182,7 +182,7 @@ async def test_what_two_generators_sampled_is_told_from_what_was_refused(tmp_pat
     async with staged(endless(), tmp_path / "run") as stage:
         key = await leased(stage)
         late, theirs = a_chunk(stage, key, 0, tokens=3), hello(stage)
-        stage.coordinator._forget_peer(GENERATOR)
+        stage.coordinator.membership.forget(GENERATOR)
         stage.identities["generator-1"] = identity_of("generator-1")
         other = m.Hello(role="generator", name="generator-1", pid=2, host="here", capacity=8)
         await stage.say("generator-1", other)

@@ -37,7 +37,7 @@ def start(run_dir: Path, rank: int, port: int) -> None:
         started = Trainer(config, run_dir, **settings)
     assert started.resumed_from is not None
     found = {
-        "bytes": started.policy_bytes,
+        "bytes": started.models.policy_bytes,
         "from": started.resumed_from.name,
         "written": written,
         "read": len(read) - written,

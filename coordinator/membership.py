@@ -1,0 +1,208 @@
+"""Who belongs to the run: Hellos, Goodbyes, and processes that fall silent.
+
+Comes in: every Hello and Goodbye, and what time it is. Goes out: a Welcome or a refusal, and word
+to the parts of who came and who is gone. Promises: a name has one process at a time, and a process
+that lives keeps its own; nobody is given up for a time in which this process heard nobody.
+"""
+
+import time
+
+from coordinator.connections.message_checks import cut
+from coordinator.connections.peers import Peer
+from coordinator.connections.permissions import hello_problem
+from coordinator.connections.rejections import COMINGS
+from coordinator.hub import Hub, Mover
+from coordinator.parts import Parts
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import ProcessChanged
+
+NEWCOMER_S = 60.0
+"""How long a Hello under a name that is taken is remembered, and who was asked for one."""
+ASK_EVERY_S, MOST_ASKED = 0.5, 1024
+"""How often one process is asked for its Hello, and how many are at a time."""
+MOST_NEWCOMERS = 1000
+MOST_PEERS = 4096
+"""Processes that are connected at a time."""
+HELLO_AGAIN_S = 1.0
+"""Who has been welcomed is not welcomed again within this time for the same Hello: an honest peer
+waits longer, and another one would be sent the configuration without end."""
+JOINING: dict[str, Mover] = {
+    "generator": "generators",
+    "reward": "reward workers",
+    "learner": "learner",
+}
+
+
+class Membership:
+    """The processes of the run."""
+
+    def __init__(self, hub: Hub, parts: Parts) -> None:
+        self.hub, self.parts = hub, parts
+        self._joined: set[str] = set()
+        """Who has ever been here. Who dies and comes back, again and again, moves nothing."""
+        self._newcomers: dict[str, float] = {}
+        """Who said Hello under a name that another process has, and when first."""
+        self._asked: dict[str, float] = {}
+        """Who was asked for a Hello, and when last."""
+        self._woke_at = self._empty_at = 0.0
+        """When this process last went on after it had stood still, and when nothing was left to
+        receive."""
+
+    async def ask_hello(self, identity: str) -> None:
+        """Ask a process that lives for its Hello; now and then, and only so many of them, because
+        whoever is asked need not be one that reads."""
+        now = time.monotonic()
+        before = self._asked.get(identity)
+        if len(self._asked) < MOST_ASKED if before is None else now - before >= ASK_EVERY_S:
+            self._asked[identity] = now
+            await self.hub.router.send(identity, m.AskHello())
+
+    async def join(self, identity: str, hello: m.Hello) -> None:
+        """A process says Hello: it is welcomed, refused, or waits until whoever has its name is
+        known to be gone."""
+        hub, name = self.hub, hello.name
+        problem = hello_problem(identity, hello, hub.state.given)
+        if problem is None and await self._is_contested(identity, hello):
+            return
+        known = hub.peers.of(name, identity)
+        if known is not None and hello == known.hello and known.welcomed_within(HELLO_AGAIN_S):
+            hub.rejections.count("hello_again")
+            return
+        if known is None and len(hub.peers.identities) >= MOST_PEERS:
+            problem = f"{MOST_PEERS} processes are connected, and more are not taken"
+        if known is not None and (known.hello.role, known.hello.pid) != (hello.role, hello.pid):
+            problem = f"this socket is of process {known.hello.pid}, a {known.hello.role}"
+        if problem is not None:
+            hub.rejections.add(identity, "hello_refused", problem)
+            await hub.router.send(identity, m.Refused(reason=problem))
+            return
+        hub.let_in(name, identity)
+        welcome = m.Welcome(
+            run_id=hub.run_id,
+            run_dir=hub.run_dir,
+            config="" if hello.role == "monitor" else hub.config.public().model_dump_json(),
+        )
+        match hello.role:
+            case "learner":
+                await self.parts.training.join(hello, welcome)
+            case "generator":
+                await hub.send(name, welcome)
+                await self.parts.generation.join(hello)
+                self.parts.self_test.join(name)
+            case "reward":
+                await hub.send(name, welcome)
+                self.parts.scoring.join(hello)
+            case "monitor":
+                hub.peers.monitors[name] = Peer(hello)
+                await hub.send(name, welcome)
+        if (peer := hub.peers.of(name, identity)) is not None:
+            peer.welcomed = time.monotonic()
+        if known is None:
+            self._process_changed(hello, "up", "")
+        mover = JOINING.get(hello.role)
+        if mover is not None and name not in self._joined:
+            self._joined.add(name)
+            hub.progress(mover)
+
+    async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
+        """Whether another process holds this name (or the learner's place) and may still be alive.
+        A holder whose connection is closed is forgotten. A holder that says anything after the
+        newcomer's first Hello is alive, and the newcomer's next Hello is refused. Until then the
+        newcomer gets no answer."""
+        peers = self.hub.peers
+        holder = peers.find(hello.name)
+        if hello.role == "learner" and peers.learner is not None:
+            holder = peers.learner
+        if holder is None:
+            return False
+        name = holder.hello.name
+        if peers.identities[name] == identity:
+            return False
+        if not await self.hub.send(name, m.Heartbeat()):
+            self._process_changed(holder.hello, "lost", "its connection is closed")
+            self.forget(name)
+            return False
+        if identity not in self._newcomers and len(self._newcomers) >= MOST_NEWCOMERS:
+            self.hub.rejections.count("before_hello")
+            return True
+        asked_at = self._newcomers.setdefault(identity, time.monotonic())
+        if holder.last_seen > asked_at:
+            del self._newcomers[identity]
+            reason = f"process {holder.hello.pid} on {holder.hello.host} is {name}, and it lives"
+            self.hub.rejections.add(identity, "hello_refused", reason)
+            await self.hub.router.send(identity, m.Refused(reason=reason))
+        return True
+
+    def leave(self, name: str, failed: str | None) -> None:
+        """A process says Goodbye; `failed`: why, where it did not mean to end."""
+        peer = self.hub.peers.find(name)
+        assert peer is not None
+        role, failed = peer.hello.role, cut(failed)
+        self._process_changed(peer.hello, "gone", failed or "")
+        self.forget(name, died=False)
+        if failed and role in ("reward", "learner"):
+            self.hub.failed = self.hub.failed or f"{name}: {failed}"
+
+    def forget(self, name: str, *, died: bool = True) -> None:
+        """A process is gone: its part of the work goes to others."""
+        peers = self.hub.peers
+        if name in peers.generators:
+            self.parts.generation.lose(name, died=died)
+        elif name in peers.rewards:
+            self.parts.scoring.lose(name)
+        elif name in peers.monitors:
+            del peers.monitors[name]
+        else:
+            self.parts.training.lose()
+        self.hub.router.end(peers.identities.pop(name))
+        self.hub.troubles.waits.pop(name, None)
+        self.hub.doing.pop(name, None)
+
+    def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
+        if hello.role == "monitor" or not self.hub.repeats.passes("process_changed", COMINGS):
+            return
+        self.hub.recorder.write(
+            ProcessChanged(
+                at=time.time(),
+                name=hello.name,
+                role=hello.role,
+                pid=hello.pid,
+                host=hello.host,
+                state=state,  # type: ignore[arg-type]
+                detail=detail,
+            )
+        )
+
+    def stood_still(self, now: float, seconds: float) -> None:
+        """This process stood still: nobody was silent, and nobody failed to make progress."""
+        self._woke_at = now
+        self.hub.peers.excuse(seconds)
+        self.hub.progress_at = min(now, self.hub.progress_at + seconds)
+        if seconds > self.hub.config.transport.heartbeat_s * 2:
+            self.hub.incident(
+                "warning", "stood_still", f"the coordinator stood still for {seconds:.1f} s"
+            )
+
+    def _has_heard_all(self, now: float) -> bool:
+        """Whether what came while this process stood still was received, so that silence means
+        something."""
+        patience = self.hub.config.transport.heartbeat_timeout_s
+        return self._empty_at >= self._woke_at or now - self._woke_at > patience
+
+    def nothing_left(self, at: float) -> None:
+        """Nothing was left to receive then (time.monotonic)."""
+        self._empty_at = at
+
+    def expire(self, now: float) -> bool:
+        """Forget newcomers that did not come again, and give up peers that were not heard for too
+        long; False where silence means nothing yet."""
+        self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
+        self._asked = {k: at for k, at in self._asked.items() if now - at < NEWCOMER_S}
+        if not self._has_heard_all(now):
+            return False
+        for name in self.hub.peers.silent(self.hub.config.transport.heartbeat_timeout_s):
+            peer = self.hub.peers.find(name)
+            assert peer is not None
+            self._process_changed(peer.hello, "lost", "no heartbeat")
+            self.forget(name)
+        return True
