@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.records.record_types import BatchTaken, Record, UpdateCommitted
+from headrace.run_files.checked_lines import checked_line, whole_lines
 from headrace_cli.cli import main
 from headrace_cli.commands.inspection.differences import Row, named_rows, quantity, row_of
 from storage.journal.diagnostics import DiagnosticsReader
@@ -112,13 +113,13 @@ def test_a_window_that_another_rank_trained_is_named(
     moved = 0
     for rank in (0, 1):
         path = of_two_ranks / "applied" / f"rank-{rank}.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = list(whole_lines(path))
         (own,) = (line for line in lines if line["update"] == REPLAYED)
         if rank == 0:
             moved = own["windows"].pop()
         else:
             own["windows"].append(moved)
-        (copy / "applied" / path.name).write_text("\n".join(map(json.dumps, lines)))
+        (copy / "applied" / path.name).write_bytes(b"".join(map(checked_line, lines)))
     code, said = told(capsys, copy, "--store-only")
     assert code == 1
     ranks = by_name(said)["ranks"]
