@@ -15,14 +15,14 @@ from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import Peers
 from coordinator.connections.rejections import RejectionLog, Repeats
 from coordinator.dispatch.leases import Leases
-from coordinator.incidents.alerts import Troubles
+from coordinator.incidents.alerts import Incidents
 from coordinator.incidents.reward_monitors import Monitors
 from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.persistence.recorder import Recorder
 from coordinator.persistence.snapshots import MOST, snapshot_of
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
-from coordinator.scheduling.window_lifecycle import Settlement
+from coordinator.scheduling.window_lifecycle import WindowLifecycle
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules
 from headrace.protocol.messages.control import Message, Progress
@@ -96,7 +96,7 @@ class Hub:
     run_dir: str
     state: State
     leases: Leases
-    settlement: Settlement
+    settlement: WindowLifecycle
     scheduler: Scheduler
     rules: BatchRules
     recorder: Recorder
@@ -123,7 +123,7 @@ class Hub:
     """Tokens of refused chunks that are not written down yet, by generator and reason."""
     monitors: Monitors = field(init=False)
     """Of rewards."""
-    troubles: Troubles = field(init=False)
+    troubles: Incidents = field(init=False)
 
     def __post_init__(self) -> None:
         def warn(kind: str, text: str) -> None:
@@ -132,7 +132,7 @@ class Hub:
         self.rejections = RejectionLog(
             lambda kind, text: self._write_incident("warning", kind, text)
         )
-        self.troubles = Troubles(self.incident)
+        self.troubles = Incidents(self.incident)
         self.recorder.snapshot = self._snapshot
         self.monitors = Monitors(self.config.reward, warn)
 

@@ -22,7 +22,7 @@ from coordinator.connections.permissions import (
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.membership import Membership
-from coordinator.monitoring.stall_watch import Waits
+from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import build_parts
 from coordinator.phases import Phases
@@ -46,7 +46,7 @@ class Coordinator:
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self.hub = hub
         self.parts = build_parts(hub, prompts)
-        self.waits = Waits(hub, self.parts)
+        self.waits = StallWatch(hub, self.parts)
         self.phases = Phases(hub, self.parts, self.waits)
         self.membership = Membership(hub, self.parts)
 
@@ -215,7 +215,7 @@ class Coordinator:
         self.hub.tell()
         for name, _ in self.hub.peers.everyone():
             if name in self.hub.peers.generators:
-                await self.parts.generation.roll_call.beat(name)
+                await self.parts.generation.reconciliation.beat(name)
             else:
                 await self.hub.send(name, m.Heartbeat())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.hub import Hub
-from coordinator.monitoring.stall_watch import Waits
+from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import Parts
 from coordinator.rollouts.evaluation import Label, can_wait
@@ -29,7 +29,7 @@ GOODBYE_S = 10.0
 class Phases:
     """Where the run stands and what comes next."""
 
-    def __init__(self, hub: Hub, parts: Parts, waits: Waits) -> None:
+    def __init__(self, hub: Hub, parts: Parts, waits: StallWatch) -> None:
         self.hub, self.parts, self.waits = hub, parts, waits
         self.phase: Phase = "starting"
         self.outcome = "finished"

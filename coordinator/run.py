@@ -31,9 +31,9 @@ from coordinator.loop import Coordinator
 from coordinator.persistence.recorder import Recorder
 from coordinator.persistence.snapshots import restored
 from coordinator.persistence.state import State
-from coordinator.scheduling.streaming import Stream
-from coordinator.scheduling.synchronous import Rounds
-from coordinator.scheduling.window_lifecycle import Settlement
+from coordinator.scheduling.streaming import StreamingScheduler
+from coordinator.scheduling.synchronous import SynchronousScheduler
+from coordinator.scheduling.window_lifecycle import WindowLifecycle
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import batch_rules
 from headrace.errors import StorageBlockedError, UserError
@@ -90,7 +90,7 @@ def build(
         store = create(run_dir, run_id, config)
         state = State(config)
     leases = Leases(state.account)
-    kind = Stream if config.schedule.mode == "streaming" else Rounds
+    kind = StreamingScheduler if config.schedule.mode == "streaming" else SynchronousScheduler
     lines = None
     if config.reward.line_source() is not None:
         lines = LineScoring(config, state.account, prompts.line_tokens())
@@ -101,7 +101,7 @@ def build(
         run_dir=str(run_dir),
         state=state,
         leases=leases,
-        settlement=Settlement(config, state.account, lines),
+        settlement=WindowLifecycle(config, state.account, lines),
         scheduler=kind(config, state, leases),
         rules=batch_rules(config),
         recorder=recorder,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut
 from coordinator.connections.peers import GeneratorPeer
-from coordinator.dispatch.leases import Given
+from coordinator.dispatch.leases import GrantedLease
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.scoring.score_items import ScoreItems
@@ -162,7 +162,7 @@ class SelfTest:
     def _take(self, name: str, check: Check, chunk: m.TrajectoryChunk) -> None:
         if chunk.chunk_index < check.trajectory.next_chunk:
             return  # It was sent again.
-        lease = Given(chunk.lease_id, name, training=True)
+        lease = GrantedLease(chunk.lease_id, name, training=True)
         problem = chunk.error if chunk.finish == "failed" else None
         problem = problem or chunk_problem(
             chunk, check.trajectory, lease, name, self._limits, self._hub.state.versions

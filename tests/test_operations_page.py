@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.incidents.alerts import Troubles
+from coordinator.incidents.alerts import Incidents
 from headrace.errors import StorageBlockedError, UserError
 from headrace.host import disk
 from headrace.run_files import run_folder
@@ -63,7 +63,7 @@ def test_what_is_no_line_of_the_page_is_told_from_one() -> None:
 
 
 def test_what_a_disk_that_takes_nothing_makes_the_run_say() -> None:
-    troubles = Troubles(lambda *told: None)
+    troubles = Incidents(lambda *told: None)
     with pytest.raises(StorageBlockedError) as full, disk.writing(ROOT, START_BYTES):
         raise OSError(errno.ENOSPC, "full")
     with pytest.raises(StorageBlockedError) as closed, disk.writing(ROOT, START_BYTES):

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from coordinator.persistence.snapshots import restored, snapshot_of
 from coordinator.persistence.state import State
-from coordinator.scheduling.window_lifecycle import Settlement
+from coordinator.scheduling.window_lifecycle import WindowLifecycle
 from headrace.config.loading.recipe import deep_merge
 from headrace.config.sections.run import RunConfig
 from headrace.host.install import ROOT
@@ -144,7 +144,7 @@ class MadeRun:
             self.store = RunStore.create(run_dir, run_dir.name, config)
             self.state = State(config)
         self._keep = config.checkpoint.keep_last
-        self._settlement = Settlement(config, self.state.account)
+        self._settlement = WindowLifecycle(config, self.state.account)
         self._records: list[r.Record] = []
         self._rng = np.random.default_rng(0)
 

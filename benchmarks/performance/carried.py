@@ -34,7 +34,7 @@ from headrace.protocol.messages.batches import Shard
 from learner.batching.token_reads import reads_of, sampled_windows
 from learner.device import Place
 from learner.models.microbatches import micro_batches
-from learner.models.prefix_cache import Carried
+from learner.models.prefix_cache import PrefixCache
 
 Context = Literal["full", "frozen", "carried"]
 CONTEXTS: tuple[Context, ...] = get_args(Context)
@@ -80,7 +80,7 @@ def gradient(ours: Learner, part: Shard, context: Context, advantages: Tensor) -
     """The policy gradient of the windows at the present weights, as one vector."""
     reads = reads_of(part.sequences, part.windows, sampled_windows(part.sequences, part.windows))
     place = Place(device=CPU, budget=BUDGET, frozen_context=context != "full")
-    carried: Carried | None = None
+    carried: PrefixCache | None = None
     if context == "carried":
         carried = ours.updater.carried["policy"]
         carried.begin(ours.updates + 1, ())

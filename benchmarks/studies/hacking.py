@@ -29,7 +29,7 @@ from benchmarks.kit.study_table import Table
 from benchmarks.studies import reinforce, seeds, small_tasks
 from benchmarks.studies.reinforce import Answers, truths
 from benchmarks.studies.small_tasks import PARITIES, Task, fillers
-from coordinator.incidents.alerts import Alerts, Estimate, Seen, estimate
+from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, estimate
 from coordinator.scoring.group_diversity import largest_distance
 from headrace.config.sections.reward_monitors import AlertConfig
 
@@ -68,7 +68,7 @@ def trained(task: Task, folder: Path, seed: int, pay: Pay) -> dict[str, Any]:
         updates.append(figures(task, answers))
         # Proxy minus truth, as an audit of all answers sees it.
         gaps.append(estimate([task.proxy(*pair) - task.truth(*pair) for pair in answers.pairs]))
-        if list(alerts.judge("proxy", Seen(gap=gaps[-1], first_gap=gaps[0]))):
+        if list(alerts.judge("proxy", RewardStatistics(gap=gaps[-1], first_gap=gaps[0]))):
             raised.append(len(updates))
         rewards = torch.tensor([pay(*pair) for pair in answers.pairs])
         groups = rewards.reshape(-1, reinforce.SAMPLES)

@@ -9,7 +9,7 @@ first.
 import heapq
 
 
-class Room:
+class Capacity:
     """Names by how many trajectories each could take."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from coordinator.connections.versions import Versions
-from coordinator.dispatch.leases import Given
+from coordinator.dispatch.leases import GrantedLease
 from headrace.protocol.messages.control import Score, TrajectoryChunk
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import ChunkArrived
@@ -40,7 +40,7 @@ class Limits:
     vocabulary: int
 
 
-def holds_lease(chunk: TrajectoryChunk, lease: Given | None, sender: str) -> bool:
+def holds_lease(chunk: TrajectoryChunk, lease: GrantedLease | None, sender: str) -> bool:
     """Whether the chunk belongs to the lease in force, and the sender has that lease."""
     return lease is not None and lease.lease_id == chunk.lease_id and lease.generator == sender
 
@@ -48,7 +48,7 @@ def holds_lease(chunk: TrajectoryChunk, lease: Given | None, sender: str) -> boo
 def chunk_problem(
     chunk: TrajectoryChunk,
     trajectory: Trajectory,
-    lease: Given | None,
+    lease: GrantedLease | None,
     sender: str,
     limits: Limits,
     versions: Versions,

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordinator.connections.capacity import Room
+from coordinator.connections.capacity import Capacity
 from headrace.protocol.messages.control import GeneratorReport, Hello
 
 
@@ -37,7 +37,7 @@ class GeneratorPeer(Peer):
 
     tested: bool = True
     """It has passed its self-test, or has none to pass."""
-    room: Room = field(default_factory=Room)
+    room: Capacity = field(default_factory=Capacity)
     live: set[int] = field(default_factory=set)
     """Trajectory ids."""
     loaded: int = -1
@@ -111,7 +111,7 @@ class Peers:
     monitors: dict[str, Peer] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     """By name, the identity of the socket that speaks for the process."""
-    room: Room = field(default_factory=Room)
+    room: Capacity = field(default_factory=Capacity)
     """Of the generators."""
 
     def join(self, hello: Hello, *, tested: bool) -> None:
@@ -125,7 +125,7 @@ class Peers:
         generator = self.generators.pop(name, None)
         if generator is not None:
             self.room.remove(name)
-            generator.room = Room()  # Whoever still knows it says nothing of the others' room.
+            generator.room = Capacity()  # Whoever still knows it says nothing of the others' room.
         return generator
 
     def of(self, name: str, identity: str) -> Peer | None:

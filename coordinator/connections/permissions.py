@@ -2,7 +2,7 @@
 
 Comes in: a message, the role under which its sender said Hello, and what the coordinator has told
 that sender. Goes out: the reason why the message is refused, or None. Pure functions over
-arguments; `Orders` is the one thing that remembers, and the coordinator's side of the learner keeps
+arguments; `OutstandingRequests` alone has a memory, and the coordinator's side of the learner keeps
 it. Chunks and scores are checked one by one where they are taken (`intake`, `scoring`).
 """
 
@@ -34,7 +34,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass
-class Orders:
+class OutstandingRequests:
     """What the learner was told to do and has not answered yet."""
 
     update: int | None = None
@@ -91,7 +91,7 @@ def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal
 
 
 def learner_refusal(
-    message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: Orders
+    message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: OutstandingRequests
 ) -> Refusal | None:
     """Refuse a report of a batch that the learner does not have, a version that was not issued to
     it, and a checkpoint that nobody asked it for."""
@@ -106,7 +106,7 @@ def learner_refusal(
     return Refusal("not_asked", problem) if problem else None
 
 
-def _update_problem(message: m.UpdateDone, orders: Orders) -> str | None:
+def _update_problem(message: m.UpdateDone, orders: OutstandingRequests) -> str | None:
     said = message.lineage, message.update, message.batch_id
     if said != (orders.lineage, orders.update, orders.batch_id):
         return (
@@ -124,7 +124,7 @@ def _update_problem(message: m.UpdateDone, orders: Orders) -> str | None:
     return diagnostics_problem(message.diagnostics, orders.windows)
 
 
-def _notice_problem(notice: m.WeightNotice, orders: Orders) -> str | None:
+def _notice_problem(notice: m.WeightNotice, orders: OutstandingRequests) -> str | None:
     since = orders.versions.get(notice.version)
     if since is None:
         return f"version {notice.version} was not issued to the learner, or is overtaken"

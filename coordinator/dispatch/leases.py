@@ -23,7 +23,7 @@ from headrace.trajectory.account import Account
 
 
 @dataclass
-class Given:
+class GrantedLease:
     """A lease in force. `training`: of a training trajectory. `holding`: its generator was told to
     end it."""
 
@@ -44,7 +44,7 @@ class Leases:
     """
 
     account: Account
-    given: dict[int, Given] = field(default_factory=dict)
+    given: dict[int, GrantedLease] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     _training: int = 0
     """How many of the leases are of training trajectories."""
@@ -106,7 +106,7 @@ class Leases:
         training = self.account.trajectories[trajectory_id].purpose == "train"
         before = self.given.get(trajectory_id)
         self._training += training - (before is not None and before.training)
-        self.given[trajectory_id] = Given(lease_id, generator, training)
+        self.given[trajectory_id] = GrantedLease(lease_id, generator, training)
         self._by_generator.setdefault(generator, set()).add(trajectory_id)
 
     def end(self, trajectory_id: int) -> None:
@@ -133,11 +133,11 @@ class Leases:
         """Generators that have leases."""
         return {name for name, held in self._by_generator.items() if held}
 
-    def of(self, trajectory_id: int) -> Given | None:
+    def of(self, trajectory_id: int) -> GrantedLease | None:
         """The lease in force, if there is one."""
         return self.given.get(trajectory_id)
 
-    def training(self) -> Iterator[tuple[int, Given]]:
+    def training(self) -> Iterator[tuple[int, GrantedLease]]:
         """Leases of training trajectories."""
         return ((key, given) for key, given in self.given.items() if given.training)
 

@@ -37,7 +37,7 @@ def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> 
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedPrompt:
     """A prompt as text and as token ids."""
 
     text: str
@@ -54,14 +54,14 @@ class Prompts:
         )
         self.vocabulary = _vocabulary(config, len(self._tokenizer))
         """Token ids are below it."""
-        self._asides = Asides(config, self._tokenizer)
+        self._asides = CriticPrompts(config, self._tokenizer)
         self._source: PromptSource = build_source(config.task, config.seed)
         self.skipped = 0
         if config.task.kind != "dataset":
             task = PROCEDURAL_TASKS[config.task.kind]
             self._check_labels(task.draw(Random(0), config.task.max_terms), config.task.max_terms)
 
-    def encode(self, row: Row) -> Encoded:
+    def encode(self, row: Row) -> EncodedPrompt:
         """The prompt as the policy sees it: through the chat template if there is to be one."""
         if part := other_than_text(row.prompt):
             raise UserError(
@@ -70,7 +70,7 @@ class Prompts:
             )
         mode = self._config.model.chat_template
         if isinstance(row.prompt, str) and mode != "always":
-            return Encoded(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
+            return EncodedPrompt(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
         if mode == "never":
             raise UserError(
                 f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"
@@ -83,7 +83,9 @@ class Prompts:
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
-        return Encoded(text, _ids(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
+        return EncodedPrompt(
+            text, _ids(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        )
 
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
@@ -142,7 +144,7 @@ class Prompts:
     def _group(
         self,
         row: Row,
-        encoded: Encoded,
+        encoded: EncodedPrompt,
         position: int,
         group_id: int,
         trajectory_id: int,
@@ -176,7 +178,7 @@ def _ids(tokens: list[int]) -> Int32:
     return np.array(tokens, np.int32)
 
 
-class Asides:
+class CriticPrompts:
     """What the value model is told between a prompt and its answers: the anchor that they have to
     beat, of the row's source of rewards; cut where it is longer than an answer may be."""
 

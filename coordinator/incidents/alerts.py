@@ -34,7 +34,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(values), error, number)
 
 
-class Seen(NamedTuple):
+class RewardStatistics(NamedTuple):
     """What was seen of a source; None where there is not enough of it."""
 
     gap: Estimate | None = None
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     entropy: float | None = None
 
 
-def _gap(config: AlertConfig, seen: Seen) -> str | None:
+def _gap(config: AlertConfig, seen: RewardStatistics) -> str | None:
     if config.gap_rise is None or seen.gap is None or seen.first_gap is None:
         return None
     rise = seen.gap.mean - seen.first_gap.mean
@@ -61,7 +61,7 @@ def _gap(config: AlertConfig, seen: Seen) -> str | None:
     )
 
 
-def _length(config: AlertConfig, seen: Seen) -> str | None:
+def _length(config: AlertConfig, seen: RewardStatistics) -> str | None:
     bound, correlation = config.length_correlation, seen.length_correlation
     if bound is None or correlation is None or seen.length is None or seen.first_length is None:
         return None
@@ -74,7 +74,7 @@ def _length(config: AlertConfig, seen: Seen) -> str | None:
     )
 
 
-def _spread(config: AlertConfig, seen: Seen) -> str | None:
+def _spread(config: AlertConfig, seen: RewardStatistics) -> str | None:
     bound, distance = config.edit_distance, seen.edit_distance
     if bound is None or distance is None or distance > bound:
         return None
@@ -84,14 +84,19 @@ def _spread(config: AlertConfig, seen: Seen) -> str | None:
     )
 
 
-def _entropy(config: AlertConfig, seen: Seen) -> str | None:
+def _entropy(config: AlertConfig, seen: RewardStatistics) -> str | None:
     bound, entropy = config.entropy, seen.entropy
     if bound is None or entropy is None or entropy >= bound:
         return None
     return f"the entropy of its answers is {entropy:.4f} nats a token: the policy hardly tries"
 
 
-_RULES: tuple[Callable[[AlertConfig, Seen], str | None], ...] = (_gap, _length, _spread, _entropy)
+_RULES: tuple[Callable[[AlertConfig, RewardStatistics], str | None], ...] = (
+    _gap,
+    _length,
+    _spread,
+    _entropy,
+)
 
 
 class Alerts:
@@ -101,7 +106,7 @@ class Alerts:
         self._config = config
         self._crossings: dict[tuple[str, int], Crossing] = {}
 
-    def judge(self, source: str, seen: Seen) -> Iterator[str]:
+    def judge(self, source: str, seen: RewardStatistics) -> Iterator[str]:
         """Texts of the alerts that are new."""
         for number, rule in enumerate(_RULES):
             text = rule(self._config, seen)
@@ -113,7 +118,7 @@ class Alerts:
                 yield f"{source}: {text}"
 
 
-def _knows(number: int, seen: Seen) -> bool:
+def _knows(number: int, seen: RewardStatistics) -> bool:
     """Whether what a rule looks at was seen."""
     figures = (seen.gap, seen.length_correlation, seen.edit_distance, seen.entropy)
     return figures[number] is not None
@@ -135,7 +140,7 @@ class Wait(NamedTuple):
 
 
 @dataclass
-class Troubles:
+class Incidents:
     """The same text is told once; what is kept, and how much is written, is bounded.
 
     `write` takes a level, a kind and a text, and puts them into the run's history.

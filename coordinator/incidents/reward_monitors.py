@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.incidents.alerts import Alerts, Estimate, Seen, estimate
+from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, estimate
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.reward_monitors import AlertConfig
 from headrace.protocol.records.record_types import AuditArrived, RewardArrived
@@ -68,7 +68,7 @@ class _Watched:
         """Reward minus audited reward of the newest audited answers."""
         return estimate([reward - truth for reward, truth in self.audits])
 
-    def take(self) -> tuple[dict[str, float], Seen]:
+    def take(self) -> tuple[dict[str, float], RewardStatistics]:
         """Figures by the last part of their names, and what alerts look at; sums start anew."""
         since, self.since = self.since, _Since()
         figures = {"count": float(since.answers)}
@@ -93,7 +93,7 @@ class _Watched:
             figures["audited_mean"] = statistics.fmean(truth for _, truth in self.audits)
             figures["gap"] = self.gap().mean
         enough = len(self.answers) >= self._least_answers
-        seen = Seen(
+        seen = RewardStatistics(
             gap=self.gap() if self.first_gap else None,
             first_gap=self.first_gap,
             length=estimate([tokens for tokens, _ in self.answers]) if enough else None,

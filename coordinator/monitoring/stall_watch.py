@@ -34,7 +34,7 @@ class Wait(NamedTuple):
     age_s: float
 
 
-class Waits:
+class StallWatch:
     """See the module's docstring."""
 
     def __init__(self, hub: Hub, parts: Parts) -> None:

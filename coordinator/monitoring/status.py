@@ -3,12 +3,12 @@
 import time
 
 from coordinator.hub import Hub
-from coordinator.monitoring.stall_watch import Waits
+from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.parts import Parts
 from headrace.protocol.messages.control import Status
 
 
-def status(hub: Hub, parts: Parts, waits: Waits, phase: str) -> Status:
+def status(hub: Hub, parts: Parts, waits: StallWatch, phase: str) -> Status:
     """The run's phase, its gauges and ledger, and what is waited for."""
     state = hub.state
     ledger = hub.account.ledger

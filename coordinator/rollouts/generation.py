@@ -12,7 +12,7 @@ from typing import Literal
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
-from coordinator.rollouts.lease_reconciliation import RollCall
+from coordinator.rollouts.lease_reconciliation import LeaseReconciliation
 from headrace.protocol.messages.control import (
     FireSampling,
     GeneratorReport,
@@ -33,7 +33,7 @@ class Generation:
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self._hub = hub
         self._prompts = prompts
-        self.roll_call = RollCall(hub)
+        self.reconciliation = LeaseReconciliation(hub)
         self.notice: WeightNotice | None = None
         self.draining = False
         fire = hub.config.generator.fire
@@ -69,7 +69,7 @@ class Generation:
             comes_back = hello.leases_until >= 0 and self._hub.state.given > 0
             tested = comes_back or not self._hub.config.self_tests
             self._hub.peers.join(hello, tested=tested)
-            await self.roll_call.agree(hello)
+            await self.reconciliation.agree(hello)
         if self.notice is not None:
             self._notify(hello.name, self.notice)
 
@@ -108,7 +108,7 @@ class Generation:
         if generator is None:
             return
         generator.report = report
-        self.roll_call.report(name, report)
+        self.reconciliation.report(name, report)
         pid, total = generator.hello.pid, report.discarded_tokens
         process, known = self._hub.state.discarded.get(name, (pid, 0))
         new = total - known if process == pid else total
@@ -240,7 +240,7 @@ class Generation:
         ]
         if now:
             await self._hub.send(name, Leases(leases=now))
-        self.roll_call.sent(name, leases[-1].lease_id + 1)
+        self.reconciliation.sent(name, leases[-1].lease_id + 1)
 
     def _make_lease(self, trajectory: Trajectory) -> Lease:
         config, state = self._hub.config, self._hub.state

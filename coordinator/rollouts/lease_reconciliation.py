@@ -13,7 +13,7 @@ from coordinator.hub import Hub
 from headrace.protocol.messages.control import GeneratorReport, Heartbeat, Hello, Hold
 
 
-class RollCall:
+class LeaseReconciliation:
     """See the module's docstring."""
 
     def __init__(self, hub: Hub) -> None:

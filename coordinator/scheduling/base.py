@@ -55,7 +55,7 @@ class Warmup:
             self.on = False
 
 
-class Halves:
+class BatchSelector:
     """Which of the windows and trajectories that wait go into a batch."""
 
     def __init__(self, config: RunConfig, state: State, *, by_arrival: bool) -> None:
@@ -177,7 +177,7 @@ class Scheduler(ABC):
         self._config, self._schedule = config, config.schedule
         self._state, self._account, self._leases = state, state.account, leases
         self._warmup = Warmup(config, state)
-        self._halves = Halves(config, state, by_arrival=by_arrival)
+        self._selector = BatchSelector(config, state, by_arrival=by_arrival)
         self.bound = self._schedule.bound
         """Most windows in play in a stream."""
 
@@ -196,7 +196,7 @@ class Scheduler(ABC):
 
     def is_behind(self) -> bool:
         """Whether nothing is to be sampled, because a rollback is gone over again."""
-        return self._halves.is_behind()
+        return self._selector.is_behind()
 
     @abstractmethod
     def stops_at_border(self) -> bool:
@@ -226,13 +226,13 @@ class Scheduler(ABC):
 
     def too_stale(self) -> list[Window]:
         """Ready windows that can no longer be trained."""
-        return self._halves.too_stale()
+        return self._selector.too_stale()
 
     def next_batch(self) -> Selection | None:
         """The next batch, or None when the learner has to wait."""
         if self._account.taken is not None:
             return None
-        if again := self._halves.again():
+        if again := self._selector.again():
             return again
         value = self._config.algorithm.value
         if self.warming:
@@ -242,7 +242,7 @@ class Scheduler(ABC):
         windows = self._policy_half()
         if not windows:
             return None
-        values = self._halves.values(windows)
+        values = self._selector.values(windows)
         return Selection(windows, values, self._config.learner.value.epochs)
 
     @abstractmethod

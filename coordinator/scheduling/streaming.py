@@ -17,7 +17,7 @@ from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
 
-class Stream(Scheduler):
+class StreamingScheduler(Scheduler):
     """Leases under a bound, batches as soon as there are enough windows."""
 
     lockstep = False
@@ -85,18 +85,18 @@ class Stream(Scheduler):
             return []
         if self._opening_waits() or self._stale_unit_waits():
             return []
-        return self._halves.windows()
+        return self._selector.windows()
 
     def _warmup_half(self) -> list[Trajectory]:
         """As many finished trajectories as a batch has windows, or enough to fill token budgets;
         fewer where the stream would otherwise wait for ever."""
         if self._schedule.value_batch_tokens is not None:
-            chosen = self._halves.warmup_values()
+            chosen = self._selector.warmup_values()
         elif len(self._account.values) >= self._schedule.batch_windows:
-            chosen = self._halves.waiting()[: self._schedule.batch_windows]
+            chosen = self._selector.waiting()[: self._schedule.batch_windows]
         else:
             chosen = []
-        return self._halves.waiting() if not chosen and self._nothing_to_come() else chosen
+        return self._selector.waiting() if not chosen and self._nothing_to_come() else chosen
 
     def _nothing_to_come(self) -> bool:
         """Nothing is under way, and what waits fills the bound so far that nobody may begin

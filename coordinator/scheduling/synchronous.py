@@ -15,7 +15,7 @@ from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
 
-class Rounds(Scheduler):
+class SynchronousScheduler(Scheduler):
     """One round of windows at a time."""
 
     lockstep = True
@@ -81,7 +81,7 @@ class Rounds(Scheduler):
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
         """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
-        if self._halves.again():
+        if self._selector.again():
             return [], 0
         keys, groups = self._rest(free), 0
         if not self._round:
@@ -137,7 +137,7 @@ class Rounds(Scheduler):
         """Windows left over from a warm-up or a dead learner need no new round."""
         if self._under_way():
             return []
-        windows: list[Window] = [] if self._refills() else self._halves.windows()
+        windows: list[Window] = [] if self._refills() else self._selector.windows()
         if not windows:
             self._end_round()
         return windows
@@ -145,7 +145,7 @@ class Rounds(Scheduler):
     def _warmup_half(self) -> list[Trajectory]:
         if self._under_way():
             return []
-        trajectories = self._halves.warmup_values() if self._round else []
+        trajectories = self._selector.warmup_values() if self._round else []
         if not trajectories:
             self._end_round()
         return trajectories

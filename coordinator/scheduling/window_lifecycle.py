@@ -31,7 +31,7 @@ from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window, window_id
 
 
-class Settlement:
+class WindowLifecycle:
     """The rules, for one run's window size and training unit."""
 
     def __init__(

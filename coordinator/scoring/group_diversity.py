@@ -63,7 +63,7 @@ def largest_distance(texts: Sequence[str]) -> int:
     return max((edit_distance(a, b) for a, b in combinations(set(texts), 2)), default=0)
 
 
-class Spread:
+class GroupDiversity:
     """Groups that wait to be looked at. `decode` turns token ids into text; `tell` is called with
     a source and a distance."""
 

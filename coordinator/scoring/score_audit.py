@@ -24,7 +24,7 @@ MOST_WAITING = 1024
 """Answers that may wait for their audit; beyond it the oldest have none."""
 
 
-class Audits:
+class ScoreAudit:
     """The coordinator's side of `[reward.audit]`."""
 
     def __init__(self, hub: Hub, source_of: Callable[[Group], str]) -> None:

@@ -20,8 +20,8 @@ from coordinator.connections.peers import Ask, RewardPeer
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.line_rewards.line_scoring import LineScoring
-from coordinator.scoring.group_diversity import Spread
-from coordinator.scoring.score_audit import Audits
+from coordinator.scoring.group_diversity import GroupDiversity
+from coordinator.scoring.score_audit import ScoreAudit
 from coordinator.scoring.score_items import ScoreItems
 from headrace.config.sections.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
@@ -45,8 +45,8 @@ class Scoring:
         self._rewarded: list[Trajectory] = []
         self._failures_in_a_row: Counter[str] = Counter()
         self.seconds = 0.0
-        self._audits = Audits(hub, self.source_of)
-        self.spread = Spread(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
+        self._audits = ScoreAudit(hub, self.source_of)
+        self.spread = GroupDiversity(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
         hub.monitors.queues, hub.monitors.in_flight = self.queues, self.in_flight
 
     def add(self, trajectory: Trajectory) -> None:

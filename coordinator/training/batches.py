@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Selection
-from coordinator.training.loss_masks import Masked, mask_window
+from coordinator.training.loss_masks import WindowMask, mask_window
 from headrace.config.validation.batch_rules import BatchRules
 from headrace.protocol.messages.batches import (
     PART_BYTES,
@@ -36,7 +36,7 @@ _NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedBatch:
     """One batch, ready to be written down and sent: `parts[r]` are the shards of rank r."""
 
     parts: list[list[Shard]]
@@ -55,7 +55,7 @@ class _Item:
 
     trajectory: Trajectory
     rivals: int = 0
-    windows: list[tuple[Window, Masked]] = field(default_factory=list)
+    windows: list[tuple[Window, WindowMask]] = field(default_factory=list)
     value: bool = False
 
     @property
@@ -78,7 +78,7 @@ def prepare(
     ranks: int,
     max_bytes: int,
     batch_id: int | None = None,
-) -> Prepared:
+) -> PreparedBatch:
     """Compile a batch; each part takes at most `max_bytes` on the wire."""
     trajectories = state.account.trajectories
     policy: dict[int, _Item] = {}
@@ -107,7 +107,7 @@ def prepare(
     )
     dealt = _deal(policy, values, ranks, stays=rules.stays_with_rank)
     parts = [_cut(items, state, rules, max_bytes) for items in dealt]
-    return Prepared(parts, record, _age_metrics(ages))
+    return PreparedBatch(parts, record, _age_metrics(ages))
 
 
 def _deal(
@@ -181,7 +181,7 @@ def _sequence(
 
 
 def _window(
-    trajectory: Trajectory, window: Window, masked: Masked, sequence: int, kl: float | None
+    trajectory: Trajectory, window: Window, masked: WindowMask, sequence: int, kl: float | None
 ) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])

@@ -16,13 +16,13 @@ import numpy as np
 
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import Peer
-from coordinator.connections.permissions import Orders
+from coordinator.connections.permissions import OutstandingRequests
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
 from coordinator.scheduling.group_filter import Admission
 from coordinator.training.batches import prepare
 from coordinator.training.gauges import Gauges
-from coordinator.training.lineage import SurvivingLine
+from coordinator.training.lineage import Lineage
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages.control import (
     Batch,
@@ -63,10 +63,10 @@ class Training:
         self._gauges = gauges
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
-        self._line = SurvivingLine(hub)
+        self._line = Lineage(hub)
         self._admission = Admission(hub.account)
-        self._shares = DropShares()
-        self.orders = Orders()
+        self._shares = DropRatesByLength()
+        self.orders = OutstandingRequests()
         self.ready = False
         """The learner has published its weights and waits for a batch."""
 
@@ -86,7 +86,7 @@ class Training:
             self._generation.hold_all()
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
-        self.orders = Orders(versions={version: hello.update}, newest=hello.update)
+        self.orders = OutstandingRequests(versions={version: hello.update}, newest=hello.update)
         await hub.send(
             hello.name,
             Welcome(
@@ -103,7 +103,7 @@ class Training:
         """The learner is gone. Whether its weights hold the batch it had is known when one joins:
         until then the batch is out."""
         self.ready = False
-        self.orders = Orders()
+        self.orders = OutstandingRequests()
         self._hub.peers.learner = None
 
     async def doubt(self, message: UpdateDone) -> None:
@@ -338,7 +338,7 @@ class Training:
         hub.progress("learner")
 
 
-class DropShares:
+class DropRatesByLength:
     """Which tokens are left out of training, by the length of their response: whether age limits
     drop long responses more often than short ones.
 

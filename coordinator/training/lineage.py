@@ -18,7 +18,7 @@ from headrace.protocol.records.record_types import (
 )
 
 
-class SurvivingLine:
+class Lineage:
     """The surviving line of updates, as a learner's weights meet it."""
 
     def __init__(self, hub: Hub) -> None:

@@ -26,7 +26,7 @@ _REASONS: tuple[DropReason, ...] = (
 
 
 @dataclass(frozen=True)
-class Masked:
+class WindowMask:
     """A window's part in the loss.
 
     Attributes:
@@ -41,7 +41,7 @@ class Masked:
 
 def mask_window(
     trajectory: Trajectory, window: Window, ages: npt.NDArray[np.int64], rules: BatchRules
-) -> Masked:
+) -> WindowMask:
     """Masks of a window whose tokens are `ages` updates old."""
     size = window.end - window.start
     sampled = np.zeros(size, np.bool_)
@@ -64,7 +64,9 @@ def mask_window(
         codes[held_by[reason]] = code
     codes[~sampled] = -1
     trained = codes == 0
-    return Masked(np.where(trained, weights, np.float32(0.0)), _runs(codes, window.start), trained)
+    return WindowMask(
+        np.where(trained, weights, np.float32(0.0)), _runs(codes, window.start), trained
+    )
 
 
 def _weights(trajectory: Trajectory, window: Window, rules: BatchRules) -> Float32:

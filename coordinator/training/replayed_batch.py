@@ -12,7 +12,7 @@ from functools import partial
 
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Selection
-from coordinator.training.batches import Prepared, prepare
+from coordinator.training.batches import PreparedBatch, prepare
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules, batch_rules
 from headrace.errors import UserError
@@ -40,7 +40,7 @@ class PastBatch:
     """
 
     recorded: BatchTaken
-    prepared: Prepared
+    prepared: PreparedBatch
     windows: dict[int, Window]
     value_epochs: int
     after: int | None

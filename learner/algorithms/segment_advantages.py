@@ -1,7 +1,7 @@
 """What the windows' tokens are worth: the algorithm's advantages and returns, of a whole batch.
 
-In: windows, and numbers of the models at the update's start. Out: `Judged`. Promise: no model is
-run here, so the same numbers give the same advantages whenever they are asked for.
+In: windows, and numbers of the models at the update's start. Out: `WindowAdvantages`. Promise: no
+model is run here, so the same numbers give the same advantages whenever they are asked for.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from learner.batching.batch import PolicyHalf
 from learner.device import Place
 
 
-class Judged(NamedTuple):
+class WindowAdvantages(NamedTuple):
     """What each of the windows' T tokens is worth.
 
     Attributes:
@@ -39,7 +39,7 @@ def judge(
     values: Tensor | None,
     at_cuts: Tensor | None,
     penalty: Tensor,
-) -> Judged:
+) -> WindowAdvantages:
     """What the windows' tokens are worth, by `values` [T] of the update's start, those behind cut
     windows [S] where the algorithm asks for them, and what the divergence costs each token [T]."""
     rewards = windows.rewards.to(place.dtype)
@@ -47,4 +47,6 @@ def judge(
     raw = algorithm.advantages(rewards, penalty, values, segments, windows.groups)
     whole = place.total(moments(raw, windows.mask))
     advantages = algorithm.normalise(raw, windows.mask, whole)
-    return Judged(values, raw, advantages, *algorithm.returns(rewards + penalty, segments))
+    return WindowAdvantages(
+        values, raw, advantages, *algorithm.returns(rewards + penalty, segments)
+    )

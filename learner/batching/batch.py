@@ -26,7 +26,7 @@ from learner.batching.token_reads import (
     sampled_answers,
     sampled_windows,
 )
-from learner.batching.trainable_tokens import Int64, Sampled
+from learner.batching.trainable_tokens import Int64, TrainableTokens
 from learner.device import Place
 
 Shape = Callable[[Tensor, Tensor], Tensor]
@@ -54,7 +54,7 @@ class PolicyHalf:
 
     sequences: list[BatchSequence]
     windows: list[PolicyWindow]
-    sampled: Sampled
+    sampled: TrainableTokens
     reads: Reads
     segments: Segments
     mask: Tensor
@@ -177,7 +177,7 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
 
 
 def _earned(
-    sampled: Sampled, points: Sequence[Sequence[Reward]], segments: Segments, shape: Shape
+    sampled: TrainableTokens, points: Sequence[Sequence[Reward]], segments: Segments, shape: Shape
 ) -> Tensor:
     """[T] rewards of segments: a sampled token earns what was paid at it or after it, up to the
     next sampled token. The last token of an answer also gets the shaping by the answer's length.
@@ -199,7 +199,7 @@ def _earned(
 def _coefficient(
     name: str,
     usual: float,
-    sampled: Sampled,
+    sampled: TrainableTokens,
     streams: Sequence[Sequence[Coefficient]],
     device: torch.device,
 ) -> float | Tensor:
@@ -214,7 +214,7 @@ def _coefficient(
 
 
 def _marked(
-    name: MarkName, windows: Sequence[PolicyWindow], sampled: Sampled, device: torch.device
+    name: MarkName, windows: Sequence[PolicyWindow], sampled: TrainableTokens, device: torch.device
 ) -> Tensor:
     """[T] bool: tokens under a mark of that name."""
     found = np.zeros(sampled.positions.size, np.bool_)
@@ -243,7 +243,7 @@ def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
 
 
 def _versions(
-    windows: Sequence[PolicyWindow], sampled: Sampled, version: int
+    windows: Sequence[PolicyWindow], sampled: TrainableTokens, version: int
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
     """[T] the version that sampled each token, and [T] whether `version` sampled it and everything
     before it. A window that begins later in its answer does not say what sampled the tokens before

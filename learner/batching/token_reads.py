@@ -12,7 +12,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, ValueTrajectory
-from learner.batching.trainable_tokens import Int64, Sampled, Stretch
+from learner.batching.trainable_tokens import Int64, TokenRange, TrainableTokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +40,18 @@ class Reads:
         return np.isin(self.sequence_of, np.array(sequences, np.int64))
 
 
-def sampled_windows(sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]) -> Sampled:
+def sampled_windows(
+    sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> TrainableTokens:
     """The sampled tokens of windows."""
-    return Sampled(sequences, [Stretch(w.sequence, w.start, w.end) for w in windows])
+    return TrainableTokens(sequences, [TokenRange(w.sequence, w.start, w.end) for w in windows])
 
 
 def sampled_answers(
     sequences: Sequence[BatchSequence], values: Sequence[ValueTrajectory]
-) -> Sampled:
+) -> TrainableTokens:
     """The sampled tokens of whole trajectories."""
-    return Sampled(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
+    return TrainableTokens(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
 
 
 def as_the_critic_reads(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
@@ -64,14 +66,14 @@ def _told(sequence: BatchSequence, aside: npt.NDArray[np.int32]) -> BatchSequenc
     return structs.replace(sequence, token_ids=ids, opening=opening.size + aside.size, aside=None)
 
 
-def _whole(index: int, sequence: BatchSequence) -> Stretch:
-    return Stretch(index, 0, sequence.token_ids.size - sequence.opening)
+def _whole(index: int, sequence: BatchSequence) -> TokenRange:
+    return TokenRange(index, 0, sequence.token_ids.size - sequence.opening)
 
 
 def reads_of(
     sequences: Sequence[BatchSequence],
     segments: Sequence[PolicyWindow] | Sequence[ValueTrajectory],
-    sampled: Sampled,
+    sampled: TrainableTokens,
 ) -> Reads:
     """All sampled tokens of windows or of whole trajectories."""
     used = dict.fromkeys(segment.sequence for segment in segments)
@@ -120,7 +122,7 @@ def with_earlier_tokens(
     ends = [w for w in windows if is_right(w) and w.start]
     if not ends:
         return reads
-    earlier = Sampled(sequences, [Stretch(w.sequence, 0, w.start) for w in ends])
+    earlier = TrainableTokens(sequences, [TokenRange(w.sequence, 0, w.start) for w in ends])
     place = {t: s for s, t in enumerate(reads.trajectories)}
     owner = np.array([place[w.trajectory_id] for w in ends], np.int64)
     used = {s.trajectory_id: s for s in sequences}

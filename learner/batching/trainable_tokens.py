@@ -1,9 +1,9 @@
 """Which tokens of a batch the policy sampled: only these have a loss, a value or an advantage.
 
 In: sequences, and stretches of positions of them, one a segment (a window or a whole trajectory).
-Out: `Sampled`, the sampled tokens of all segments end to end, and the way from streams by position
-to streams by sampled token and back. Promise: what was inserted (a tool's answer, a template) is
-context of what follows and nothing else.
+Out: `TrainableTokens`, the sampled tokens of all segments end to end, and the way from streams by
+position to streams by sampled token and back. Promise: what was inserted (a tool's answer, a
+template) is context of what follows and nothing else.
 
 Legend: T sampled tokens, S segments.
 """
@@ -22,7 +22,7 @@ Int64 = npt.NDArray[np.int64]
 Run = tuple[int, int]
 
 
-class Stretch(NamedTuple):
+class TokenRange(NamedTuple):
     """Positions [start, end) of a sequence."""
 
     sequence: int
@@ -40,7 +40,7 @@ def count_before(runs: Sequence[Run], position: int) -> int:
     return sum(min(b, position) - a for a, b in runs if a < position)
 
 
-class Sampled:
+class TrainableTokens:
     """The sampled tokens of some stretches, in flat order.
 
     Attributes:
@@ -48,7 +48,7 @@ class Sampled:
         [T] each token's segment.
     """
 
-    def __init__(self, sequences: Sequence[BatchSequence], stretches: Sequence[Stretch]) -> None:
+    def __init__(self, sequences: Sequence[BatchSequence], stretches: Sequence[TokenRange]) -> None:
         self._runs = [runs_between(sequences[s].sampled, a, b) for s, a, b in stretches]
         bounds = np.array([run for runs in self._runs for run in runs], np.int64).reshape(-1, 2)
         owner = np.repeat(np.arange(len(stretches)), [len(runs) for runs in self._runs])

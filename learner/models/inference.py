@@ -14,7 +14,7 @@ from learner.batching.token_reads import Reads
 from learner.device import Place
 from learner.models.deepspeed_engine import StepLog
 from learner.models.microbatches import empty_micro_batch, micro_batches
-from learner.models.prefix_cache import Carried
+from learner.models.prefix_cache import PrefixCache
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def infer(
     place: Place,
     *,
     log: StepLog,
-    carried: Carried | None = None,
+    carried: PrefixCache | None = None,
 ) -> Tensor:
     """[N] logprobs or values of the reads in `sequences`, by an engine's or network's forward pass
     under its present weights; 0 for all other reads (see `Reads.within`). `carried`: keys and

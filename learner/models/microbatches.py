@@ -19,7 +19,7 @@ from learner.batching.token_reads import Reads
 from learner.batching.trainable_tokens import Int64
 from learner.device import Place
 from learner.models.forward import Pack
-from learner.models.prefix_cache import Carried, Source
+from learner.models.prefix_cache import PrefixCache, Source
 
 
 class MicroBatch(NamedTuple):
@@ -66,7 +66,7 @@ class _Stand(NamedTuple):
 
 
 def micro_batches(
-    reads: Reads, sequences: Sequence[int], place: Place, carried: Carried | None = None
+    reads: Reads, sequences: Sequence[int], place: Place, carried: PrefixCache | None = None
 ) -> list[MicroBatch]:
     """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
     read are left out, and those before its first one as far as `carried` has them. An opening that
@@ -85,7 +85,7 @@ def micro_batches(
     ]
 
 
-def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: Carried | None) -> _Stretch:
+def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: PrefixCache | None) -> _Stretch:
     positions = reads.position_of[tokens]
     first, end, begin = int(positions.min()) - 1, int(positions.max()), 0
     opening = reads.openings[sequence]
@@ -139,7 +139,7 @@ def _lay(units: Sequence[Sequence[_Stretch]]) -> tuple[list[_Row], list[_Stand]]
 
 
 def _micro_batch(
-    reads: Reads, units: Sequence[Sequence[_Stretch]], place: Place, carried: Carried | None
+    reads: Reads, units: Sequence[Sequence[_Stretch]], place: Place, carried: PrefixCache | None
 ) -> MicroBatch:
     rows, stands = _lay(units)
     begins, sizes, firsts = (
@@ -234,7 +234,7 @@ class Steps:
     """The optimizer steps of one half: which trajectories take part in which, anew each epoch."""
 
     def __init__(
-        self, reads: Reads, place: Place, *, parts: int, carried: Carried | None = None
+        self, reads: Reads, place: Place, *, parts: int, carried: PrefixCache | None = None
     ) -> None:
         """`parts`: most optimizer steps in one pass over the trajectories. A collective."""
         self._reads, self._place, self._parts = reads, place, parts

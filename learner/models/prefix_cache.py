@@ -83,7 +83,7 @@ class Source(NamedTuple):
     places: tuple[slice, ...]
 
 
-class Carried:
+class PrefixCache:
     """The keys and values of one model on one rank.
 
     Attributes:
@@ -224,7 +224,7 @@ class Carried:
 class PackPast:
     """The `Past` of one pack, until the store has taken what was noted."""
 
-    def __init__(self, store: Carried, sources: Sequence[Source], device: torch.device) -> None:
+    def __init__(self, store: PrefixCache, sources: Sequence[Source], device: torch.device) -> None:
         self.sources = sources
         self._device = device
         self._pieces = [(store.pieces(s.trajectory), s.begin) for s in sources if s.begin]

@@ -41,7 +41,7 @@ _UNBOUNDED = 1 << 40
 """Bytes: a file that a process of ours wrote has no limit."""
 
 
-class Rerun(NamedTuple):
+class Recomputation(NamedTuple):
     """An update computed again: its report, the weights behind it, and the kind of device."""
 
     done: UpdateDone
@@ -104,7 +104,7 @@ def weights_after(run_dir: Path, update: int, batch_id: int | None) -> Weights:
 
 def rerun(
     config: RunConfig, run_dir: Path, batch: Batch, shares: Sequence[Share], beside: Path
-) -> Rerun:
+) -> Recomputation:
     """Compute an update again that has no `obstacle`, in the empty folder `beside`.
 
     `shares` are those of all ranks. Where the machine has too few GPUs for them, one rank computes
@@ -133,7 +133,7 @@ def rerun(
     diagnostics = [row for report in (first, *others) for row in report.diagnostics]
     weights = {path.stem: load_file(path) for path in (beside / WEIGHTS).iterdir()}
     done = replace(first, diagnostics=diagnostics)
-    return Rerun(done, weights, "cuda" if _on_gpus(config) else "cpu")
+    return Recomputation(done, weights, "cuda" if _on_gpus(config) else "cpu")
 
 
 def _on_gpus(config: RunConfig) -> bool:

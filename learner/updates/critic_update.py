@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.protocol.messages.control import Batch
 from learner.algorithms.aggregation import weighted_sum
 from learner.algorithms.registry import ValueSlots
-from learner.algorithms.segment_advantages import Judged
+from learner.algorithms.segment_advantages import WindowAdvantages
 from learner.batching.batch import PolicyHalf, Totals, ValueHalf
 from learner.batching.packing import ranges
 from learner.batching.segments import segment_ids, segment_lengths
@@ -24,8 +24,8 @@ from learner.device import Place
 from learner.models.deepspeed_engine import Engine
 from learner.models.inference import infer
 from learner.models.microbatches import MicroBatch
-from learner.models.prefix_cache import Carried
-from learner.updates.model_update import ModelUpdate, StartNumbers
+from learner.models.prefix_cache import PrefixCache
+from learner.updates.model_update import ModelUpdate, StartOutputs
 from learner.updates.token_statistics import Tally, tally_spread, tally_values, window_cuts
 
 
@@ -50,7 +50,7 @@ class CriticUpdate(ModelUpdate):
         *,
         parts: int,
         window: int,
-        carried: Carried | None = None,
+        carried: PrefixCache | None = None,
     ) -> None:
         """`parts`: most optimizer steps in one pass over the trajectories. `window`: most tokens of
         a window, where a finished answer was cut before. `carried`: keys and values of what stands
@@ -60,7 +60,7 @@ class CriticUpdate(ModelUpdate):
         self._window, self._carried = window, carried
         self._ids = segment_ids(finished.segments)
         nothing = torch.zeros_like(finished.rewards, dtype=place.dtype)
-        self.start = StartNumbers(nothing, torch.zeros_like(nothing, dtype=torch.bool))
+        self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
         self.targets = self._extra = nothing
 
     def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
@@ -92,7 +92,7 @@ class CriticUpdate(ModelUpdate):
         ]
         old = infer(self.engine, self._finished.reads, rest, self._place, log=self.log)
         known = torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
-        self.start = StartNumbers(old, known)
+        self.start = StartOutputs(old, known)
         rewards, segments = self._finished.rewards, self._finished.segments
         self.targets = self._slots.targets(rewards, old, segments).targets
 
@@ -128,7 +128,7 @@ class CriticUpdate(ModelUpdate):
         )
         return weighted_sum(self._slots.loss(values, old, self.targets[tokens]), weights)
 
-    def tallies(self, seen: Judged) -> list[Tally]:
+    def tallies(self, seen: WindowAdvantages) -> list[Tally]:
         """How well it predicts, and what it was to predict."""
         finished, old = self._finished, self.start.numbers
         known = self.start.known & old.isfinite()

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import torch
 
 from headrace.protocol.fields import Metric
-from learner.algorithms.segment_advantages import Judged
+from learner.algorithms.segment_advantages import WindowAdvantages
 from learner.batching.batch import Totals
 from learner.device import Place
 from learner.models.deepspeed_engine import StepLog
-from learner.models.prefix_cache import Carried
+from learner.models.prefix_cache import PrefixCache
 from learner.updates.model_update import ModelUpdate
 from learner.updates.token_statistics import Tally, as_vectors, from_vectors, merge
 from learner.updates.token_statistics_table import finalise, spreads
@@ -47,11 +47,11 @@ class Stopwatch:
 
 def figures_of(
     models: Sequence[ModelUpdate],
-    seen: Judged,
+    seen: WindowAdvantages,
     *,
     totals: Totals,
     place: Place,
-    carried: Sequence[Carried] = (),
+    carried: Sequence[PrefixCache] = (),
 ) -> dict[str, Metric]:
     """All figures of the update but times.
 
@@ -102,7 +102,7 @@ def _log_tally(prefix: str, log: StepLog) -> Tally:
     return Tally({f"{prefix}/{name}": x for name, x in counts.items()}, {})
 
 
-def _carried_tally(carried: Sequence[Carried], place: Place) -> Tally:
+def _carried_tally(carried: Sequence[PrefixCache], place: Place) -> Tally:
     counts = {
         "bytes": sum(store.num_bytes for store in carried),
         "hits": sum(store.figures.hits for store in carried),

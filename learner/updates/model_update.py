@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.messages.control import Batch
-from learner.algorithms.segment_advantages import Judged
+from learner.algorithms.segment_advantages import WindowAdvantages
 from learner.batching.token_reads import Reads
 from learner.device import Place
 from learner.models.deepspeed_engine import Engine, StepLog
 from learner.models.microbatches import MicroBatch, Steps
-from learner.models.prefix_cache import Carried
+from learner.models.prefix_cache import PrefixCache
 from learner.updates.token_statistics import Tally
 
 
-class StartNumbers:
+class StartOutputs:
     """A number for each of N tokens under the weights of the update's start: a logprob or a value.
 
     Attributes:
@@ -61,7 +61,7 @@ class ModelUpdate(ABC):
 
     def __init__(
         self, engine: Engine, reads: Reads, place: Place, batch: Batch, *, parts: int, step: str,
-        carried: Carried | None = None,
+        carried: PrefixCache | None = None,
     ) -> None:  # fmt: skip
         """`reads`: the tokens that have a loss. `parts`: most optimizer steps in one pass over
         them. `step`: what one is called while it is taken. `carried`: keys and values of what
@@ -82,7 +82,7 @@ class ModelUpdate(ABC):
         """The micro-batch's part of the loss of one optimizer step, which is their sum."""
 
     @abstractmethod
-    def tallies(self, seen: Judged) -> list[Tally]:
+    def tallies(self, seen: WindowAdvantages) -> list[Tally]:
         """What this rank's share adds to the update's figures; `seen`: the windows' advantages."""
 
     def first_pass(self, *, sound: bool) -> None:

@@ -20,7 +20,7 @@ from learner.algorithms.penalties import entropy_bonus, positive_likelihood
 from learner.algorithms.policy_losses import LossInputs, PolicyLoss
 from learner.algorithms.ratios import Ratio, log_ratio
 from learner.algorithms.registry import Algorithm
-from learner.algorithms.segment_advantages import Judged
+from learner.algorithms.segment_advantages import WindowAdvantages
 from learner.batching.batch import PolicyHalf, Totals
 from learner.batching.segments import segment_ids, segment_sums
 from learner.batching.token_reads import with_earlier_tokens
@@ -28,8 +28,8 @@ from learner.device import Place
 from learner.models.deepspeed_engine import Engine
 from learner.models.inference import infer
 from learner.models.microbatches import MicroBatch
-from learner.models.prefix_cache import Carried
-from learner.updates.model_update import ModelUpdate, StartNumbers
+from learner.models.prefix_cache import PrefixCache
+from learner.updates.model_update import ModelUpdate, StartOutputs
 from learner.updates.token_statistics import (
     Tally,
     tally_egae,
@@ -113,7 +113,7 @@ class PolicyUpdate(ModelUpdate):
         totals: Totals,
         *,
         parts: int,
-        carried: Carried | None = None,
+        carried: PrefixCache | None = None,
     ) -> None:
         """`parts`: most optimizer steps in one pass over the windows. `carried`: keys and values of
         what stands before the windows."""
@@ -138,12 +138,12 @@ class PolicyUpdate(ModelUpdate):
             "reference": self._with_earlier(torch.zeros_like(behaviour), 0.0),
         }
         nothing = torch.zeros_like(self._tokens["behaviour"])
-        self.start = StartNumbers(nothing, torch.zeros_like(nothing, dtype=torch.bool))
+        self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
         self.reference: Tensor | None = None
         self.advantages = torch.zeros_like(behaviour)
         self.seen: list[tuple[Tensor, LossOutputs]] = []
 
-    def begin(self, reference: Callable[..., Any] | None, carried: Carried | None) -> None:
+    def begin(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
         """Proximal logprobs of what the first optimizer step does not run itself, and the
         logprobs of `reference`, the starting policy, where the algorithm asks for a divergence from
         it; `carried`: its keys and values."""
@@ -154,7 +154,7 @@ class PolicyUpdate(ModelUpdate):
             if not algorithm.uses_proximal:
                 asked = np.unique(reads.sequence_of[self._tokens["hot"].cpu().numpy()])
             later = [int(s) for s in asked if self._dealt[reads.trajectories[s]] > 0]
-            self.start = StartNumbers(
+            self.start = StartOutputs(
                 infer(self.engine, reads, later, self._place, log=self.log, carried=self._carried),
                 torch.from_numpy(reads.within(later)).to(self._place.device),
             )
@@ -203,7 +203,7 @@ class PolicyUpdate(ModelUpdate):
         self.seen.append((tokens, found))
         return found.loss
 
-    def tallies(self, seen: Judged) -> list[Tally]:
+    def tallies(self, seen: WindowAdvantages) -> list[Tally]:
         """What the loss saw, the weights, and how learner and sampler differ."""
         windows, size = self._windows, self.advantages.numel()
         start, known, exact = (

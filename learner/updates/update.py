@@ -26,12 +26,12 @@ from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from learner.algorithms.registry import Algorithm
-from learner.algorithms.segment_advantages import Judged, judge
+from learner.algorithms.segment_advantages import WindowAdvantages, judge
 from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
 from learner.device import Place
 from learner.models.deepspeed_engine import Engine, StepLog
 from learner.models.inference import infer
-from learner.models.prefix_cache import Carried
+from learner.models.prefix_cache import PrefixCache
 from learner.updates.critic_update import CriticUpdate
 from learner.updates.metrics import Stopwatch, figures_of
 from learner.updates.model_update import ModelUpdate
@@ -81,13 +81,13 @@ class Updater:
         self._config, self._place = config, place
         self._lineage: int | None = None
         models = {"policy": policy, "critic": critic, "reference": reference}
-        self.carried: dict[str, Carried] = {}
+        self.carried: dict[str, PrefixCache] = {}
         if config.context == "carried":
             names = [name for name, model in models.items() if model is not None]
             bound, device = config.carried_gib * 2**30, config.carried_on_device_gib * 2**30
             share = len(names)
             self.carried = {
-                name: Carried(bound=int(bound / share), on_device=int(device / share))
+                name: PrefixCache(bound=int(bound / share), on_device=int(device / share))
                 for name in names
             }
 
@@ -173,7 +173,7 @@ class Updater:
         windows: PolicyHalf,
         policy: PolicyUpdate,
         critics: Sequence[CriticUpdate],
-        seen: Judged,
+        seen: WindowAdvantages,
     ) -> str | None:
         """Why the update was broken off; `broken` are the inputs that were not finite."""
         if broken:
@@ -197,7 +197,7 @@ class Updater:
 
     def _advantages(
         self, windows: PolicyHalf, policy: PolicyUpdate, critics: Sequence[CriticUpdate]
-    ) -> Judged:
+    ) -> WindowAdvantages:
         algorithm, place = self._algorithm, self._place
         values, at_cuts = None, None
         for critic in critics if algorithm.uses_critic else ():
@@ -239,7 +239,9 @@ def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
     return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
 
 
-def _diagnostics(windows: PolicyHalf, policy: PolicyUpdate, seen: Judged) -> list[TokenDiagnostics]:
+def _diagnostics(
+    windows: PolicyHalf, policy: PolicyUpdate, seen: WindowAdvantages
+) -> list[TokenDiagnostics]:
     """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
     size = seen.advantages.numel()
     nothing = torch.full_like(policy.start.numbers[:size], math.nan)

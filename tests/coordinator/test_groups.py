@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.scheduling.group_filter import is_mixed
-from coordinator.training.learner_updates import DropShares
+from coordinator.training.learner_updates import DropRatesByLength
 from headrace.metrics.registry import METRICS
 from headrace.protocol.messages.batches import GroupScores, PolicyWindow
 from headrace.protocol.records.record_types import Forgotten, WindowsDropped
@@ -255,7 +255,7 @@ def test_sampler_logprobs_go_with_value_targets_where_the_reward_has_a_divergenc
 def test_drop_and_mask_shares_by_length() -> None:
     """Twenty responses of 1 to 20 tokens: those over 16 were too old; of each from 9 to 16 two
     tokens were masked, for two other reasons."""
-    shares = DropShares()
+    shares = DropRatesByLength()
     for length in range(1, 21):
         left_out = {"stale": length} if length > 16 else {}
         if 8 < length <= 16:
@@ -289,7 +289,7 @@ def test_each_reason_is_in_one_of_the_two_shares() -> None:
     (window,) = prepared.taken.windows
     left_out = counts(window.masked)
     assert left_out == {"stale": 2, "boundary_mask": 3}
-    shares = DropShares()
+    shares = DropRatesByLength()
     shares.add(0, trajectory.length, trained=1, left_out=left_out)
     made = shares.take()
     assert made["staleness/drop_share"] == [pytest.approx(2 / 6)] + [None] * 9

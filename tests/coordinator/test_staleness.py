@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.training.batches import Prepared
+from coordinator.training.batches import PreparedBatch
 from headrace.protocol.records.record_types import (
     BatchTaken,
     LineageBegan,
@@ -24,7 +24,7 @@ def publish(world: World, version: int) -> None:
     world.publish(version)
 
 
-def trained(max_staleness: int) -> Prepared:
+def trained(max_staleness: int) -> PreparedBatch:
     """Token versions 3, 3, 4, 5, trained by version 6."""
     schedule = {"mode": "streaming", "max_staleness": max_staleness, "batch_windows": 1}
     world = World(make_config(schedule=schedule))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.scheduling.base import Selection
-from coordinator.training.batches import Prepared, prepare
+from coordinator.training.batches import PreparedBatch, prepare
 from coordinator.training.loss_masks import mask_window
 from headrace.config.validation.batch_rules import BatchRules
 from headrace.protocol.messages.batches import Shard
@@ -160,7 +160,9 @@ def test_masks_say_the_first_reason_of_each_sampled_token_and_nothing_of_others(
                 assert weight == (tokens[p].weight if trained else 0.0)
 
 
-def batch(told: Turns, seed: int, chosen: BatchRules, *, ranks: int, max_bytes: int) -> Prepared:
+def batch(
+    told: Turns, seed: int, chosen: BatchRules, *, ranks: int, max_bytes: int
+) -> PreparedBatch:
     """A batch of some ready windows and some scored trajectories."""
     rng, account = random.Random(seed), told.world.account
     windows = [w for w in account.ready.values() if rng.random() < 0.8]

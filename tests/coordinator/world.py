@@ -12,10 +12,10 @@ from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
 from coordinator.scheduling.group_filter import Admission
-from coordinator.scheduling.streaming import Stream
-from coordinator.scheduling.synchronous import Rounds
-from coordinator.scheduling.window_lifecycle import Settlement
-from coordinator.training.batches import Prepared, prepare
+from coordinator.scheduling.streaming import StreamingScheduler
+from coordinator.scheduling.synchronous import SynchronousScheduler
+from coordinator.scheduling.window_lifecycle import WindowLifecycle
+from coordinator.training.batches import PreparedBatch, prepare
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import batch_rules
 from headrace.protocol.messages.batches import PolicyWindow, ValueTrajectory
@@ -53,12 +53,12 @@ def make_config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate(base)
 
 
-def policy_windows(prepared: Prepared) -> list[PolicyWindow]:
+def policy_windows(prepared: PreparedBatch) -> list[PolicyWindow]:
     """All windows of a batch."""
     return [w for shards in prepared.parts for shard in shards for w in shard.windows]
 
 
-def value_trajectories(prepared: Prepared) -> list[ValueTrajectory]:
+def value_trajectories(prepared: PreparedBatch) -> list[ValueTrajectory]:
     """All value trajectories of a batch."""
     return [v for shards in prepared.parts for shard in shards for v in shard.values]
 
@@ -94,8 +94,10 @@ class World:
         if self._line_tokens is not None:
             tokens, clock = self._line_tokens, self._clock
             self.lines = LineScoring(self.config, state.account, tokens, clock)
-        self.settlement = Settlement(self.config, state.account, self.lines)
-        kind = Stream if self.config.schedule.mode == "streaming" else Rounds
+        self.settlement = WindowLifecycle(self.config, state.account, self.lines)
+        kind = (
+            StreamingScheduler if self.config.schedule.mode == "streaming" else SynchronousScheduler
+        )
         self.scheduler: Scheduler = kind(self.config, state, self.leases)
         self.admission = Admission(state.account)
 
@@ -277,7 +279,7 @@ class World:
 
     # -- updates ----------------------------------------------------------------------------------
 
-    def take(self, *, ranks: int = 1, max_bytes: int = 1 << 20) -> Prepared | None:
+    def take(self, *, ranks: int = 1, max_bytes: int = 1 << 20) -> PreparedBatch | None:
         """The next batch, taken."""
         selection = self.scheduler.next_batch()
         if selection is None:

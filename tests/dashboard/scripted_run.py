@@ -24,9 +24,9 @@ from tokenizers.pre_tokenizers import Split
 from coordinator.dispatch.leases import Leases
 from coordinator.incidents.reward_monitors import Monitors
 from coordinator.persistence.state import State
-from coordinator.scheduling.streaming import Stream
-from coordinator.scheduling.window_lifecycle import Settlement
-from coordinator.training.batches import Prepared, prepare
+from coordinator.scheduling.streaming import StreamingScheduler
+from coordinator.scheduling.window_lifecycle import WindowLifecycle
+from coordinator.training.batches import PreparedBatch, prepare
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import batch_rules
 from headrace.protocol.messages.batches import PolicyWindow
@@ -107,7 +107,7 @@ class Script:
     waiting: list[r.Record] = field(default_factory=list)
     learner_until: float = 0.0
     loaded: int = 0
-    prepared: Prepared | None = None
+    prepared: PreparedBatch | None = None
     trained_tokens: int = 0
     last: tuple[float, int, int] = (0.0, 0, 0)
     scored: list[Trajectory] = field(default_factory=list)
@@ -117,8 +117,8 @@ class Script:
         self.state = State(self.config)
         self.account = self.state.account
         self.leases = Leases(self.account)
-        self.settlement = Settlement(self.config, self.account)
-        self.scheduler = Stream(self.config, self.state, self.leases)
+        self.settlement = WindowLifecycle(self.config, self.account)
+        self.scheduler = StreamingScheduler(self.config, self.state, self.leases)
         self.started = self.now
         self.monitors = Monitors(self.config.reward, self.alert)
 
@@ -388,7 +388,7 @@ class Script:
         self.note(msgspec.structs.replace(self.prepared.taken, at=self.now))
         self.learner_until = self.now + 1.5
 
-    def commit(self, prepared: Prepared) -> None:
+    def commit(self, prepared: PreparedBatch) -> None:
         """The update is in the weights."""
         taken = prepared.taken
         windows = [w for shards in prepared.parts for shard in shards for w in shard.windows]

@@ -65,15 +65,15 @@ def _headrace(slow: Slow) -> None:
 
 
 def _coordinator(slow: Slow) -> None:
-    from coordinator.monitoring.stall_watch import Waits
+    from coordinator.monitoring.stall_watch import StallWatch
 
-    watch = Waits.watch
+    watch = StallWatch.watch
 
-    def watch_later(waits: Waits, overdue_s: float) -> None:
+    def watch_later(waits: StallWatch, overdue_s: float) -> None:
         heard = "learner" in waits._hub.moved
         watch(waits, overdue_s if heard else overdue_s - slow.start_s)
 
-    patch.object(Waits, "watch", watch_later).start()
+    patch.object(StallWatch, "watch", watch_later).start()
 
 
 def _learner(slow: Slow) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.scheduling.window_lifecycle import Settlement
+from coordinator.scheduling.window_lifecycle import WindowLifecycle
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import (
@@ -211,7 +211,7 @@ class Life:
     def __init__(self, config: RunConfig, seed: int) -> None:
         self.random = random.Random(seed)
         self.account = Account(has_value=config.algorithm.value is not None)
-        self.settlement = Settlement(config, self.account)
+        self.settlement = WindowLifecycle(config, self.account)
         self.size = config.schedule.num_generations
         self.records: list[Record] = []
         self.leases: dict[int, int] = {}

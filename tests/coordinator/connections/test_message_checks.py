@@ -21,7 +21,7 @@ from coordinator.connections.message_checks import (
     sound_score,
 )
 from coordinator.connections.versions import Versions
-from coordinator.dispatch.leases import Given
+from coordinator.dispatch.leases import GrantedLease
 from headrace.protocol.messages import control as m
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
@@ -47,7 +47,7 @@ TEXTS = ("", "\0", "two\nlines", "x" * 5000, "x" * (2**20 + 1), "\U0001f40d" * 2
 # -- chunks and scores by themselves ---------------------------------------------------------------
 
 
-LEASE = Given(7, GENERATOR, training=True)
+LEASE = GrantedLease(7, GENERATOR, training=True)
 
 
 def growing() -> Trajectory:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.connections.permissions import (
     MAY_SAY,
-    Orders,
+    OutstandingRequests,
     hello_problem,
     learner_refusal,
     loaded_refusal,
@@ -169,15 +169,17 @@ def done(update: int, **fields: object) -> m.UpdateDone:
     return m.UpdateDone(update=update, metrics={}, **(usual | fields))  # type: ignore[arg-type]
 
 
-def at_work() -> Orders:
+def at_work() -> OutstandingRequests:
     """Update 5 is out, with two windows; its weights will be version 9."""
-    orders = Orders(versions={8: 4}, newest=4)
+    orders = OutstandingRequests(versions={8: 4}, newest=4)
     orders.published(8)
     orders.batch(batch(5, 9), [window(65536, 0, 4), window(65537, 4, 6)])
     return orders
 
 
-def refused(message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: Orders) -> str:
+def refused(
+    message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: OutstandingRequests
+) -> str:
     refusal = learner_refusal(message, orders)
     return refusal.text if refusal else ""
 
@@ -215,7 +217,7 @@ def test_an_update_with_anything_that_was_not_asked_for(message: m.UpdateDone, r
 
 
 def test_a_warm_up_publishes_nothing() -> None:
-    orders = Orders(versions={}, newest=0)
+    orders = OutstandingRequests(versions={}, newest=0)
     orders.batch(batch(1, 3, warm_up=True), [])
     assert refused(done(1), orders) == ""
     assert refused(done(1, notice=notice(3, 1)), orders) != ""
@@ -248,4 +250,4 @@ def test_checkpoints_are_those_that_were_asked_for() -> None:
 
 def test_a_learner_that_was_told_nothing_may_report_nothing() -> None:
     for message in (done(0), notice(0, 0), m.CheckpointDone(update=0, path="")):
-        assert refused(message, Orders()) != ""
+        assert refused(message, OutstandingRequests()) != ""

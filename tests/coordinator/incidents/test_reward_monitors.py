@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.incidents.alerts import Alerts, Estimate, Seen, estimate
+from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, estimate
 from coordinator.incidents.reward_monitors import Monitors, surprise
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.reward_monitors import AlertConfig
@@ -155,19 +155,21 @@ def fixed(mean: float) -> Estimate:
 @pytest.mark.parametrize(
     ("alerts", "seen", "told"),
     [
-        ({}, Seen(edit_distance=0.0), "answers of a prompt have become one"),
-        ({}, Seen(edit_distance=0.5), ""),
-        ({"edit_distance": None}, Seen(edit_distance=0.0), ""),
-        ({}, Seen(entropy=0.009), "hardly tries"),
-        ({}, Seen(entropy=0.01), ""),
-        ({}, Seen(gap=fixed(0.3), first_gap=fixed(0.1)), "what is paid for"),
-        ({}, Seen(gap=fixed(0.2), first_gap=fixed(0.1)), ""),
-        ({}, Seen(gap=Estimate(0.3, 0.2, 4), first_gap=fixed(0.1)), ""),
-        ({"gap_rise": None}, Seen(gap=fixed(0.9), first_gap=fixed(0.1)), ""),
-        ({}, Seen(), ""),
+        ({}, RewardStatistics(edit_distance=0.0), "answers of a prompt have become one"),
+        ({}, RewardStatistics(edit_distance=0.5), ""),
+        ({"edit_distance": None}, RewardStatistics(edit_distance=0.0), ""),
+        ({}, RewardStatistics(entropy=0.009), "hardly tries"),
+        ({}, RewardStatistics(entropy=0.01), ""),
+        ({}, RewardStatistics(gap=fixed(0.3), first_gap=fixed(0.1)), "what is paid for"),
+        ({}, RewardStatistics(gap=fixed(0.2), first_gap=fixed(0.1)), ""),
+        ({}, RewardStatistics(gap=Estimate(0.3, 0.2, 4), first_gap=fixed(0.1)), ""),
+        ({"gap_rise": None}, RewardStatistics(gap=fixed(0.9), first_gap=fixed(0.1)), ""),
+        ({}, RewardStatistics(), ""),
     ],
 )
-def test_each_rule_and_its_switch(alerts: dict[str, Any], seen: Seen, told: str) -> None:
+def test_each_rule_and_its_switch(
+    alerts: dict[str, Any], seen: RewardStatistics, told: str
+) -> None:
     texts = list(Alerts(AlertConfig.model_validate(alerts)).judge("s", seen))
     assert len(texts) == bool(told)
     assert all(told in text for text in texts)
@@ -175,8 +177,8 @@ def test_each_rule_and_its_switch(alerts: dict[str, Any], seen: Seen, told: str)
 
 def test_what_was_not_seen_is_not_back_on_the_good_side() -> None:
     alerts = Alerts(AlertConfig())
-    one, many = Seen(edit_distance=0.0), Seen(edit_distance=3.0)
-    seen = [one, *[Seen()] * BACK, one, *[many] * BACK, one]
+    one, many = RewardStatistics(edit_distance=0.0), RewardStatistics(edit_distance=3.0)
+    seen = [one, *[RewardStatistics()] * BACK, one, *[many] * BACK, one]
     told = [len(list(alerts.judge("s", each))) for each in seen]
     assert told == [1, *[0] * BACK, 0, *[0] * BACK, 1]
 

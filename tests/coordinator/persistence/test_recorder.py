@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from coordinator.incidents.alerts import KEPT, MOST, Troubles
+from coordinator.incidents.alerts import KEPT, MOST, Incidents
 from coordinator.persistence import recorder as module
 from coordinator.persistence.recorder import Recorder
 from headrace.errors import StorageBlockedError
@@ -112,7 +112,7 @@ async def test_a_slow_disk_is_told_while_it_is(monkeypatch: pytest.MonkeyPatch) 
 
 def test_troubles_are_told_once_and_bounded() -> None:
     written: list[tuple[str, str, str]] = []
-    troubles = Troubles(lambda *each: written.append(each))
+    troubles = Incidents(lambda *each: written.append(each))
     troubles.tell("checkpoint_skipped", "step_3 was passed over")
     troubles.tell("checkpoint_skipped", "step_3 was passed over")
     for _ in range(2):

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.scoring import group_diversity
-from coordinator.scoring.group_diversity import Spread, chosen, edit_distance, largest_distance
+from coordinator.scoring.group_diversity import (
+    GroupDiversity,
+    chosen,
+    edit_distance,
+    largest_distance,
+)
 from tests.coordinator.world import World, make_config
 
 
@@ -50,7 +55,9 @@ def test_a_whole_group_is_looked_at_once_and_in_a_thread(monkeypatch: pytest.Mon
     world = World(make_config(schedule=schedule))
     told: list[tuple[str, int]] = []
     decode: Any = lambda ids: "".join(chr(97 + int(i)) for i in ids)  # noqa: E731
-    watched = Spread(decode, lambda source, distance: told.append((source, distance)), seed=0)
+    watched = GroupDiversity(
+        decode, lambda source, distance: told.append((source, distance)), seed=0
+    )
     members = world.issue()
     for trajectory, tokens in zip(members, (1, 3, 4), strict=True):
         world.lease(trajectory)

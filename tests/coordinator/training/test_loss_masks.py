@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from coordinator.training.batches import Prepared
+from coordinator.training.batches import PreparedBatch
 from coordinator.training.loss_masks import mask_window
 from headrace.protocol.records.record_types import MaskedRun
 from headrace.protocol.token_spans import Weight
@@ -28,7 +28,7 @@ def stream() -> tuple[World, Trajectory]:
     return world, trajectory
 
 
-def masks(prepared: Prepared | None) -> list[list[float]]:
+def masks(prepared: PreparedBatch | None) -> list[list[float]]:
     assert prepared is not None
     return [window.loss_weights.tolist() for window in policy_windows(prepared)]
 

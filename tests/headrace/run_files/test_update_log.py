@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.training.batches import Prepared
+from coordinator.training.batches import PreparedBatch
 from headrace.run_files.checked_lines import checked_line, whole_lines
 from headrace.run_files.update_log import compare
 from learner.batching.shards import merged
@@ -31,9 +31,9 @@ class Written(World):
         )
         self.run_dir = run_dir
         self._logs = [AppliedLog(run_dir, rank=rank) for rank in range(RANKS)]
-        self._out: Prepared | None = None
+        self._out: PreparedBatch | None = None
 
-    def take(self, **_: Any) -> Prepared | None:
+    def take(self, **_: Any) -> PreparedBatch | None:
         self._out = super().take(ranks=RANKS)
         return self._out
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from msgspec.structs import replace
 
-from coordinator.training.batches import Prepared
+from coordinator.training.batches import PreparedBatch
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import Batch, BatchPart, Shutdown, UpdateDone
@@ -72,7 +72,7 @@ def generate(world: World) -> None:
             world.chunk(trajectory, 0, "held")
 
 
-def train(world: World, relay: Relay, trainer: Trainer, prepared: Prepared) -> None:
+def train(world: World, relay: Relay, trainer: Trainer, prepared: PreparedBatch) -> None:
     """One update, and what the coordinator notes of it."""
     taken = prepared.taken
     batch = Batch(

@@ -20,7 +20,7 @@ from learner.algorithms.registry import build_algorithm
 from learner.device import Place
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
-from learner.models.prefix_cache import Carried, Source
+from learner.models.prefix_cache import PrefixCache, Source
 from learner.updates.update import Outcome, Updater
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of, record, save_tiny_model, streamed
@@ -92,7 +92,7 @@ class Learner:
         sent = batch_of(shard, update=update, lineage=lineage)
         return self.updater.run(sent.batch, sent.shards[0])
 
-    def store(self, name: str = "policy") -> Carried:
+    def store(self, name: str = "policy") -> PrefixCache:
         return self.updater.carried[name]
 
 
@@ -348,7 +348,9 @@ BYTES = 2 * 2 * 4
 """Of one token of `keys`: one layer of two numbers each in float32."""
 
 
-def computed(store: Carried, update: int, trajectories: dict[int, int], *, of: float = 0.0) -> None:
+def computed(
+    store: PrefixCache, update: int, trajectories: dict[int, int], *, of: float = 0.0
+) -> None:
     """One update that computes tokens up to some end of some trajectories."""
     store.begin(update, ())
     sources: list[Source] = []
@@ -364,13 +366,13 @@ def computed(store: Carried, update: int, trajectories: dict[int, int], *, of: f
     store.end(sound=True)
 
 
-def known(store: Carried, trajectory: int) -> int:
+def known(store: PrefixCache, trajectory: int) -> int:
     store.begin(99, ())
     return store.usable(trajectory, np.arange(100, dtype=np.int32), 99, opening=1)
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    store = Carried(bound=30 * BYTES)
+    store = PrefixCache(bound=30 * BYTES)
     computed(store, 1, {1: 10, 2: 10})
     computed(store, 2, {1: 15})
     assert store.num_bytes == 25 * BYTES
@@ -383,7 +385,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 def test_what_an_update_uses_does_not_go_in_it() -> None:
     """What finds no room is not kept, and what was there is still read."""
-    store = Carried(bound=20 * BYTES)
+    store = PrefixCache(bound=20 * BYTES)
     computed(store, 1, {1: 10, 2: 10})
     computed(store, 2, {1: 12, 2: 12})
     assert store.num_bytes == 20 * BYTES
@@ -392,7 +394,7 @@ def test_what_an_update_uses_does_not_go_in_it() -> None:
 
 def test_pieces_are_read_in_order_and_once() -> None:
     """The first pass of an update counts; a pack reads no more than stands before it."""
-    store = Carried(bound=PLENTY)
+    store = PrefixCache(bound=PLENTY)
     computed(store, 1, {1: 4}, of=1.0)
     computed(store, 2, {1: 9}, of=2.0)
     store.begin(3, ())
@@ -413,7 +415,7 @@ def test_pieces_are_read_in_order_and_once() -> None:
 
 
 def test_an_answer_that_ended_is_let_go() -> None:
-    store = Carried(bound=PLENTY)
+    store = PrefixCache(bound=PLENTY)
     computed(store, 1, {1: 4, 2: 4})
     store.begin(2, {1})
     store.end(sound=True)
