@@ -11,6 +11,7 @@ import socket
 import statistics
 import time
 from collections import Counter
+from typing import NamedTuple
 
 from coordinator.hub import Hub
 from coordinator.training.host_use import HostUse
@@ -18,12 +19,27 @@ from headrace.protocol.fields import Metric
 from headrace.protocol.messages.control import GeneratorReport
 from headrace.protocol.records.record_types import BatchTaken
 from headrace.trajectory.account import Account
+from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window, trajectory_of
 
 LOOK_EVERY_S = 5.0
 """Between two looks at all processes of the host."""
 COORDINATOR = "coordinator"
+
+
+class _Totals(NamedTuple):
+    """Tokens of the ledger at a time (time.monotonic)."""
+
+    at: float
+    generated: int
+    trained: int
+    stale: int
+
+
+def _totals(ledger: Ledger) -> _Totals:
+    trained = ledger.accounts["trained_policy"]
+    return _Totals(time.monotonic(), ledger.generated, trained, ledger.dropped["stale"])
 
 
 class Gauges:
@@ -33,10 +49,8 @@ class Gauges:
         self._hub = hub
         self._arrived: list[int] = []
         self._idle_before = 0.0
-        self._last_at = time.monotonic()
-        self._last_generated = 0
-        self._last_trained = 0
-        self._last_stale = 0
+        self._last = _Totals(time.monotonic(), 0, 0, 0)
+        """At the last commit, or when training began or went on."""
         self._reports: dict[str, GeneratorReport] = {}
         """The last report of each generator since training began or went on."""
         self._idle_s = self._whole_s = 0.0
@@ -84,26 +98,22 @@ class Gauges:
         return own
 
     def _rates(self) -> dict[str, float]:
-        now, ledger = time.monotonic(), self._hub.account.ledger
-        seconds = max(now - self._last_at, 1e-9)
-        trained = ledger.accounts["trained_policy"]
-        generated, stale = ledger.generated - self._last_generated, ledger.dropped["stale"]
+        last, now = self._last, _totals(self._hub.account.ledger)
+        self._last = now
+        seconds = max(now.at - last.at, 1e-9)
+        generated = now.generated - last.generated
         rates = {
             "perf/generated_tokens_per_s": generated / seconds,
-            "perf/trained_tokens_per_s": max(0, trained - self._last_trained) / seconds,
+            "perf/trained_tokens_per_s": max(0, now.trained - last.trained) / seconds,
         }
         if generated > 0:
-            dropped = max(0, stale - self._last_stale)
+            dropped = max(0, now.stale - last.stale)
             rates["staleness/dropped_share"] = min(1.0, dropped / generated)
-        self._last_at, self._last_generated, self._last_trained = now, ledger.generated, trained
-        self._last_stale = stale
         return rates
 
     def mark_training(self) -> None:
         """Training begins or goes on: rates and generator idle time count from here."""
-        self._last_at = time.monotonic()
-        self._last_generated = self._hub.account.ledger.generated
-        self._last_stale = self._hub.account.ledger.dropped["stale"]
+        self._last = _totals(self._hub.account.ledger)
         self._reports.clear()
 
     def reported(self, name: str, report: GeneratorReport) -> None:

@@ -77,19 +77,7 @@ class ModelSet:
             for model in self.networks.values():
                 model.gradient_checkpointing_enable({"use_reentrant": False})
                 model.train()
-        self.place = Place(
-            device=device,
-            rank=rank,
-            world=learner.ranks,
-            budget=learner.micro_batch_tokens if shares_rows else 1,
-            seed=config.seed,
-            forward_together=learner.zero_stage == 3,
-            shares_openings=grouped
-            and shares_rows
-            and learner.share_prompts is not False
-            and (self._own_attention or not has_flash(device)),
-            work=work,
-        )
+        self.place = self._place(rank, work, shares_rows=shares_rows)
         self.reference = None
         if algorithm.kl is not None:
             # The run's own model, not the checkpoint's: what is diverged from never changes.
@@ -114,6 +102,21 @@ class ModelSet:
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
             return weights_of(as_in_files(self.networks[POLICY]), dtype=wanted)
+
+    def _place(self, rank: int, work: Work, *, shares_rows: bool) -> Place:
+        config, learner = self._config, self._config.learner
+        may_share = self._own_attention or not has_flash(self._device)
+        grouped = config.schedule.num_generations > 1 and learner.share_prompts is not False
+        return Place(
+            device=self._device,
+            rank=rank,
+            world=learner.ranks,
+            budget=learner.micro_batch_tokens if shares_rows else 1,
+            seed=config.seed,
+            forward_together=learner.zero_stage == 3,
+            shares_openings=grouped and shares_rows and may_share,
+            work=work,
+        )
 
     @property
     def _dtype(self) -> torch.dtype:
