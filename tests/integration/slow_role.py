@@ -48,6 +48,7 @@ def _slow_hash(slow: Slow) -> SimpleNamespace:
 
 def _headrace(slow: Slow) -> None:
     from headrace_cli.launch import process
+    from headrace_cli.launch.display import progress
     from headrace_cli.launch.supervisor import Deadlines, Supervisor
 
     filled = process.filled
@@ -59,6 +60,8 @@ def _headrace(slow: Slow) -> None:
         return words
 
     patch.object(process, "filled", through_here).start()
+    # So often that a line meets each stage: at five seconds that was chance.
+    patch.object(progress, "PLAIN_EVERY_S", progress.ASK_EVERY_S).start()
     defaults = Supervisor.__init__.__kwdefaults__
     assert defaults is not None
     defaults["deadlines"] = Deadlines(stop_s=slow.stop_s)
