@@ -37,7 +37,7 @@ class CriticUpdate(ModelUpdate):
         what the critic should have said.
     """
 
-    name, prefix, stream = "value model", "critic", 1
+    name, prefix, loss_figure, stream = "value model", "critic", "vf_loss", 1
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class CriticUpdate(ModelUpdate):
         self._slots, self._finished, self._totals = slots, finished, totals
         self._window, self._carried = window, carried
         self._ids = segment_ids(finished.segments)
+        self._lengths = segment_lengths(finished.segments)
         nothing = torch.zeros_like(finished.rewards, dtype=place.dtype)
         self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
         self.targets = self._extra = nothing
@@ -124,7 +125,7 @@ class CriticUpdate(ModelUpdate):
             self._ids[tokens],
             tokens=self._totals.value_tokens,
             samples=self._totals.value_samples,
-            sample_tokens=segment_lengths(self._finished.segments),
+            sample_tokens=self._lengths,
         )
         return weighted_sum(self._slots.loss(values, old, self.targets[tokens]), weights)
 

@@ -22,8 +22,6 @@ from learner.updates.model_update import ModelUpdate
 from learner.updates.token_statistics import Tally, as_vectors, from_vectors, merge
 from learner.updates.token_statistics_table import finalise, spreads
 
-_LOSSES = {"actor": "actor/pg_loss", "critic": "critic/vf_loss"}
-
 
 class Stopwatch:
     """Seconds by name, as timing_s/ metrics."""
@@ -84,7 +82,7 @@ def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, 
         f"{prefix}/lr": model.engine.lr,
     }
     if log.taken:
-        figures[_LOSSES[prefix]] = sums[f"{prefix}/loss"] / log.taken
+        figures[f"{prefix}/{model.loss_figure}"] = sums[f"{prefix}/loss"] / log.taken
     if log.grad_norm is not None:
         figures[f"{prefix}/grad_norm"] = log.grad_norm
     return figures

@@ -56,6 +56,8 @@ class ModelUpdate(ABC):
     """In what a user is told."""
     prefix: ClassVar[str]
     """Of its figures."""
+    loss_figure: ClassVar[str]
+    """The figure of its loss."""
     stream: ClassVar[int]
     """Of the seed by which tokens are dealt."""
 

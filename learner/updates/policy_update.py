@@ -8,7 +8,7 @@ the ratio or the correction of a hot token reads them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,20 +42,23 @@ from learner.updates.token_statistics import (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class LossOutputs:
-    """The loss of N tokens, and what made it, without gradient.
+class Terms(NamedTuple):
+    """What the loss of N tokens is made of, without gradient: ratio and surrogate (before weights)
+    are [N] each, as are advantages, mask and entropy."""
 
-    Attributes:
-        loss: scalar, with gradient. ratio: [N] each. surrogate: [N] each, before weights.
-        entropy: [N]. inputs: what the loss was given.
-    """
-
-    loss: Tensor
     ratio: Ratio
     surrogate: PolicyLoss
+    advantages: Tensor
+    mask: Tensor
     entropy: Tensor
-    inputs: LossInputs
+
+
+@dataclass(frozen=True, eq=False)
+class LossOutputs:
+    """The loss of N tokens, scalar and with gradient, and what made it, without."""
+
+    loss: Tensor
+    made_of: Terms
 
 
 def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
@@ -79,13 +82,14 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
     if algorithm.kl is not None and not algorithm.kl.in_reward:
         divergence = algorithm.kl.estimate(x.new, x.reference)
         loss = loss + weighted_sum(x.kl_coef * divergence, weights)
-    return LossOutputs(
-        loss=loss,
+    made_of = Terms(
         ratio=ratio._replace(log_ratio=ratio.log_ratio.detach()),
         surrogate=surrogate._replace(loss=surrogate.loss.detach()),
+        advantages=x.advantages,
+        mask=x.mask,
         entropy=x.entropy.detach(),
-        inputs=given,
     )
+    return LossOutputs(loss, made_of)
 
 
 class PolicyUpdate(ModelUpdate):
@@ -97,11 +101,11 @@ class PolicyUpdate(ModelUpdate):
 
     Attributes:
         start: [T + E] logprobs under the weights of the update's start. reference: [T] logprobs of
-        the reference, None without one. advantages: [T], to be set before `train`. seen: of each
-        micro-batch, which tokens it had and what became of them.
+        the reference, None without one. seen: of each micro-batch, which tokens it had and what its
+        loss was made of.
     """
 
-    name, prefix, stream = "policy", "actor", 0
+    name, prefix, loss_figure, stream = "policy", "actor", "pg_loss", 0
 
     def __init__(
         self,
@@ -135,13 +139,14 @@ class PolicyUpdate(ModelUpdate):
             "weights": self._with_earlier(_of_each(windows.weights, 1.0, behaviour), 0.0),
             "kl_coef": self._with_earlier(_of_each(windows.kl_coef, 0.0, behaviour), 0.0),
             "segment_ids": self._with_earlier(ids, 0),
-            "reference": self._with_earlier(torch.zeros_like(behaviour), 0.0),
         }
         nothing = torch.zeros_like(self._tokens["behaviour"])
         self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
+        # What comes later: the reference's logprobs and the advantages.
+        self._tokens |= {"reference": nothing, "advantages": nothing}
         self.reference: Tensor | None = None
-        self.advantages = torch.zeros_like(behaviour)
-        self.seen: list[tuple[Tensor, LossOutputs]] = []
+        self._size = behaviour.numel()
+        self.seen: list[tuple[Tensor, Terms]] = []
 
     def begin(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
         """Proximal logprobs of what the first optimizer step does not run itself, and the
@@ -166,6 +171,10 @@ class PolicyUpdate(ModelUpdate):
             )
             self._tokens["reference"] = self._with_earlier(self.reference, 0.0)
 
+    def judged(self, advantages: Tensor) -> None:
+        """The advantages [T] are there."""
+        self._tokens["advantages"] = self._with_earlier(advantages, 0.0)
+
     @property
     def inputs(self) -> Mapping[str, Tensor]:
         """What the generator, the rewards and the reference have said."""
@@ -185,13 +194,11 @@ class PolicyUpdate(ModelUpdate):
         new, entropy = self.engine(pack, entropy_gradient=gradient)
         if self._carried is not None:
             self._carried.take(pack.layout.past)
-        size = self.advantages.numel()
-        self.log.count(pack, reads=int((tokens < size).sum()))
+        self.log.count(pack, reads=int((tokens < self._size).sum()))
         given = LossInputs(
             new=new,
             entropy=entropy,
             start=self.start.first(tokens, new.detach(), exact=not self.log.taken),
-            advantages=self._with_earlier(self.advantages, 0.0)[tokens],
             learner_version=self._batch.version,
             segment_tokens=self._segment_tokens,
             all_tokens=self._totals.policy_tokens,
@@ -200,12 +207,12 @@ class PolicyUpdate(ModelUpdate):
             **{name: column[tokens] for name, column in self._tokens.items()},
         )
         found = policy_loss(self._algorithm, given)
-        self.seen.append((tokens, found))
+        self.seen.append((tokens, found.made_of))
         return found.loss
 
     def tallies(self, seen: WindowAdvantages) -> list[Tally]:
         """What the loss saw, the weights, and how learner and sampler differ."""
-        windows, size = self._windows, self.advantages.numel()
+        windows, size = self._windows, self._size
         start, known, exact = (
             x[:size] for x in (self.start.numbers, self.start.known, self.start.exact)
         )
@@ -213,12 +220,12 @@ class PolicyUpdate(ModelUpdate):
         # A hot token's sampler is another one on purpose: its ratio says nothing of age or engine.
         known = windows.mask & ~windows.hot & known & start.isfinite()
         difference = log_ratio(start, behaviour, known)
-        ratio, surrogate, advantages, mask, entropy = self.read()
-        over_cap = self._of_tokens(lambda out: out.ratio.over_cap)
-        dropped = self._of_tokens(lambda out: out.inputs.mask & (out.ratio.weight == 0))
+        read = self.read()
+        over_cap = self._of_tokens(lambda terms: terms.ratio.over_cap)
+        dropped = self._of_tokens(lambda terms: terms.mask & (terms.ratio.weight == 0))
         weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), over_cap)
         tallies = [
-            tally_policy(ratio, surrogate, advantages, mask, entropy=entropy),
+            tally_policy(*read[:4], entropy=read.entropy),
             tally_weights(weights, start, behaviour, known, dropped=dropped),
             tally_mismatch(start, behaviour, known & windows.same_version & exact),
             tally_hot(
@@ -233,38 +240,29 @@ class PolicyUpdate(ModelUpdate):
             tallies.append(tally_egae(seen.values, seen.raw, windows.segments))
         return tallies
 
-    def read(self) -> tuple[Ratio, PolicyLoss, Tensor, Tensor, Tensor]:
-        """Ratio, surrogate, advantages, mask and entropy of all tokens that a loss saw, in the
-        order in which it saw them."""
-        outs = [out for _, out in self.seen]
-        nothing, never = self.advantages[:0], self._windows.mask[:0]
-
-        def all_of(get: Callable[[LossOutputs], Tensor], none: Tensor) -> Tensor:
-            return torch.cat([none, *map(get, outs)])
-
-        return (
-            Ratio(
-                all_of(lambda out: out.ratio.log_ratio, nothing),
-                all_of(lambda out: out.ratio.weight, nothing),
-                all_of(lambda out: out.ratio.over_cap, never),
+    def read(self) -> Terms:
+        """Those of all tokens that a loss saw, in the order in which it saw them."""
+        nothing, never = self.start.numbers[:0], self._windows.mask[:0]
+        ratios, losses, *others = zip(
+            Terms(
+                Ratio(nothing, nothing, never), PolicyLoss(nothing, never, never, never),
+                nothing, never, nothing,
             ),
-            PolicyLoss(
-                all_of(lambda out: out.surrogate.loss, nothing),
-                all_of(lambda out: out.surrogate.clipped_low, never),
-                all_of(lambda out: out.surrogate.clipped_high, never),
-                all_of(lambda out: out.surrogate.clipped_dual, never),
-            ),
-            all_of(lambda out: out.inputs.advantages, nothing),
-            all_of(lambda out: out.inputs.mask, never),
-            all_of(lambda out: out.entropy, nothing),
+            *(terms for _, terms in self.seen),
+            strict=True,
+        )  # fmt: skip
+        return Terms(
+            Ratio(*map(torch.cat, zip(*ratios, strict=True))),
+            PolicyLoss(*map(torch.cat, zip(*losses, strict=True))),
+            *map(torch.cat, others),
         )
 
-    def _of_tokens(self, get: Callable[[LossOutputs], Tensor]) -> Tensor:
+    def _of_tokens(self, get: Callable[[Terms], Tensor]) -> Tensor:
         """[T] bool, by the last loss that saw each token; False where none did."""
         found = torch.zeros_like(self._tokens["mask"])
-        for tokens, out in self.seen:
-            found[tokens] = get(out)
-        return found[: self.advantages.numel()]
+        for tokens, terms in self.seen:
+            found[tokens] = get(terms)
+        return found[: self._size]
 
     def _with_earlier(self, x: Tensor, fill: float) -> Tensor:
         """x [T] and `fill` for the E tokens behind it."""

@@ -135,7 +135,7 @@ class Updater:
                 critic.first_pass(sound=not broken)
         with watch.measure("advantages"):
             seen = self._advantages(windows, policy, critics)
-            policy.advantages = seen.advantages
+            policy.judged(seen.advantages)
         with watch.measure("value"):
             for critic in critics:
                 critic.train(epochs=batch.value_epochs, sound=not broken)
@@ -181,9 +181,9 @@ class Updater:
         reason = _broken_off({model.name: model.log for model in (*critics, policy)})
         if reason is None:
             return None
-        ratio, _, _, mask, _ = policy.read()
+        read = policy.read()
         named = self._not_finite({
-            "learner's logprobs": ratio.log_ratio[mask],
+            "learner's logprobs": read.ratio.log_ratio[read.mask],
             "values": seen.raw[:0] if seen.values is None else seen.values,
             "advantages": seen.raw[windows.mask],
         })  # fmt: skip
