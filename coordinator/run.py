@@ -5,48 +5,44 @@ bound, and everything the run writes through storage. Exit code 0 when the run e
 order (a stop or an interruption is one), 1 when it failed, 2 for the user's mistake.
 """
 
-import gc
+from headrace.host.lasting import lasting
 
-# As in learner/run.py: a third of the time of a start and of an end.
-gc.disable()
+# A third of the time of a start and of an end.
+with lasting():
+    import argparse
+    import asyncio
+    import hashlib
+    import json
+    import logging
+    import os
+    import signal
+    import socket
+    import sys
+    import time
+    from collections.abc import Callable
+    from pathlib import Path
 
-import argparse
-import asyncio
-import hashlib
-import json
-import logging
-import os
-import signal
-import socket
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-
-from coordinator.dispatch.leases import Leases
-from coordinator.dispatch.prompts import Prompts
-from coordinator.hub import Clock, Hub
-from coordinator.line_rewards.line_scoring import LineScoring
-from coordinator.loop import Coordinator
-from coordinator.persistence.recorder import Recorder
-from coordinator.persistence.snapshots import restored
-from coordinator.persistence.state import State
-from coordinator.scheduling.streaming import StreamingScheduler
-from coordinator.scheduling.synchronous import SynchronousScheduler
-from coordinator.scheduling.window_lifecycle import WindowLifecycle
-from headrace.config.sections.run import RunConfig
-from headrace.config.validation.batch_rules import batch_rules
-from headrace.errors import StorageBlockedError, UserError
-from headrace.host import malloc_trim, stack_dumps
-from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
-from headrace.protocol.messages.control import WeightNotice
-from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
-from headrace.protocol.transport.sockets import Router
-from headrace.run_files.run_folder import ANNOUNCED
-from storage.run_store import START_BYTES, RunStore
-
-gc.freeze()
-gc.enable()
+    from coordinator.dispatch.leases import Leases
+    from coordinator.dispatch.prompts import Prompts
+    from coordinator.hub import Clock, Hub
+    from coordinator.line_rewards.line_scoring import LineScoring
+    from coordinator.loop import Coordinator
+    from coordinator.persistence.recorder import Recorder
+    from coordinator.persistence.snapshots import restored
+    from coordinator.persistence.state import State
+    from coordinator.scheduling.streaming import StreamingScheduler
+    from coordinator.scheduling.synchronous import SynchronousScheduler
+    from coordinator.scheduling.window_lifecycle import WindowLifecycle
+    from headrace.config.sections.run import RunConfig
+    from headrace.config.validation.batch_rules import batch_rules
+    from headrace.errors import StorageBlockedError, UserError
+    from headrace.host import malloc_trim, stack_dumps
+    from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
+    from headrace.protocol.messages.control import WeightNotice
+    from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
+    from headrace.protocol.transport.sockets import Router
+    from headrace.run_files.run_folder import ANNOUNCED
+    from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
 """How long a coordinator whose supervisor was killed may need to end, before another takes over."""

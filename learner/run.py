@@ -7,41 +7,36 @@ is one), and runs the loop. Rank 0 talks to the coordinator and serves weights. 
 1 ours, 2 the user's mistake, 130 interrupted.
 """
 
-import gc
+from headrace.host.lasting import lasting
 
-# What is imported lives as long as the process: to look for garbage in it would take a third of the
-# time of a start and of an end.
-gc.disable()
+# A third of the time of a start and of an end.
+with lasting():
+    import argparse
+    import contextlib
+    import logging
+    import os
+    import signal
+    import sys
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-import argparse
-import contextlib
-import logging
-import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+    import torch
 
-import torch
-
-from headrace.config.sections.run import RunConfig
-from headrace.errors import UserError, exit_code
-from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of
-from headrace.host.work import Work
-from headrace.protocol.messages.control import Trouble
-from headrace.protocol.transport.endpoints import identity_of
-from headrace.protocol.transport.sockets import Link
-from learner.device import choose_device
-from learner.loop import run_loop
-from learner.models.deepspeed_engine import join_ranks
-from learner.process.inbox import NAME, Inbox, Weights
-from learner.process.rank_broadcast import Relay
-from learner.process.trainer import Trainer
-from learner.process.weight_publishing import Publisher
-
-gc.freeze()
-gc.enable()
+    from headrace.config.sections.run import RunConfig
+    from headrace.errors import UserError, exit_code
+    from headrace.host import stack_dumps
+    from headrace.host.hardware import cores_of
+    from headrace.host.work import Work
+    from headrace.protocol.messages.control import Trouble
+    from headrace.protocol.transport.endpoints import identity_of
+    from headrace.protocol.transport.sockets import Link
+    from learner.device import choose_device
+    from learner.loop import run_loop
+    from learner.models.deepspeed_engine import join_ranks
+    from learner.process.inbox import NAME, Inbox, Weights
+    from learner.process.rank_broadcast import Relay
+    from learner.process.trainer import Trainer
+    from learner.process.weight_publishing import Publisher
 
 _LOG = logging.getLogger("headrace.learner")
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")

@@ -6,18 +6,22 @@ last, names every file with size and sha256; `newest` passes over whatever does 
 pickle.
 """
 
-import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.host.disk import until_written
 from headrace.host.work import Work
-from headrace.run_files.run_folder import CHECKPOINT_FORMAT, MANIFEST, manifest_text, read_manifest
+from headrace.run_files.run_folder import (
+    CHECKPOINT_FORMAT,
+    MANIFEST,
+    described_files,
+    manifest_text,
+    read_manifest,
+)
 
 LATEST, BEST = "latest", "best"
 POLICY, CRITIC, STATE = "policy", "critic", "state"
@@ -71,7 +75,7 @@ def _write(
     fill(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
     with work.moving(f"hashing the checkpoint of update {update}"):
-        described = _described(partial, [str(p.relative_to(partial)) for p in files])
+        described = described_files(partial, [str(p.relative_to(partial)) for p in files])
     manifest = {"format": CHECKPOINT_FORMAT, "update": update, **facts, "files": described}
     for done, path in enumerate(files):
         work.at(f"syncing the checkpoint of update {update}", done, len(files), "files")
@@ -114,7 +118,7 @@ def mismatch(path: Path) -> str | None:
         expected: dict[str, dict[str, Any]] = read_manifest(path)["files"]
     except (OSError, ValueError, KeyError) as error:
         return f"no readable {MANIFEST}: {error}"
-    found = _described(path, [name for name in expected if (path / name).is_file()])
+    found = described_files(path, [name for name in expected if (path / name).is_file()])
     changed = (name for name, facts in expected.items() if found.get(name) != facts)
     name = next(changed, None)
     return None if name is None else f"{name} is missing or changed"
@@ -141,18 +145,6 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
     for path in numbered:
         if path not in last and path.name not in kept:
             shutil.rmtree(path)
-
-
-def _described(folder: Path, names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Size and hash of some files, several read at a time: hashing holds no lock of Python's."""
-
-    def describe(name: str) -> dict[str, Any]:
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
-            return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest.hexdigest()}
-
-    with ThreadPoolExecutor() as threads:
-        return dict(zip(names, threads.map(describe, names), strict=True))
 
 
 def _point(root: Path, name: str, target: str) -> None:

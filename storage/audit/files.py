@@ -6,10 +6,8 @@ trained windows whose diagnostics are missing, of another length, or without fig
 were in the loss; and where a table says otherwise of what was trained.
 """
 
-import hashlib
 import os
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,14 @@ from sqlalchemy import Connection, select
 
 from headrace.protocol.transport.curve import damaged_keys
 from headrace.run_files.checked_lines import whole_lines
-from headrace.run_files.run_folder import EVENTS, KEYS, RESOLVED, config_digest, read_manifest
+from headrace.run_files.run_folder import (
+    EVENTS,
+    KEYS,
+    RESOLVED,
+    config_digest,
+    described_files,
+    read_manifest,
+)
 from headrace.run_files.update_log import FOLDER
 from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
@@ -86,17 +91,10 @@ def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != described["bytes"]:
             return f"{name} has {file.stat().st_size:,} bytes, not {described['bytes']:,}"
-    with ThreadPoolExecutor() as pool:  # hashing leaves Python to other threads
-        hashed = pool.map(lambda name: _sha256(path / name), manifest["files"])
-        for (name, described), sha256 in zip(manifest["files"].items(), hashed, strict=True):
-            if sha256 != described["sha256"]:
-                return f"{name} is damaged, or its line in the manifest is: another sha256"
+    for name, found in described_files(path, manifest["files"]).items():
+        if found["sha256"] != manifest["files"][name]["sha256"]:
+            return f"{name} is damaged, or its line in the manifest is: another sha256"
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> None:

@@ -35,7 +35,7 @@ from headrace.trajectory.token_ledger import LedgerError
 from storage import projection
 from storage.audit.files import checkpoint_problem
 from storage.audit.findings import Findings
-from storage.audit.mirror import check_rows, moment
+from storage.audit.mirror import TOGETHER, check_rows, moment
 from storage.audit.reading import UNREADABLE, Read, Records, survey
 from storage.database.engine import SQLITE_NAME, open_file, open_writer
 from storage.database.reader import check_formats, open_run, read_config
@@ -47,8 +47,6 @@ from storage.journal.store import read_journal, run_id_of
 
 _NO_NEW_SEGMENT = 2**62
 _KINDS = frozenset(kind.__name__ for kind in get_args(AnyRecord))
-_TOGETHER = 4096
-"""So many records go through the trial of the database in one transaction."""
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +152,7 @@ class _Trial:
 
     def _try(self, journaled: Records) -> str | None:
         records = iter(journaled)
-        while reads := list(islice(records, _TOGETHER)):
+        while reads := list(islice(records, TOGETHER)):
             is_projected = self._project(reads) is None
             for read in reads:
                 self._tried = read.offset

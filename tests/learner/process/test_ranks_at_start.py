@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
+from headrace.run_files.run_folder import described_files
 from learner.models.deepspeed_engine import join_ranks
 from learner.process import checkpoint
 from learner.process.trainer import Trainer
@@ -23,14 +24,14 @@ from tests.learner.recorded import run_config, save_tiny_model
 def start(run_dir: Path, rank: int, port: int) -> None:
     """Begin, write a checkpoint, begin again; print what was read and known."""
     config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
-    cpu, read, described = torch.device("cpu"), list[str](), checkpoint._described
+    cpu, read = torch.device("cpu"), list[str]()
 
     def noted(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         read.extend(names)
-        return described(folder, names)
+        return described_files(folder, names)
 
     join_ranks(rank=rank, world_size=2, port=port, device=cpu)
-    with patch.object(checkpoint, "_described", noted):
+    with patch.object(checkpoint, "described_files", noted):
         settings: dict[str, Any] = {"rank": rank, "device": cpu, "reads_checkpoints": rank == 0}
         Trainer(config, run_dir, **settings).checkpoint(0, None)
         written = len(read)
