@@ -116,10 +116,11 @@ LABELS = {
 
 
 def metric_label(name: str) -> str:
-    """A metric's short name on a chart that has several; of sources of rewards, the source's."""
+    """A metric's short name on a chart that has several; of sources of rewards and domains,
+    theirs."""
     if name.startswith("ledger/dropped/"):
         return reason_name(name.rpartition("/")[2])
-    if name.startswith("rewards/"):
+    if name.startswith(("rewards/", "mixture/")):
         return name.split("/", 1)[1].rpartition("/")[0]
     return LABELS.get(name, name.split("/")[-1].replace("_", " "))
 

@@ -50,6 +50,7 @@ WORK = {
     "generator": "headrace_cli.commands.run.generator.generator",
     "stop": "headrace_cli.commands.inspection.runs.stop",
     "eval": "headrace_cli.commands.run.evaluate.evaluate",
+    "score": "headrace_cli.commands.data.prompt_scores.score",
     "dashboard": "headrace_cli.commands.inspection.dashboard.dashboard",
     "runs": "headrace_cli.commands.inspection.runs.runs",
     "show": "headrace_cli.commands.inspection.runs.show",
@@ -57,6 +58,7 @@ WORK = {
     "replay": "headrace_cli.commands.inspection.replay.replay",
     "export": "headrace_cli.commands.data.export.export",
     "sql": "headrace_cli.commands.data.sql.sql",
+    "select": "headrace_cli.commands.data.prompt_scores.select",
     "sink": "headrace_cli.commands.data.sink.sink",
     "config show": "headrace_cli.commands.system.config.show",
     "config check": "headrace_cli.commands.system.config.check",
@@ -72,7 +74,8 @@ WORK = {
 }
 """The function of each command, by its words."""
 NEEDS = {
-    "train": "train", "launch": "train", "generator": "train", "eval": "train", "replay": "train",
+    "train": "train", "launch": "train", "generator": "train", "eval": "train",
+    "score": "train", "replay": "train",
     "dashboard": "dashboard",
 }  # fmt: skip
 """Extras of the commands that cannot do without, most of them because they start processes."""
@@ -164,6 +167,19 @@ def _training(command: Maker) -> None:
         "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
     )
     take(evaluate, "overrides")
+
+    score = command(
+        "score", "what a policy's answers to each training prompt earn, to select from",
+        "headrace score recipes/gsm8k-cpu.toml --samples 16",
+        takes="recipe? overrides json root",
+    )  # fmt: skip
+    score.add_argument(
+        "--samples", type=int, default=16, metavar="M", help="answers to each prompt (16)"
+    )
+    score.add_argument(
+        "--prompts", type=int, default=10**9, metavar="N", help="the first N prompts (all)"
+    )
+    score.add_argument("--resume", metavar="RUN", help="go on with this run")
 
 
 def _looking(command: Maker) -> None:

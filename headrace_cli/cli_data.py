@@ -1,4 +1,4 @@
-"""`headrace export`, `headrace sql`, `headrace sink` and `headrace replay`: their options.
+"""`headrace export`, `sql`, `select`, `sink` and `replay`: their options.
 
 In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
 has is named here once more, and a test compares.
@@ -13,6 +13,7 @@ KINDS = {
     "tokens": "a response token",
     "metrics": "a number",
     "windows": "a window",
+    "scores": "a prompt, what its answers earned",
     "preferences": "the best and the worst answer of a group",
     "sft": "a right answer, each once",
 }
@@ -21,7 +22,7 @@ FORMATS = ("parquet", "jsonl", "csv", "arrow", "datasets")
 """Formats of exports."""
 SCHEMAS = ("native", "trl", "verl")
 """Who reads `preferences` and `sft`."""
-TABLES = ("trajectories", "tokens", "metrics", "windows")
+TABLES = ("trajectories", "tokens", "metrics", "windows", "scores")
 """Tables of `headrace sql`."""
 SINKS = ("tensorboard", "trackio", "jsonl")
 """Sinks that are there."""
@@ -41,6 +42,15 @@ headrace sql latest "select purpose, count(*), avg(reward) from trajectories gro
 
 The dialect is DuckDB's. There are the tables that `headrace export` writes: {tables}.
 A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
+NORMS = ("raw", "quantile", "zscore")
+"""What `headrace select` compares."""
+SELECT_EXAMPLES = """\
+headrace score recipes/gsm8k-cpu.toml --samples 16
+  headrace select latest --keep 0.1 --out hard.jsonl
+  headrace train recipes/gsm8k-cpu.toml task.path=hard.jsonl
+
+Prompts that none of at least 16 answers solved are left out: most have a wrong reference. z-scores
+are for reward models whose offsets differ by domain; on pass rates they select easy prompts."""
 REPLAY_EXAMPLES = """\
 headrace replay latest --update 5
   headrace replay latest --update 5 --store-only            without a model
@@ -52,7 +62,7 @@ differ by more than --tolerance."""
 
 
 def add_data(command: Maker) -> None:
-    """`export`, `sql` and `sink`."""
+    """`export`, `sql`, `select` and `sink`."""
     rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
     export = command(
         "export", "write a run's answers, tokens, metrics, windows or preferences to a file",
@@ -101,6 +111,31 @@ def add_data(command: Maker) -> None:
     sql.add_argument(
         "--memory", type=int, default=1024, metavar="MIB", help="memory limit in MiB (1024)"
     )  # fmt: skip
+
+    select = command(
+        "select", "keep the prompts that a policy scores lowest on (Pre-PPO)", SELECT_EXAMPLES,
+        takes="run json root",
+    )  # fmt: skip
+    select.add_argument(
+        "--keep", required=True, type=float, metavar="K",
+        help="a share of all prompts below 1, or a number of them",
+    )  # fmt: skip
+    select.add_argument("--out", required=True, type=Path, metavar="FILE", help="JSONL to write")
+    select.add_argument(
+        "--norm", default="raw", choices=NORMS,
+        help="what is compared: means (raw), their quantile in the domain, or z-scores",
+    )  # fmt: skip
+    select.add_argument(
+        "--domain", metavar="COLUMN", help="the rows' domain (the source of their rewards)"
+    )
+    select.add_argument("--base", metavar="FILE", help="rows that come first, each prompt once")
+    select.add_argument("--data", metavar="FILE", help="where the scored rows are now")
+    select.add_argument("--policy", metavar="FOLDER", help="refuse scores of another policy")
+    select.add_argument(
+        "--no-guard", dest="guard", action="store_false",
+        help="keep prompts that no answer ever solved",
+    )  # fmt: skip
+    select.add_argument("--force", action="store_true", help="replace what is at FILE")
 
     sink = command(
         "sink", "tell another program of a run's figures, while it goes on or afterwards",

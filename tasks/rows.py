@@ -23,13 +23,15 @@ class Row:
     """A prompt and its reference answer.
 
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
-    the verifier compares against; `info` keeps the row's columns for reward functions.
+    the verifier compares against; `info` keeps the row's columns for reward functions; `domain` is
+    that of a mixture, "" elsewhere.
     """
 
     id: str
     prompt: str | list[Message]
     answer: str
     info: dict[str, Any] = field(default_factory=dict)
+    domain: str = ""
 
 
 def other_than_text(prompt: str | list[Message]) -> str | None:

@@ -2,7 +2,7 @@
 
 Comes in: the records as they are applied, and what the coordinator tells generators. Goes out: the
 lease of a trajectory, those of a generator, the trajectories that wait, how many windows are being
-generated. After a replay `begin` takes the leases that the records name as being in force, and
+generated. After a replay `restore` takes the leases that the records name as being in force, and
 makes every other unfinished trajectory wait for a new one. Every event costs constant time (a
 logarithm of the waiting trajectories).
 """
@@ -62,16 +62,16 @@ class Leases:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def begin(self, given: Mapping[int, tuple[int, str]]) -> None:
+    def restore(self, given: Mapping[int, tuple[int, str]]) -> None:
         """After a replay: leases by trajectory (id and generator) are in force, and whoever else is
         unfinished waits for one."""
         for key, (lease_id, generator) in given.items():
             self.give(key, lease_id, generator)
-        for trajectory in self.account.active.values():
+        for trajectory in self.account.trajectories.values():
             if not trajectory.ended and trajectory.trajectory_id not in self.given:
                 self._wait(trajectory.trajectory_id)
 
-    def see(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:
         """A record was applied to the account."""
         match record:
             case GroupIssued():
@@ -81,14 +81,14 @@ class Leases:
                 self._put(record.trajectory_id, record.lease_id, record.generator)
             case ChunkArrived(trajectory_id=key):
                 if record.finish is not None:
-                    self.end(key)
+                    self.release(key)
                 elif self._is_inside(key):
                     self.open.add(key)
             case WindowsClosed():
                 for window in record.windows:
                     self._leave_window(window.trajectory_id)
             case TrajectoryEnded(trajectory_id=key):
-                self.end(key)
+                self.release(key)
                 self.open.discard(key)
                 self._leave_queue(key)
 
@@ -109,7 +109,7 @@ class Leases:
         self.given[trajectory_id] = GrantedLease(lease_id, generator, training)
         self._by_generator.setdefault(generator, set()).add(trajectory_id)
 
-    def end(self, trajectory_id: int) -> None:
+    def release(self, trajectory_id: int) -> None:
         """The lease is over; an unfinished trajectory waits for the next."""
         lease = self.given.pop(trajectory_id, None)
         if lease is not None:
@@ -119,10 +119,10 @@ class Leases:
         if trajectory is not None and not trajectory.ended:
             self._wait(trajectory_id)
 
-    def lose(self, generator: str) -> None:
+    def release_all(self, generator: str) -> None:
         """A generator is gone: all its leases are over."""
         for trajectory_id in list(self._by_generator.get(generator, ())):
-            self.end(trajectory_id)
+            self.release(trajectory_id)
         self._by_generator.pop(generator, None)
 
     def held_by(self, generator: str) -> list[int]:

@@ -1,8 +1,9 @@
 """Prompts from the task to token ids: the source of new groups.
 
-Comes in: the task's rows by position, the policy's tokenizer. Goes out: GroupIssued records. A
-prompt over the length limit is skipped and counted. Positions are consumed in order, so one
-integer (the next position) is all that a resume needs.
+Comes in: the task's rows by position, the policy's tokenizer, what was asked of a mixture. Goes
+out: GroupIssued records. A prompt over the length limit is skipped and counted. Positions are
+consumed in order, so the next position, of a mixture that of each domain, is all that a resume
+needs.
 """
 
 import hashlib
@@ -14,20 +15,25 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from coordinator.dispatch.mixture import Mixture, MixtureProgress
 from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
 from headrace.data.tokenizer import load_tokenizer, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued
 from headrace.protocol.token_spans import Int32
-from tasks.datasets.source import PROCEDURAL_TASKS, PromptSource, build_source
+from tasks.datasets.source import PROCEDURAL_TASKS, MixtureSource, PromptSource, build_source
 from tasks.rows import Row, other_than_text
 
 MAX_SKIPS = 10_000
+MAX_PASSED = 1_000
+"""So many prompts in a row are passed over by bands, and the next one is asked all the same."""
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
@@ -56,10 +62,18 @@ class Prompts:
         """Token ids are below it."""
         self._asides = CriticPrompts(config, self._tokenizer)
         self._source: PromptSource = build_source(config.task, config.seed)
+        self._domains: Mapping[str, PromptSource] = {"": self._source}
+        if isinstance(self._source, MixtureSource):
+            self._domains = self._source.domains
+        self._mixture = Mixture(config.task, config.seed)
+        self._lifted: set[str] = set()
         self.skipped = 0
-        if config.task.kind != "dataset":
-            task = PROCEDURAL_TASKS[config.task.kind]
-            self._check_labels(task.draw(Random(0), config.task.max_terms), config.task.max_terms)
+        self.unasked: list[str] = []
+        """What to tell of domains whose prompts were not asked as they should."""
+        for task in members(config.task).values():
+            if task.kind != "dataset":
+                longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
+                self._check_labels(longest, task.max_terms)
 
     def encode(self, row: Row) -> EncodedPrompt:
         """The prompt as the policy sees it: through the chat template if there is to be one."""
@@ -108,27 +122,62 @@ class Prompts:
                 f"{terms} terms: lower task.max_terms or take a model made for them"
             )
 
-    def next_group(self, position: int, group_id: int, trajectory_id: int) -> GroupIssued:
-        """The group of the first usable row at or after `position`."""
-        for skip in range(MAX_SKIPS):
-            row = self._source.row_at(position + skip)
-            encoded = self.encode(row)
-            if encoded.ids.size <= self._config.task.max_prompt_length:
-                return self._group(row, encoded, position + skip, group_id, trajectory_id, "train")
-            self.skipped += 1
+    def next_group(
+        self,
+        position: int,
+        group_id: int,
+        trajectory_id: int,
+        progress: MixtureProgress | None = None,
+        update: int = 0,
+    ) -> GroupIssued:
+        """The group of the first usable row at or after `position`; of a mixture, of the domain
+        whose turn it is there, after its rows that were asked before."""
+        progress = progress or MixtureProgress()
+        while (domain := self._mixture.domain_at(position, update)) is not None:
+            first = progress.positions.get(domain, 0) if domain else position
+            found = self._row_from(domain, first, progress)
+            if found is not None:
+                at, row, encoded = found
+                group = self._group(
+                    row, encoded, position if domain else at, group_id, trajectory_id, "train"
+                )
+                return msgspec.structs.replace(group, domain_position=at)
+            self._mixture.empty.add(domain)
+            self.unasked.append(f"{domain}: no prompt is left, so the other domains are asked")
         raise UserError(
             f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length="
             f"{self._config.task.max_prompt_length} tokens; raise it or filter the dataset"
         )
 
+    def _row_from(
+        self, domain: str, first: int, progress: MixtureProgress
+    ) -> tuple[int, Row, EncodedPrompt] | None:
+        """The first row of a domain that bands ask and that is not too long, with its position."""
+        source, passed = self._domains[domain], 0
+        for at in range(first, first + MAX_SKIPS):
+            row = source.row_at(at)
+            if passed < MAX_PASSED and not self._mixture.asks(domain, at, row.id, progress):
+                passed += 1
+                continue
+            encoded = self.encode(row)
+            if encoded.ids.size <= self._config.task.max_prompt_length:
+                if passed == MAX_PASSED and domain not in self._lifted:
+                    self._lifted.add(domain)
+                    self.unasked.append(f"{domain or 'task'}: its bands ask no prompt, so all are")
+                return at, row, encoded
+            self.skipped += 1
+        return None
+
     def eval_groups(
         self, group_id: int, trajectory_id: int, lengths: Mapping[int, int] | None = None
     ) -> list[GroupIssued]:
-        """One trajectory for every held-out prompt, the same prompts and seeds every time. Those
-        whose last response was longest, by `lengths` of positions, come first: begun last, they
-        would keep everybody waiting."""
+        """`evaluation.samples` trajectories for every prompt of an evaluation, the same prompts and
+        seeds every time. Those whose last response was longest, by `lengths` of positions, come
+        first: begun last, they would keep everybody waiting."""
+        asked, source = self._config.evaluation, self._source
+        rows = source.eval_rows if asked.rows == "held_out" else source.training_rows
         found = []
-        for position, row in enumerate(self._source.eval_rows(self._config.evaluation.num_prompts)):
+        for position, row in enumerate(rows(asked.num_prompts)):
             encoded = self.encode(row)
             if encoded.ids.size > self._config.task.max_prompt_length:
                 self.skipped += 1
@@ -137,7 +186,9 @@ class Prompts:
         if lengths:
             found.sort(key=lambda one: lengths.get(one[0], 0), reverse=True)
         return [
-            self._group(row, encoded, position, group_id + i, trajectory_id + i, "eval")
+            self._group(
+                row, encoded, position, group_id + i, trajectory_id + i * asked.samples, "eval"
+            )
             for i, (position, row, encoded) in enumerate(found)
         ]
 
@@ -150,7 +201,9 @@ class Prompts:
         trajectory_id: int,
         purpose: Purpose,
     ) -> GroupIssued:
-        size = self._config.schedule.num_generations if purpose == "train" else 1
+        config = self._config
+        trains = purpose == "train"
+        size = config.schedule.num_generations if trains else config.evaluation.samples
         return GroupIssued(
             at=time.time(),
             group_id=group_id,
@@ -163,6 +216,7 @@ class Prompts:
             messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
             prompt_ids=encoded.ids,
             aside=self._asides.of(row, encoded.text),
+            domain=row.domain,
             trajectory_ids=list(range(trajectory_id, trajectory_id + size)),
             seeds=[trajectory_seed(self._config.seed, purpose, position, i) for i in range(size)],
         )

@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 
 from coordinator.connections.versions import Versions
+from coordinator.dispatch.mixture import MixtureProgress
 from coordinator.persistence.state import State
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.records.record_types import EvaluationDone, Milestone, Record, Snapshot
 from headrace.trajectory.snapshots import NEEDED, AccountValues, account_of, values_of
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 """Raise it when a field of the state, or what a record does to one, changes its meaning: snapshots
 of before are then passed over."""
 SAY_EVERY_S = 10.0
@@ -55,6 +56,7 @@ class StateValues(msgspec.Struct, frozen=True, kw_only=True):
     next_trajectory: int
     next_lease: int
     position: int
+    mixture: MixtureProgress
     update: int
     given: int
     lineage: int

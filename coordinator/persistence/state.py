@@ -10,6 +10,7 @@ worked out from that (`coordinator.dispatch.leases`).
 from collections import Counter
 
 from coordinator.connections.versions import Versions
+from coordinator.dispatch.mixture import MixtureProgress, needs_rates
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.records.record_types import (
     BatchReturned,
@@ -25,6 +26,7 @@ from headrace.protocol.records.record_types import (
     Milestone,
     Record,
     Restarted,
+    RewardArrived,
     Snapshot,
     TokensLost,
     TrajectoryEnded,
@@ -51,6 +53,7 @@ class State:
         updates of the checkpoints on this lineage, oldest first. leases: the last lease of each
         trajectory that has not answered it: id and generator. It may
             be over, where a generator was lost.
+        mixture: which prompts were asked by domain, and what they got.
         discarded: by generator, its process and what that had thrown away at holds. issued, ended:
         training trajectories so far, the ended ones by status. rejected: messages of peers that
         were refused, as last sampled. cpu_s: CPU seconds that the run had used by then. milestones:
@@ -65,6 +68,7 @@ class State:
         self.next_trajectory = 0
         self.next_lease = 0
         self.position = 0
+        self.mixture = MixtureProgress(rates={} if needs_rates(config.task) else None)
         self.update = self.given = 0
         self.lineage = 0
         self.line: dict[int, int | None] = {0: None}
@@ -103,6 +107,10 @@ class State:
                 pass  # The most frequent ones are the account's alone.
             case GroupIssued():
                 self._issue(record)
+            case RewardArrived(trajectory_id=key) if self.mixture.rates is not None:
+                trajectory = self.account.trajectories[key]
+                if trajectory.purpose == "train":
+                    self.mixture.score(record, self.account.groups[trajectory.group_id])
             case LeaseIssued():
                 self.next_lease = max(self.next_lease, record.lease_id + 1)
                 self.leases[record.trajectory_id] = record.lease_id, record.generator
@@ -149,12 +157,14 @@ class State:
         if record.purpose == "train":
             self.issued += len(record.trajectory_ids)
             self.position = max(self.position, record.position + 1)
+            self.mixture.issue(record)
 
     def _commit(self, record: UpdateCommitted) -> None:
         self.line[record.update] = record.batch_id
         self.train_time_s = record.train_time_s
+        self.mixture.asked = {}
         if record.skipped is not None or not record.window_ids:
-            self.versions.keep(record.update)
+            self.versions.keep_version(record.update)
         if record.window_ids and self.first_policy_update is None:
             self.first_policy_update = record.update
 

@@ -7,7 +7,7 @@ import streamlit as st
 
 from dashboard.components import panels
 from dashboard.components.alert_list import CHART
-from dashboard.formatting import metric_label
+from dashboard.formatting import metric_caption, metric_label
 from dashboard.reads.data import RunData
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -30,6 +30,13 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Generator against learner", ("rollout/logprob_diff",)),
 )
 
+MIXTURE = (
+    ("Mixture in force", "weight"),
+    ("Prompts asked by domain", "asked"),
+    ("Tokens trained by domain", "trained"),
+    ("Answers solved by domain", "solved"),
+)
+
 ARRAYS = (
     ("Value error along the response", "value/rmse"),
     ("Value bias along the response", "value/bias"),
@@ -50,12 +57,20 @@ def _body(run: RunData) -> None:
     if asked:
         title = next((title for title, names in CHARTS if asked in names), metric_label(asked))
         panels.metric_card(run, title, (asked,), x, smoothing=smoothing)
+    card = partial(panels.metric_card, run, x=x, smoothing=smoothing)
     draw = [
-        partial(panels.metric_card, run, title, names, x, smoothing=smoothing)
-        for title, names in CHARTS
+        *(partial(card, *chart, caption=metric_caption(chart[1][:1])) for chart in _mixture(run)),
+        *(partial(card, title, names) for title, names in CHARTS),
     ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
     panels.grid([partial(panels.accuracy_card, run, x), *draw, *arrays])
+
+
+def _mixture(run: RunData) -> list[tuple[str, tuple[str, ...]]]:
+    """The charts of a mixture; none where the task is no mixture."""
+    names = [name for name in run.charted() if name.startswith("mixture/")]
+    charts = [(title, tuple(n for n in names if n.endswith(f"/{end}"))) for title, end in MIXTURE]
+    return [(title, found) for title, found in charts if found]
 
 
 def _asked(run: RunData) -> str | None:

@@ -1,10 +1,11 @@
 """What a recipe leaves open, chosen for the device that computes. Pure.
 
 In: a configuration, GPUs and who works on them. Out: the configuration with every open key filled
-in, each with its reason. What a recipe says stays, but for a ZeRO stage that bfloat16 cannot have;
-so any host may ask again. The launcher asks for the learner, because it decides which ranks get a
-GPU, on one host, Slurm and Ray alike, and `resolved.json` keeps the answer for a resumed run.
-Generators ask for themselves: their hosts differ.
+in, each with its reason. What a recipe says stays, but for a ZeRO stage that bfloat16 cannot have
+and bfloat16 products on a processor without them; so any host may ask again. The launcher asks for
+the learner, because it decides which ranks get a GPU, on one host, Slurm and Ray alike, and
+`resolved.json` keeps the answer for a resumed run. Generators ask for themselves: their hosts
+differ.
 """
 
 import json
@@ -85,7 +86,9 @@ def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> Places:
 def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = None) -> Resolved:
     """A run on this machine; of generators the one with most company. `shape`: of the policy, to
     reckon what the learner leaves of a GPU."""
-    config, learner = resolve_learner(config, on_gpu=bool(hardware.gpus))
+    config, learner = resolve_learner(
+        config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16
+    )
     places = gpu_places(config, hardware.gpus)
     company = places.company(*(device for own in places.generators for device in own))
     taken = gpu_memory(config, shape).total if shape is not None else 0
@@ -93,20 +96,24 @@ def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = No
     return Resolved(config, learner + generator)
 
 
-def resolve_learner(config: RunConfig, *, on_gpu: bool) -> Resolved:
-    """The learner's keys. `on_gpu`: its ranks have GPUs where they may use them."""
+def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resolved:
+    """The learner's keys. `on_gpu`: its ranks have GPUs where they may use them. `bfloat16`: the
+    processor has instructions for such products."""
     learner, why = config.learner, "the learner is on a CPU"
     if on_gpu := on_gpu and learner.device != "cpu":
         why = "the learner is on GPUs"
     chosen = "bfloat16" if on_gpu else "bf16_autocast"
-    precision = chosen if learner.precision == "auto" else learner.precision
+    precision, cause = chosen if learner.precision == "auto" else learner.precision, why
+    if precision == "bf16_autocast" and not on_gpu and not bfloat16:
+        precision, cause = "float32", f"{why} without bfloat16 products"
+        learner = learner.model_copy(update={"precision": "auto"})
     least, stated = BF16_STAGE if precision == "bfloat16" else 0, learner.zero_stage
     staged = f"with {precision}"
     if stated is not None and stated < least:
         staged = f"not {stated}: bfloat16 sums gradients in float32 from there on"
         learner = learner.model_copy(update={"zero_stage": None})
     values = {
-        "precision": (precision, why),
+        "precision": (precision, cause),
         "zero_stage": (least, staged),
         "gradient_checkpointing": (on_gpu, why),
     }

@@ -38,6 +38,7 @@ SECTIONS = {
     "ledger": "Where every journaled response token is. generated = trained_policy + ready + "
     "in_flight + dropped, to the token, at every update. See [data path](data-path.md).",
     "memory": "What processes hold; `NAME` is a process. A gauge.",
+    "mixture": "Which prompts are asked; `NAME` is a domain of `task.datasets`.",
     "perf": "Throughput, and how much of the computation was of use.",
     "response_length": "How long responses are. Early in a stream only short ones have ended.",
     "reward": "What the verifier said.",

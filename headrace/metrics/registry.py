@@ -98,6 +98,10 @@ _ALL = (
     MetricInfo("ledger/value_finished", "tokens", "of scored trajectories = trained_value + value_waiting + value_dropped"),
     MetricInfo("ledger/value_waiting", "tokens", "of finished trajectories that wait for a value batch"),
     MetricInfo("memory/NAME", "bytes", "resident memory of the process of that name and of all that it started, on the coordinator's host; pages they share count in each", "levels off"),
+    MetricInfo("mixture/NAME/asked", "share", "groups of that domain among those asked since the last update", "near mixture/NAME/weight"),
+    MetricInfo("mixture/NAME/solved", "", "mean of right (1) and wrong (0) answers of that domain that end in the batch, of rewards where nothing says what is right", "rising"),
+    MetricInfo("mixture/NAME/trained", "share", "tokens of that domain in the batch"),
+    MetricInfo("mixture/NAME/weight", "share", "of that domain by task.schedule, in force while the update was made"),
     MetricInfo("perf/carried_age", "updates", "mean age of the keys and values that were carried over from earlier updates"),
     MetricInfo("perf/carried_bytes", "bytes", "of keys and values that are carried over, of all models and ranks", "at most learner.carried_gib a rank"),
     MetricInfo("perf/carried_hits", "sequences", "beyond their first window whose context was carried over, all of it, by all models"),
@@ -191,16 +195,16 @@ _ALL = (
 # fmt: on
 
 METRICS: dict[str, MetricInfo] = {info.name: info for info in _ALL}
-"""By name; NAME in a name stands for that of a process or of a source of rewards."""
+"""By name; NAME in a name stands for that of a process, a source of rewards or a domain."""
 
 
 def pattern_of(name: str) -> str:
-    """The name under which METRICS describes a metric: that of a process, or of a source of
-    rewards, is NAME there."""
+    """The name under which METRICS describes a metric: that of a process, a source of rewards or a
+    domain is NAME there."""
     prefix, _, rest = name.partition("/")
     if prefix in ("heartbeat", "memory"):
         return f"{prefix}/NAME"
-    return f"rewards/NAME/{rest.rpartition('/')[2]}" if prefix == "rewards" else name
+    return f"{prefix}/NAME/{rest.rpartition('/')[2]}" if prefix in ("mixture", "rewards") else name
 
 
 def info_of(name: str) -> MetricInfo:

@@ -103,7 +103,7 @@ class Account:
                 self.ledger.lost[record.reason] += record.tokens
             case Forgotten():
                 self._forget(record.update)
-            case EvaluationDone() | Restarted():
+            case EvaluationDone() | Restarted(keeps_evaluation=False):
                 self._forget_evaluation()
             case LineageBegan():
                 self._abandon(record)

@@ -234,6 +234,7 @@ class Group:
     trajectory_ids: list[int]
     messages: str = ""
     aside: Int32 | None = None
+    domain: str = ""
 
     @classmethod
     def issued(cls, record: GroupIssued) -> "Group":
@@ -248,4 +249,5 @@ class Group:
             record.trajectory_ids,
             record.messages,
             record.aside,
+            record.domain,
         )

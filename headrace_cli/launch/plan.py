@@ -17,7 +17,7 @@ from headrace.config.device_defaults import ALONE, Places, gpu_places
 from headrace.config.preflight.checks import check_gpus
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.host import malloc_trim
+from headrace.host import memory
 from headrace.host.hardware import Hardware
 from headrace.host.install import ROOT
 from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
@@ -244,12 +244,12 @@ seconds where anything else uses their cores; those that sleep at once are no fa
 
 def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     """Further variables of a learner rank. On a CPU, where it is to save memory, it gives back what
-    checkpointing frees, as `headrace.host.malloc_trim` says; it takes a third more time in the
+    checkpointing frees, as `headrace.host.memory` says; it takes a third more time in the
     layers of 4,096 tokens of width 128, so that no other rank does."""
     on_cpu = not hardware.gpus or config.learner.device == "cpu"
-    if not on_cpu or not config.learner.gradient_checkpointing or malloc_trim.OWN_MAP in os.environ:
+    if not on_cpu or not config.learner.gradient_checkpointing or memory.OWN_MAP in os.environ:
         return {}
-    return {malloc_trim.OWN_MAP: str(malloc_trim.OWN_MAP_BYTES)}
+    return {memory.OWN_MAP: str(memory.OWN_MAP_BYTES)}
 
 
 def role_environment(threads: int, gpus: tuple[str, ...] | None = None) -> dict[str, str]:

@@ -188,6 +188,8 @@ class Group(Base):
     group_id: Mapped[Key]
     prompt_id: Mapped[str]
     position: Mapped[int]
+    domain: Mapped[str] = mapped_column(server_default="")
+    """That of a mixture, else empty."""
     purpose: Mapped[str]
     size: Mapped[int]
     issued_at: Mapped[float]

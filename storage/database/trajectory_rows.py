@@ -10,6 +10,7 @@ COLUMNS: Mapping[str, Any] = {
     "trajectory_id": Trajectory.trajectory_id,
     "group_id": Trajectory.group_id,
     "prompt_id": Group.prompt_id,
+    "domain": Group.domain,
     "attempt": Trajectory.attempt,
     "purpose": Trajectory.purpose,
     "status": Trajectory.status,

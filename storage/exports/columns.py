@@ -24,6 +24,7 @@ _TRAJECTORY = {
     "trajectory_id": "id of the response in its run",
     "group_id": "id of the group: the responses to one issue of a prompt",
     "prompt_id": "id of the prompt, from the dataset's row",
+    "domain": "that of a mixture which the prompt is from, else empty",
     "attempt": "number of the response in its group, from 0",
     "purpose": "train or eval",
     "status": "issued, running, finished, truncated, aborted or failed",
@@ -73,8 +74,8 @@ _TOKEN = {
     **{c.singular: (c.name, pa.float32(), f"{c.meaning}, in {c.unit}") for c in TOKEN_COLUMNS},
 }
 _SHARED = {
-    "run_id", "purpose", "status", "finish", "reward_source", "reward_status", "audit_source",
-    "audit_status", "generator",
+    "run_id", "domain", "purpose", "status", "finish", "reward_source", "reward_status",
+    "audit_source", "audit_status", "generator",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from storage.exports.leading import Leading
 from storage.exports.metrics import MetricRows
 from storage.exports.packed import Rows
 from storage.exports.preferences import PreferenceRows
+from storage.exports.scores import ScoreRows
 from storage.exports.sft import SftRows
 from storage.exports.spool import Spool
 from storage.exports.target import check_target, part_of
@@ -41,6 +42,7 @@ KINDS: dict[str, dict[str, MakeRows]] = {
     "tokens": {"native": TokenRows},
     "metrics": {"native": MetricRows},
     "windows": {"native": WindowRows},
+    "scores": {"native": ScoreRows},
     "preferences": {name: partial(PreferenceRows, layout=name) for name in ("native", "trl")},
     "sft": {name: partial(SftRows, layout=name) for name in ("native", "trl", "verl")},
 }

@@ -21,6 +21,7 @@ from headrace.errors import UserError
 from storage.database.reader import RunReader, open_run
 from storage.exports.job import MakeRows
 from storage.exports.metrics import MetricRows
+from storage.exports.scores import ScoreRows
 from storage.exports.tokens import TokenRows
 from storage.exports.trajectories import TrajectoryRows
 from storage.exports.windows import WindowRows
@@ -33,6 +34,7 @@ TABLES: dict[str, MakeRows] = {
     "tokens": TokenRows,
     "metrics": MetricRows,
     "windows": WindowRows,
+    "scores": ScoreRows,
 }
 _ROWS = 1000
 _AGAIN_S = 0.05

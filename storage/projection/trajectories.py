@@ -77,6 +77,7 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
                 "group_id": r.group_id,
                 "prompt_id": r.prompt_id,
                 "position": r.position,
+                "domain": r.domain,
                 "purpose": r.purpose,
                 "size": len(r.trajectory_ids),
                 "issued_at": r.at,

@@ -14,7 +14,12 @@ from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
-from storage.queries.evaluations import evaluation_answers, evaluations
+from storage.queries.evaluations import (
+    evaluation_answers,
+    evaluations,
+    prompt_scores,
+    score_summary,
+)
 from storage.queries.metrics import (
     latest_metrics,
     metric_arrays,
@@ -104,6 +109,7 @@ __all__ = [
     "news",
     "process_health",
     "process_table",
+    "prompt_scores",
     "recount_ledger",
     "reward_lengths",
     "reward_model_config",
@@ -117,6 +123,7 @@ __all__ = [
     "run_figures",
     "run_line",
     "run_summary",
+    "score_summary",
     "search_responses",
     "supervisor_events",
     "trajectory_detail",

@@ -1,13 +1,17 @@
-"""Held-out evaluations of a run, and their single answers."""
+"""Evaluations of a run, their single answers, and what each prompt earned in them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from sqlalchemy import func, select
 
+from headrace.errors import UserError
+from storage.database.filters import parse
 from storage.database.reader import open_run
 from storage.database.tables import Evaluation, Metric, Prompt, Run, Trajectory, Update
 from storage.database.trajectory_rows import joined
+from storage.exports.scores import ScoreRows
 from storage.queries.metrics import CPU
 
 if TYPE_CHECKING:
@@ -85,3 +89,30 @@ def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
         .order_by(Trajectory.trajectory_id)
     )
     return reader.frame(query)
+
+
+def prompt_scores(run_dir: Path) -> "pd.DataFrame":
+    """One row a prompt that evaluations asked, as the export `scores` has it, with its answer.
+    UserError where there is none."""
+    reader = open_run(run_dir)
+    rows = ScoreRows(reader, parse("purpose = 'eval'"), None)
+    batches = [part.rows.batch() for part in rows.parts()]
+    if not batches:
+        raise UserError(f"{run_dir.name} scored no prompt: run `headrace score RECIPE` first")
+    found = pa.Table.from_batches(batches).to_pandas()
+    answers = reader.frame(select(Prompt.prompt_id, Prompt.answer).where(Prompt.run == reader.key))
+    return found.merge(answers, on="prompt_id")
+
+
+def score_summary(run_dir: Path) -> list[dict[str, Any]]:
+    """By source of rewards: prompts, answers, those without a score, the mean score of a prompt,
+    and prompts of which no answer was right."""
+    found = prompt_scores(run_dir)
+    return [
+        {
+            "source": str(name), "prompts": len(own), "answers": int(own.samples.sum()),
+            "failed": int((own.samples - own.scored).sum()), "mean": float(own["mean"].mean()),
+            "never_solved": int((own.solved.fillna(0) == 0).sum()),
+        }
+        for name, own in found.groupby("reward_source", dropna=False, observed=True)
+    ]  # fmt: skip

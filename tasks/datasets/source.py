@@ -7,12 +7,14 @@ with different seeds are compared on the same prompts, none of which training ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from itertools import islice, zip_longest
 from random import Random
 from typing import Protocol
 
-from headrace.config.sections.task import DatasetConfig, TaskConfig
+from headrace.config.sections.task import DatasetConfig, TaskConfig, members
 from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
 from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt_row
@@ -28,6 +30,10 @@ PROCEDURAL_TASKS = {
 }
 
 
+MOST_MADE = 1_000_000
+"""So many problems are made at a time."""
+
+
 class PromptSource(Protocol):
     """Where the coordinator gets prompts from."""
 
@@ -37,6 +43,10 @@ class PromptSource(Protocol):
 
     def eval_rows(self, count: int) -> list[Row]:
         """`count` held-out rows, or all there are when a dataset has fewer."""
+        ...
+
+    def training_rows(self, count: int) -> list[Row]:
+        """The first `count` training rows, each once, or all that a dataset has."""
         ...
 
 
@@ -57,6 +67,14 @@ class ProceduralSource:
 
     def eval_rows(self, count: int) -> list[Row]:
         return evaluation_rows(self._task, count, sizes=self._sizes)
+
+    def training_rows(self, count: int) -> list[Row]:
+        if count > MOST_MADE:
+            raise UserError(
+                f"the prompts of {self._task.name} are made, and there is no end of them: say how "
+                "many with --prompts N"
+            )
+        return [self.row_at(position) for position in range(count)]
 
 
 class DatasetSource:
@@ -86,6 +104,55 @@ class DatasetSource:
     def eval_rows(self, count: int) -> list[Row]:
         return self.evaluation[:count]
 
+    def training_rows(self, count: int) -> list[Row]:
+        return self.training[:count]
+
+
+class DomainSource:
+    """The rows of a source as those of a domain: their ids and the column `domain` name it."""
+
+    def __init__(self, domain: str, source: PromptSource) -> None:
+        self._domain, self._source = domain, source
+
+    def row_at(self, position: int) -> Row:
+        return in_domain(self._domain, self._source.row_at(position))
+
+    def eval_rows(self, count: int) -> list[Row]:
+        return [in_domain(self._domain, row) for row in self._source.eval_rows(count)]
+
+    def training_rows(self, count: int) -> list[Row]:
+        return [in_domain(self._domain, row) for row in self._source.training_rows(count)]
+
+
+class MixtureSource:
+    """The rows of several sources in turn, each as those of a domain."""
+
+    def __init__(self, domains: Mapping[str, PromptSource]) -> None:
+        self.domains = {name: DomainSource(name, source) for name, source in domains.items()}
+
+    def row_at(self, position: int) -> Row:
+        place, turn = divmod(position, len(self.domains))
+        return list(self.domains.values())[turn].row_at(place)
+
+    def eval_rows(self, count: int) -> list[Row]:
+        return _in_turn([domain.eval_rows(count) for domain in self.domains.values()], count)
+
+    def training_rows(self, count: int) -> list[Row]:
+        return _in_turn([domain.training_rows(count) for domain in self.domains.values()], count)
+
+
+def in_domain(domain: str, row: Row) -> Row:
+    """A row as one of a domain of a mixture, as it is where that has no name."""
+    if not domain:
+        return row
+    info = row.info | {"domain": domain}
+    return replace(row, id=f"{domain}/{row.id}", info=info, domain=domain)
+
+
+def _in_turn(lists: list[list[Row]], count: int) -> list[Row]:
+    rows = (row for each in zip_longest(*lists) for row in each if row is not None)
+    return list(islice(rows, count))
+
 
 def split_by_hash(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
     """(training, held out): the hash of the prompt decides, so equal prompts stay together."""
@@ -110,38 +177,51 @@ def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
 
 
 def _read(task: DatasetConfig, path: str, limit: int | None) -> list[Row]:
-    return read_dataset(
+    rows = read_dataset(
         path,
         prompt_key=task.prompt_key,
         answer_key=task.answer_key,
         prompt_template=task.prompt_template,
-        limit=limit,
+        limit=None if task.only else limit,
     )
+    if not task.only:
+        return rows
+    wanted = task.only.items()
+    chosen = [row for row in rows if all(str(row.info.get(key)) == value for key, value in wanted)]
+    if not chosen:
+        raise UserError(f"no row of {path} has " + " and ".join(f"{k} = {v}" for k, v in wanted))
+    return chosen[:limit]
 
 
 def info_columns(task: TaskConfig) -> frozenset[str]:
     """The columns beside prompt and answer, which reward functions get by name: those that the
     first row of every file has."""
-    if task.kind != "dataset":
-        return frozenset(build_source(task, seed=0).row_at(0).info)
-    paths = (task.path, task.eval_path)
-    return frozenset.intersection(
-        *(frozenset(_read(task, path, 1)[0].info) for path in paths if path is not None)
-    )
+    firsts = (frozenset(table[0].info) for table in _tables(task, first=True))
+    return frozenset.intersection(*firsts)
 
 
 def every_row(task: TaskConfig) -> Iterator[Row]:
-    """All rows of a dataset, held-out ones included, or the first prompt of a procedural task."""
-    if task.kind != "dataset":
-        yield build_source(task, seed=0).row_at(0)
-        return
-    yield from _read(task, task.path, task.limit)
-    if task.eval_path is not None:
-        yield from _read(task, task.eval_path, None)
+    """All rows of a dataset, held-out ones included, or the first prompt of a procedural task; of a
+    mixture those of each domain."""
+    return (row for table in _tables(task, first=False) for row in table)
+
+
+def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[Row]]:
+    """The rows of each file, or the first one alone."""
+    for domain, member in members(task).items():
+        if member.kind != "dataset":
+            yield [in_domain(domain, build_source(member, seed=0).row_at(0))]
+            continue
+        for path, limit in ((member.path, member.limit), (member.eval_path, None)):
+            if path is not None:
+                rows = _read(member, path, 1 if first else limit)
+                yield [in_domain(domain, row) for row in rows]
 
 
 def build_source(task: TaskConfig, seed: int) -> PromptSource:
     """The source a task's configuration describes. UserError when its data cannot be used."""
+    if task.kind == "mixture":
+        return MixtureSource({name: build_source(t, seed) for name, t in task.datasets.items()})
     if task.kind == "dataset":
         return load_dataset_source(task, seed)
     sizes = Sizes(task.min_terms, task.max_terms, task.tail_exponent)

@@ -227,7 +227,7 @@ class Life:
         self.records.append(record)
 
     def settle(self, trajectories: Iterable[Trajectory]) -> None:
-        for record in self.settlement.follow(trajectories):
+        for record in self.settlement.next_records(trajectories):
             self.write(record)
 
     def live(self, steps: int) -> None:

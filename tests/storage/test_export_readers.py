@@ -144,6 +144,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "tokens": ("learner_logprob", -0.75, {"trajectory_id": 10, "position": 3, "value": 1.0}),
     "metrics": ("name", "schedule/held", {"value": 2.0, "source": "sample", "lineage": None}),
     "windows": ("reason", "reward_failed", {"trajectory_id": 20, "index": 2, "final": True}),
+    "scores": ("prompt_id", "prompt-0", {"samples": 54, "lowest": 0.5, "best": 0.75}),
     "preferences": ("chosen_id", 3000, {"rejected_id": 3001, "margin": 0.25}),
     "sft": ("trajectory_id", 3010, {"prompt_id": "prompt-1", "reward": 0.75}),
 }
@@ -219,3 +220,13 @@ def test_text_that_reads_like_numbers_stays_one_column(tmp_path: Path) -> None:
     first = pd.read_csv(out, nrows=5)
     assert "1/2" in set(first["answer"])
     assert set(pd.read_csv(out)["answer"]) == {"1", "2", "3", "1/2"}
+
+
+def test_scores_are_filtered_by_their_deviation(run_dir: Path, tmp_path: Path) -> None:
+    """Three answers of 0.75, 0.5, 0.75, twice over, deviate by 0.118; a single one does not."""
+    out = tmp_path / "s.parquet"
+    export(run_dir, "scores", None, out)
+    everything = pq.read_table(out, columns=["prompt_id", "std"]).to_pylist()
+    export(run_dir, "scores", None, out, "std > 0.1", force=True)
+    found = pq.read_table(out, columns=["prompt_id", "std"]).to_pylist()
+    assert found == [row for row in everything if row["std"] is not None and row["std"] > 0.1] != []

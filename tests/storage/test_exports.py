@@ -234,11 +234,12 @@ def test_exports_and_answers_are_the_same_on_postgresql(
     runs = [write_run(tmp_path / "file" / "a-1"), write_run(tmp_path / "server" / "a-1", served)]
     monkeypatch.setattr(pages, "PAGE_TRAJECTORIES", 1)
     monkeypatch.setattr(pages, "SQL_ROWS", 2)
-    for kind in OWN:
+    filters = {"metrics": None, "scores": "std >= 0 and solved >= 0"}
+    for kind in [*OWN, "scores"]:
         texts: list[str] = []
         for run in runs:
             out = run.parent / f"{kind}.jsonl"
-            export(run, kind, None, out, where=None if kind == "metrics" else "trajectory_id < 45")
+            export(run, kind, None, out, where=filters.get(kind, "trajectory_id < 45"))
             texts.append(out.read_text())
         assert texts[0] == texts[1]
     query = "select count(*), avg(k.value) from tokens k join windows w using (trajectory_id)"
@@ -323,7 +324,12 @@ def test_export_that_fails_leaves_nothing(
 @pytest.mark.parametrize(
     ("kind", "name", "where", "message"),
     [
-        ("weights", "out.jsonl", None, "there are: trajectories, tokens, metrics, windows, pref"),
+        (
+            "weights",
+            "out.jsonl",
+            None,
+            "trajectories, tokens, metrics, windows, scores, pref",
+        ),
         ("tokens", "out.xlsx", None, "unknown format"),
         ("tokens", "no/such/out.jsonl", None, "is not a folder"),
         ("tokens", "out.jsonl", "logprb < 0", "did you mean logprob"),

@@ -74,6 +74,10 @@ def _section(name: str, model: type[BaseModel], *, many: bool = False) -> list[s
     for key, field in model.model_fields.items():
         for inner in models_of(field.annotation):
             form = get_origin(field.annotation)
+            if form is dict and inner in models_of(
+                RunConfig.model_fields[name.split(".")[0]].annotation
+            ):
+                continue  # A member of a mixture is a task, and stands there.
             inside = f"{name}.{key}.NAME" if form is dict else f"{name}.{key}"
             parts += _section(inside, inner, many=form is tuple)
     return parts

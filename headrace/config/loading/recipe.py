@@ -147,6 +147,8 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
         section, key = dotted.split(".")
         if isinstance(place := table.get(section), dict):
             yield place, key
+    for member in _tables_in(table.get("task"), "datasets"):
+        yield from ((member, key) for key in ("path", "eval_path"))
     reward = table.get("reward")
     for judge in _tables_in(reward, "judges"):
         yield from ((judge, key) for key in JUDGE_PATH_KEYS)

@@ -4,6 +4,7 @@
 folders, files, ports and memory. Both raise UserError with one line.
 """
 
+import json
 from pathlib import Path
 
 from headrace.config.device_defaults import gpu_places, ranks_on_gpus, resolve, resolve_generator
@@ -12,9 +13,10 @@ from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.preflight.value_model import check_value_model
 from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.sections.run import RunConfig
-from headrace.config.sections.task import DatasetConfig
+from headrace.config.sections.task import DatasetConfig, members
 from headrace.config.validation.reward_rules import reward_problems
 from headrace.config.validation.rules import RULES
+from headrace.config.validation.task_rules import task_problems
 from headrace.errors import UserError
 from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_free
 
@@ -27,7 +29,7 @@ have no peer access, so that Docker's 64 MiB are too little for two."""
 def problems(config: RunConfig) -> list[str]:
     """One line for every rule that a configuration breaks."""
     found = [f"{rule.key}: {rule.advice.format(c=config)}" for rule in RULES if rule.broken(config)]
-    return [*found, *reward_problems(config.reward)]
+    return [*found, *reward_problems(config.reward), *task_problems(config.task)]
 
 
 def check_recipe(config: RunConfig) -> None:
@@ -60,6 +62,7 @@ def ignores_age(config: RunConfig) -> bool:
 def check_machine(config: RunConfig, hardware: Hardware) -> None:
     """UserError where a folder, file, port or the memory that a run needs is not there."""
     shape = check_model(config)
+    check_sampler(config, on_gpu=bool(hardware.gpus))
     check_dataset(config)
     _check_ports(config)
     check_gpus(config, hardware)
@@ -95,17 +98,41 @@ def check_model(config: RunConfig) -> ModelShape:
         raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
 
 
+def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
+    """UserError where vLLM 0.32 would sample by another function than transformers has for the
+    family, which is the learner's."""
+    if config.generator.engine != "vllm":
+        return
+    shape = json.loads((Path(config.model.path) / "config.json").read_text())
+    shape = shape.get("text_config", shape)
+    family, window = shape.get("model_type"), shape.get("sliding_window")
+    longest = config.task.max_prompt_length + config.task.max_response_length
+    where, instead = f"model.path = {config.model.path!r}", 'generator.engine = "torch"'
+    if family == "cohere2" and window and longest > window:
+        raise UserError(
+            f"{where}: a token of cohere2 sees {window} tokens, and {window + 1} in vLLM: keep "
+            f"task.max_prompt_length + task.max_response_length to {window}, or take {instead}"
+        )
+    precision = config.generator.dtype
+    if family == "apertus" and precision != "bfloat16" and not (on_gpu and precision == "auto"):
+        raise UserError(
+            f"{where}: vLLM computes the activation of apertus in bfloat16 whatever the model is "
+            f'in: take generator.dtype = "bfloat16", or {instead}'
+        )
+
+
 def check_dataset(config: RunConfig) -> None:
     """UserError where a dataset file is missing."""
-    task = config.task
-    if not isinstance(task, DatasetConfig):
-        return
-    for key, path in (("task.path", task.path), ("task.eval_path", task.eval_path)):
-        if path is not None and not Path(path).exists():
-            raise UserError(
-                f"{key} = {path!r}: no such file (looked beside the recipe and in the working "
-                "directory)"
-            )
+    for domain, task in members(config.task).items():
+        if not isinstance(task, DatasetConfig):
+            continue
+        key = f"task.datasets.{domain}" if domain else "task"
+        for name, path in (("path", task.path), ("eval_path", task.eval_path)):
+            if path is not None and not Path(path).exists():
+                raise UserError(
+                    f"{key}.{name} = {path!r}: no such file (looked beside the recipe and in the "
+                    "working directory)"
+                )
 
 
 def _check_ports(config: RunConfig) -> None:

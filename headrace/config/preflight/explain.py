@@ -19,6 +19,7 @@ from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import ignores_age, never_ends
 from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import MixtureConfig
 from headrace.host.hardware import GIB, MIB, Hardware
 
 
@@ -72,6 +73,8 @@ def facts(config: RunConfig) -> list[Fact]:
             "policy: epochs x minibatches",
         ),
     ]
+    if isinstance(config.task, MixtureConfig):
+        found += _mixture(config.task)
     found += _staleness(config)
     found += _lambda(config)
     found += _groups(config)
@@ -89,6 +92,20 @@ def facts(config: RunConfig) -> list[Fact]:
     end = "never by itself: Ctrl-C or `headrace stop`" if never_ends(config) else _stops(config)
     found.append(Fact("ends", end, "", "the first condition that holds"))
     return found
+
+
+def _mixture(task: MixtureConfig) -> list[Fact]:
+    updates = [point.update for point in task.schedule] or [0]
+    meaning = "share of each domain; linear up to the next point, after the last one it stays"
+    return [
+        Fact(
+            f"mixture at update {update}",
+            ", ".join(f"{name} {share:.0%}" for name, share in task.weights(update).items()),
+            "",
+            meaning,
+        )
+        for update in updates
+    ]
 
 
 def _prefix_cost(config: RunConfig) -> Fact:

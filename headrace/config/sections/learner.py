@@ -45,8 +45,9 @@ class LearnerConfig(StrictModel):
     """auto: GPUs when there are any."""
 
     precision: Literal["auto", "float32", "bf16_autocast", "bfloat16"] = "auto"
-    """float32; float32 weights with bfloat16 matrix products; or DeepSpeed's bfloat16 mode. auto:
-    bfloat16 on GPUs, else bf16_autocast."""
+    """float32; float32 weights with bfloat16 matrix products (float32 ones on a CPU without
+    instructions for them); or DeepSpeed's bfloat16 mode. auto: bfloat16 on GPUs, else
+    bf16_autocast."""
 
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """DeepSpeed ZeRO stage. None: 2 with `precision = "bfloat16"`, which takes 2 at least; else

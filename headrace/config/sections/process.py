@@ -1,6 +1,7 @@
 """Evaluation, stopping, checkpoints, storage, transport and dashboard of a run."""
 
 import re
+from typing import Literal
 
 from pydantic import Field
 
@@ -19,6 +20,13 @@ class EvaluationConfig(StrictModel):
 
     num_prompts: int = Field(default=1024, ge=1)
     """Held-out prompts, the same ones every time."""
+
+    samples: int = Field(default=1, ge=1)
+    """Answers to each of them."""
+
+    rows: Literal["held_out", "training"] = "held_out"
+    """Which prompts; `training`: the first ones that a run would train on, in the order of their
+    file (what `headrace score` asks)."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature of evaluations; 0 is greedy."""

@@ -197,7 +197,8 @@ class EngineConfig(StrictModel):
     """auto: a GPU when there is one."""
 
     precision: Literal["float32", "bf16_autocast", "bfloat16"] = "bf16_autocast"
-    """float32; float32 weights with bfloat16 matrix products; or DeepSpeed's bfloat16 mode."""
+    """float32; float32 weights with bfloat16 matrix products (float32 ones on a CPU without
+    instructions for them); or DeepSpeed's bfloat16 mode."""
 
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage."""

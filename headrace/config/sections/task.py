@@ -1,5 +1,7 @@
-"""Where prompts and answers come from: a dataset file or a generator of problems."""
+"""Where prompts and answers come from: a dataset file, a generator of problems, or a mixture."""
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -95,6 +97,23 @@ class StraightLineConfig(ProceduralConfig):
     """Exponent of the Pareto law of the number of operations; smaller is a heavier tail."""
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class BandsConfig(StrictModel):
+    """How often prompts are asked again, by what their last answers got."""
+
+    edges: tuple[Share, ...] = (0.2, 0.8)
+    """Pass rates at which a band ends and the next one begins; ascending."""
+
+    ask: tuple[Share, ...] = (1.0, 1.0, 0.1)
+    """Probability that a prompt of each band is asked when its turn comes: one more than edges."""
+
+    def asked(self, rate: float) -> float:
+        """The probability of a prompt with this pass rate."""
+        return self.ask[bisect_right(self.edges, rate)]
+
+
 class DatasetConfig(TaskBase):
     """Rows of a JSONL (also .gz), JSON or Parquet file with a prompt and an answer."""
 
@@ -121,13 +140,72 @@ class DatasetConfig(TaskBase):
     limit: int | None = Field(default=None, ge=1)
     """Use the first so many rows only."""
 
+    only: dict[str, str] = Field(default={})
+    """Use the rows only that have these values in these columns, such as `domain = "math"`."""
 
-TaskConfig = Annotated[
+    bands: BandsConfig | None = None
+    """Ask prompts more or less often by the measured pass rate of their last group, or the mean
+    reward where nothing says what is right. None: each once in an epoch."""
+
+
+SingleTask = (
     ChainSumsConfig
     | TrackingConfig
     | GraphWalkConfig
     | ShiftRegisterConfig
     | StraightLineConfig
-    | DatasetConfig,
-    Field(discriminator="kind"),
-]
+    | DatasetConfig
+)
+
+
+DomainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+
+
+class MixturePoint(StrictModel):
+    """The weights of a mixture at an update."""
+
+    update: int = Field(default=0, ge=0)
+    """Updates committed."""
+
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    """Share of the prompts by domain, up to a factor; a domain that is not named gets none."""
+
+    def share(self, name: str) -> float:
+        """The share of a domain; 1 in sum."""
+        return self.weights.get(name, 0.0) / sum(self.weights.values())
+
+
+class MixtureConfig(TaskBase):
+    """Several tasks at a time, each a domain: their shares of the prompts follow a schedule over
+    updates, such as mathematics and code first (Data scaling, arXiv 2503.22230). The length limits
+    are those of the mixture. `reward.route.column = "domain"` routes by it."""
+
+    kind: Literal["mixture"]
+
+    datasets: dict[DomainName, Annotated[SingleTask, Field(discriminator="kind")]] = Field(
+        min_length=1
+    )
+    """The tasks, by the name of the domain."""
+
+    schedule: tuple[MixturePoint, ...] = ()
+    """Weights at some updates; between two of them they change linearly, after the last one they
+    stay. Empty: all alike."""
+
+    def weights(self, update: int) -> dict[str, float]:
+        """The share of each domain at an update; 1 in sum."""
+        points = self.schedule or (MixturePoint(weights=dict.fromkeys(self.datasets, 1.0)),)
+        passed = bisect_right([point.update for point in points], update)
+        before, after = points[max(passed - 1, 0)], points[min(passed, len(points) - 1)]
+        part = (update - before.update) / max(1, after.update - before.update)
+        return {
+            name: (1 - part) * before.share(name) + part * after.share(name)
+            for name in self.datasets
+        }
+
+
+TaskConfig = Annotated[SingleTask | MixtureConfig, Field(discriminator="kind")]
+
+
+def members(task: TaskConfig) -> Mapping[str, SingleTask]:
+    """The tasks that a task is made of, by domain; the domain of one alone is ""."""
+    return task.datasets if isinstance(task, MixtureConfig) else {"": task}

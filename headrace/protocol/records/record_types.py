@@ -62,6 +62,10 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     """The opening's pieces, counted from its own first token; empty: one prompt of the user."""
     aside: Int32 | None = None
     """Tokens that the value model reads between the opening and position 0."""
+    domain: str = ""
+    """That of a mixture which its prompt is from."""
+    domain_position: int = 0
+    """Of the prompt in its domain."""
 
 
 class LeaseIssued(Record, frozen=True, kw_only=True, tag=True):
@@ -297,10 +301,12 @@ class Forgotten(Record, frozen=True, kw_only=True, tag=True):
 
 
 class Restarted(Record, frozen=True, kw_only=True, tag=True):
-    """A new coordinator took over. Leases of training trajectories stay in force, an evaluation
-    that was under way begins anew, and lease ids go on from `next_lease`."""
+    """A new coordinator took over. Leases stay in force, and lease ids go on from `next_lease`. An
+    evaluation that was under way begins again, unless `keeps_evaluation`: weights that nobody
+    trains are the same ones still."""
 
     next_lease: int
+    keeps_evaluation: bool = False
 
 
 class Milestone(msgspec.Struct, frozen=True, array_like=True):

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config.device_defaults import resolve_learner
+from headrace.config.device_defaults import Resolved, resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
-from headrace.config.sections.task import DatasetConfig
 from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
@@ -25,20 +24,19 @@ from headrace_cli.launch.plan import plan_processes
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
     """UserError where the run could not begin: machine, data, templates, database, cores and
     rewards are looked at."""
-    config = with_learner(config, on_gpu=bool(hardware.gpus))
-    for check in start_checks(config, hardware):
+    found = resolve_learner(config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16)
+    for check in start_checks(found.config, hardware):
         check()
-    return check_reward(config)
+    checked = check_reward(found.config)
+    say_overruled(config, found)
+    return checked
 
 
-def with_learner(config: RunConfig, *, on_gpu: bool) -> RunConfig:
-    """The configuration with the learner's open keys filled in. Says which of the keys that a
-    recipe states it does not get."""
-    found = resolve_learner(config, on_gpu=on_gpu)
-    for choice in found.choices:
+def say_overruled(config: RunConfig, found: Resolved) -> None:
+    """Say which of the learner's keys that a recipe states it does not get."""
+    for choice in found.choices if not config.evaluation.only else ():
         if getattr(config.learner, choice.key.partition(".")[2]) not in (None, "auto"):
             print(choice, file=sys.stderr)
-    return found.config
 
 
 def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], object]]:
@@ -54,18 +52,13 @@ def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], obj
 def check_data(config: RunConfig) -> None:
     """UserError where a row of the data cannot be read or is no prompt for the policy, where no row
     is left to train on, and where chat messages meet a tokenizer without a chat template."""
-    from tasks.datasets.source import build_source, load_dataset_source
+    from tasks.datasets.source import build_source, every_row
     from tasks.rows import other_than_text
 
-    task, mode = config.task, config.model.chat_template
-    if not isinstance(task, DatasetConfig):
-        build_source(task, config.seed)
-        if mode == "always":
-            _need_template(config, "model.chat_template is 'always'")
-        return
+    mode = config.model.chat_template
     check_dataset(config)
-    source = load_dataset_source(task, config.seed)
-    rows = [*source.training, *source.evaluation]
+    build_source(config.task, config.seed)
+    rows = list(every_row(config.task))
     for row in rows:
         if part := other_than_text(row.prompt):
             raise UserError(

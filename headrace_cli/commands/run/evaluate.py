@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace.config.loading.hub import named_model
-from headrace.errors import RunFailedError
+from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import detect
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
@@ -25,41 +25,54 @@ from headrace_cli.launch.supervisor import DONE, USER
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result, as text or as one JSON object."""
     model = named_model(arguments.model)
-    arguments.overrides = [
-        *arguments.overrides,
-        f"model.path={json.dumps(model)}",
-        "model.critic_path=null",
-        "name=eval",
-        "evaluation.only=true",
-        "evaluation.before=true",
-        "evaluation.after=false",
+    arguments.overrides += [
+        f"model.path={json.dumps(model)}", "model.critic_path=null", "name=eval",
+    ]  # fmt: skip
+    run_dir, code = evaluated(arguments)
+    if code == DONE:
+        result = _result(run_dir) | {"model": model, "recipe": arguments.recipe}
+        lines = (f"{name:<18} {value}" for name, value in result.items())
+        print(json.dumps(result) if arguments.json else "\n".join(lines))
+    return code
+
+
+def evaluated(arguments: argparse.Namespace) -> tuple[Path, int]:
+    """The folder of a run that evaluates once and ends, and its exit code. One that is resumed goes
+    on with the answers it has."""
+    resumes = getattr(arguments, "resume", None) is not None
+    arguments.overrides += [] if resumes else [
+        "evaluation.only=true", "evaluation.before=true", "evaluation.after=false",
         "dashboard.enabled=false",
-    ]
+    ]  # fmt: skip
     hardware = detect()
     run_dir, config = prepared(arguments, lambda config: check_start(config, hardware))
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
+        if resumes and not config.evaluation.only:
+            raise UserError(f"{run_dir.name} trains: resume it by `headrace train --resume`")
+        if resumes and _evaluations(run_dir):
+            return run_dir, DONE
         config = with_keys(run_dir, config)
         specs = plan_processes(config, run_dir, hardware)
-        outcome, _ = supervise(run_dir, config, specs, console, live=console.is_terminal)
-    if outcome.code != DONE:
-        if outcome.code == USER:
-            run_folder.discard_run_folder(run_dir)
-        return report(outcome, run_dir)
-    result = _result(run_dir) | {"model": model, "recipe": arguments.recipe}
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:<18} {value}")
-    return 0
+        outcome, _ = supervise(
+            run_dir, config, specs, console, live=console.is_terminal, resume=resumes
+        )
+    if outcome.code == DONE:
+        return run_dir, DONE
+    if outcome.code == USER and not resumes:
+        run_folder.discard_run_folder(run_dir)
+    return run_dir, report(outcome, run_dir)
+
+
+def _evaluations(run_dir: Path) -> list[dict[Any, Any]]:
+    from storage.queries import evaluations
+
+    return evaluations(run_dir).to_dict("records")
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
     """What the store says about the only evaluation of the run."""
-    from storage.queries import evaluations
-
-    rows = evaluations(run_dir).to_dict("records")
+    rows = _evaluations(run_dir)
     if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
     kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",

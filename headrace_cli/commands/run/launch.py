@@ -18,13 +18,14 @@ from types import FrameType
 
 from rich.console import Console
 
+from headrace.config.device_defaults import resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_model
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import own_address, torch_cuda
 from headrace.protocol.transport.sockets import is_loopback
 from headrace.run_files import run_folder
-from headrace_cli.commands.checks.preflight import with_learner
+from headrace_cli.commands.checks.preflight import say_overruled
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
@@ -56,9 +57,13 @@ def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
     """What can be known here of a run that works elsewhere: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
-    config = with_learner(config, on_gpu=gpus and torch_cuda() is not None)
-    plan_hosts(config, Path(config.root), gpus=gpus)
-    return check_reward(config)
+    on_gpu = gpus and torch_cuda() is not None
+    # Which products its processor has the learner sees itself.
+    found = resolve_learner(config, on_gpu=on_gpu, bfloat16=True)
+    plan_hosts(found.config, Path(config.root), gpus=gpus)
+    checked = check_reward(found.config)
+    say_overruled(config, found)
+    return checked
 
 
 def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:

@@ -37,7 +37,7 @@ QWEN = ModelShape(
 
 def machine(*gigabytes: int) -> Hardware:
     cards = tuple(Gpu(index, "card", size * GIB) for index, size in enumerate(gigabytes))
-    return Hardware(tuple(range(16)), 256 * GIB, 256 * GIB, cards)
+    return Hardware(tuple(range(16)), 256 * GIB, 256 * GIB, cards, bfloat16=True)
 
 
 MACHINES = {
@@ -122,22 +122,35 @@ def test_a_learner_on_the_cpu_has_a_cpus_values_beside_gpus(make_config: Make) -
     assert (config.generator.dtype, config.generator.gpu_memory_utilization) == ("bfloat16", 0.9)
 
 
+@pytest.mark.parametrize("said", ["auto", "bf16_autocast"])
+def test_a_cpu_without_bfloat16_products_computes_in_float32(make_config: Make, said: str) -> None:
+    config = make_config(f"learner.precision={said}")
+    found = resolve_learner(config, on_gpu=False, bfloat16=False)
+    assert found.config.learner.precision == "float32"
+    assert 'learner.precision = "float32" (the learner is on a CPU without bfloat16 products)' in [
+        str(choice) for choice in found.choices
+    ]
+    kept = {"auto": "bfloat16"}.get(said, said)
+    config = resolve_learner(config, on_gpu=True, bfloat16=False).config
+    assert config.learner.precision == kept
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_bfloat16_raises_a_stage_and_says_so(make_config: Make, stage: int, on_gpu: bool) -> None:
     config = make_config("learner.precision=bfloat16", f"learner.zero_stage={stage}")
-    found = resolve_learner(config, on_gpu=on_gpu)
+    found = resolve_learner(config, on_gpu=on_gpu, bfloat16=True)
     assert found.config.learner.zero_stage == 2
     assert f"not {stage}: bfloat16 sums gradients in float32" in str(found.choices[0])
     for kept in ("learner.zero_stage=3", "learner.precision=float32"):
         config = make_config("learner.precision=bfloat16", f"learner.zero_stage={stage}", kept)
-        found = resolve_learner(config, on_gpu=on_gpu)
+        found = resolve_learner(config, on_gpu=on_gpu, bfloat16=True)
         assert found.config.learner.zero_stage == config.learner.zero_stage
 
 
 def test_the_learner_claims_its_memory_of_a_shared_gpu_first(make_config: Make) -> None:
     """What the estimate leaves below nine tenths, evenly, rounded down to a hundredth."""
-    config = resolve_learner(make_config(), on_gpu=True).config
+    config = resolve_learner(make_config(), on_gpu=True, bfloat16=False).config
     taken = gpu_memory(config, QWEN).total
     cards = machine(80).gpus
     for generators in (1, 2):

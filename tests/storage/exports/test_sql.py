@@ -42,6 +42,20 @@ def test_answers(run_dir: Path, query: str, rows: list[tuple[Any, ...]]) -> None
     assert answer(run_dir, query) == rows
 
 
+def test_scores_are_what_trajectories_say(run_dir: Path) -> None:
+    """A slow twin, by the standard deviation that DuckDB has."""
+    twin = (
+        "select purpose, prompt_id, min(domain), min(reward_source), count(*), count(reward), "
+        "avg(reward), stddev_pop(reward), min(reward), max(reward), avg(correct::int) "
+        "from trajectories group by purpose, prompt_id order by purpose, prompt_id"
+    )
+    found = answer(run_dir, "select * exclude (run_id) from scores order by purpose, prompt_id")
+    assert len(found) > 1
+    for row, expected in zip(found, answer(run_dir, twin), strict=True):
+        assert row[:6] == expected[:6]
+        assert list(row[6:]) == pytest.approx(list(expected[6:]))
+
+
 HIDDEN = [
     "select t.trajectory_id, t.status from trajectories t join tokens k using (trajectory_id) "
     "where k.position = 0 order by 1",

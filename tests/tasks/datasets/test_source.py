@@ -16,7 +16,13 @@ from headrace.config.sections.task import (
     TrackingConfig,
 )
 from headrace.errors import UserError
-from tasks.datasets.source import DatasetSource, build_source, info_columns, split_by_hash
+from tasks.datasets.source import (
+    DatasetSource,
+    build_source,
+    every_row,
+    info_columns,
+    split_by_hash,
+)
 from tasks.procedural.graph_walk import score
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
@@ -41,6 +47,24 @@ def test_chain_sums_from_the_configuration() -> None:
     other = build_source(ChainSumsConfig(kind="chain_sums", min_terms=4, max_terms=9), seed=6)
     assert other.row_at(17) != training[17]
     assert other.eval_rows(64) == source.eval_rows(64)
+
+
+def test_made_prompts_have_no_end() -> None:
+    source = build_source(ChainSumsConfig(kind="chain_sums"), seed=0)
+    assert source.training_rows(3) == [source.row_at(position) for position in range(3)]
+    with pytest.raises(UserError, match="say how many with --prompts N"):
+        source.training_rows(10**9)
+
+
+def test_rows_of_a_dataset_with_certain_values(tmp_path: Path) -> None:
+    lines = [{"prompt": f"p{n}", "answer": "1", "level": n % 3} for n in range(60)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = DatasetConfig(kind="dataset", path=str(path), only={"level": "2"}, limit=10)
+    assert [row.info["level"] for row in every_row(task)] == [2] * 10
+    other = task.model_copy(update={"only": {"level": "3"}})
+    with pytest.raises(UserError, match=r"no row of .* has level = 3"):
+        build_source(other, seed=0)
 
 
 def test_tracking_from_the_configuration() -> None:

@@ -1,8 +1,10 @@
 """Combinations that cannot work, and what a recipe needs from the machine."""
 
+import json
 import re
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from headrace.config.preflight.checks import (
     check_machine,
     check_model,
     check_recipe,
+    check_sampler,
     ignores_age,
     never_ends,
     problems,
@@ -29,7 +32,7 @@ from headrace.host.hardware import GIB, MIB, Gpu, Hardware, port_is_free
 from tests.headrace.conftest import write_model
 
 Make = Callable[..., RunConfig]
-PLENTY = Hardware((0, 1), 64 * GIB, 64 * GIB)
+PLENTY = Hardware((0, 1), 64 * GIB, 64 * GIB, bfloat16=True)
 GROUP = (
     "algorithm.advantages.kind=group", "algorithm.value=null", "schedule.unit=group",
     "schedule.window=null",
@@ -217,6 +220,30 @@ def test_the_model_folder_must_be_one(recipe: Path) -> None:
         check_model(config)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "on_gpu", "expected"),
+    [
+        ("cohere2", [], False, "a token of cohere2 sees 100 tokens, and 101 in vLLM"),
+        ("cohere2", ["generator.engine=torch"], False, None),
+        ("cohere2", ["task.max_prompt_length=20", "task.max_response_length=80"], False, None),
+        ("apertus", [], False, "the activation of apertus in bfloat16 whatever the model is in"),
+        ("apertus", ["generator.dtype=float32"], True, "the activation of apertus in bfloat16"),
+        ("apertus", ["generator.dtype=bfloat16"], False, None),
+        ("apertus", [], True, None),
+        ("llama", [], False, None),
+    ],
+)
+def test_what_vllm_computes_otherwise_is_refused(
+    make_config: Make, tmp_path: Path, family: str, changes: list[str], on_gpu: bool,
+    expected: str | None,
+) -> None:  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "sliding_window": 100}))
+    chosen = ["schedule.window=20", "generator.engine=vllm", f"model.path={tmp_path}", *changes]
+    config = make_config(*chosen)
+    with pytest.raises(UserError, match=expected) if expected else nullcontext():
+        check_sampler(config, on_gpu=on_gpu)
+
+
 def test_a_critic_folder_is_checked_too(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.critic_path = .*no such model folder"):
         check_model(load_recipe(recipe, [f"model.critic_path={tmp_path}/none"]))
@@ -399,7 +426,9 @@ def test_a_generator_without_room_for_its_weights_is_named(
     """A learner that fits, with next to nothing beside it."""
     folder = write_model(tmp_path / "m", parameters=1_000_000)
     config = make_config(f"model.path={folder}", "dashboard.enabled=false")
-    need = gpu_memory(resolve_learner(config, on_gpu=True).config, model_shape(folder)).total
+    need = gpu_memory(
+        resolve_learner(config, on_gpu=True, bfloat16=False).config, model_shape(folder)
+    ).total
     tight = Gpu(0, "tight", int(need / 0.91))
     with pytest.raises(UserError, match="not enough GPU memory: GPU 0 has"):
         check_machine(config, gpus(tight))

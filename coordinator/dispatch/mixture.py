@@ -1,0 +1,140 @@
+"""Which domain of a mixture is asked next, and which of its prompts.
+
+Comes in: the task's configuration, and of the journal's records which prompts were asked and what
+they got. Goes out: for each new group a domain and the row in it to begin at, and whether a row is
+asked at all; the shares asked, trained and solved by domain. Promises: the choice depends on the
+group's position, the update and the records alone, so that a coordinator that takes over goes on
+as the one before; among n groups in a row a domain has its weight to within about 2 of n.
+Source: Data scaling (arXiv 2503.22230), mathematics and code first. Changed: the schedule's step is
+the last update committed, and bands ask prompts by their pass rate again.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import blake2b
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.config.sections.task import TaskConfig, members
+from headrace.protocol.records.record_types import GroupIssued, RewardArrived
+
+if TYPE_CHECKING:
+    from headrace.trajectory.account import Account
+    from headrace.trajectory.trajectories import Group, Trajectory
+    from headrace.trajectory.windows import Window
+
+_GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples are spread as evenly over the unit interval as those of any number."""
+
+
+class Rate(msgspec.Struct):
+    """What the answers to a prompt got, those of its last group: how many, and the sum."""
+
+    group_id: int
+    answers: int = 0
+    total: float = 0.0
+
+
+class MixtureProgress(msgspec.Struct):
+    """What records say of a mixture: by domain the next row, and the training groups asked since
+    the last update; by prompt its rate, None where no bands ask for it."""
+
+    positions: dict[str, int] = {}
+    asked: dict[str, int] = {}
+    rates: dict[str, Rate] | None = None
+
+    def issue(self, record: GroupIssued) -> None:
+        """A training group was asked."""
+        if record.domain:
+            self.positions[record.domain] = record.domain_position + 1
+            self.asked[record.domain] = self.asked.get(record.domain, 0) + 1
+
+    def score(self, record: RewardArrived, group: "Group") -> None:
+        """A training answer has its reward."""
+        assert self.rates is not None, "no bands ask for rates"
+        rate = self.rates.get(group.prompt_id)
+        if rate is None or rate.group_id != group.group_id:
+            rate = self.rates[group.prompt_id] = Rate(group.group_id)
+        if record.reward is not None:
+            rate.answers += 1
+            rate.total += success(record)
+
+
+def success(scored: "RewardArrived | Trajectory") -> float:
+    """1 for a right answer, 0 for a wrong one, else its reward."""
+    right, reward = scored.correct, scored.reward
+    return float(right if right is not None else reward or 0.0)
+
+
+class Mixture:
+    """The domains of a task, of which a plain one has a single one without a name."""
+
+    def __init__(self, task: TaskConfig, seed: int) -> None:
+        self._seed = seed
+        self._members = members(task)
+        self.empty: set[str] = set()
+        """Domains of which no prompt can be asked; the others have their share."""
+        # Many groups are asked at the same update.
+        self._weights = lru_cache(maxsize=1)(
+            task.weights if task.kind == "mixture" else lambda _: {"": 1.0}
+        )
+
+    def domain_at(self, position: int, update: int) -> str | None:
+        """The domain of the group at a position; None where no domain has a prompt left."""
+        weights = {k: w for k, w in self._weights(update).items() if k not in self.empty}
+        # Where the schedule names empty domains alone, the others go on.
+        weights = weights if sum(weights.values()) > 0 else dict.fromkeys(weights, 1.0)
+        left = (position + 1) * _GOLDEN % 1.0 * sum(weights.values())
+        for name, weight in weights.items():
+            if left < weight:
+                return name
+            left -= weight
+        return next(reversed(weights), None)
+
+    def asks(self, domain: str, position: int, prompt_id: str, progress: MixtureProgress) -> bool:
+        """Whether the bands of a domain ask the prompt at a position of it now."""
+        task = self._members[domain]
+        rate = (progress.rates or {}).get(prompt_id)
+        if task.kind != "dataset" or task.bands is None or rate is None or not rate.answers:
+            return True
+        text = f"bands/{self._seed}/{domain}/{position}".encode()
+        draw = int.from_bytes(blake2b(text, digest_size=8).digest(), "big") / 2**64
+        return draw < task.bands.asked(rate.total / rate.answers)
+
+
+def needs_rates(task: TaskConfig) -> bool:
+    """Whether bands ask for the rates of prompts."""
+    return any(t.kind == "dataset" and t.bands is not None for t in members(task).values())
+
+
+def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> dict[str, float]:
+    """By domain of a mixture the share of the groups asked since the last update, and the weight
+    that was in force after it."""
+    if task.kind != "mixture":
+        return {}
+    groups = max(1, sum(progress.asked.values()))
+    return {f"mixture/{name}/weight": weight for name, weight in task.weights(update).items()} | {
+        f"mixture/{name}/asked": progress.asked.get(name, 0) / groups for name in task.datasets
+    }
+
+
+def batch_shares(
+    account: "Account", windows: Iterable["Window"], ended: Iterable["Trajectory"]
+) -> dict[str, float]:
+    """By domain the share of the tokens in a batch, and what the answers got that end in it."""
+
+    def domain(trajectory: "Trajectory") -> str:
+        return account.groups[trajectory.group_id].domain
+
+    trained, solved = Counter[str](), defaultdict[str, list[float]](list)
+    for window in windows:
+        trained[domain(account.trajectories[window.trajectory_id])] += window.tokens
+    for trajectory in ended:
+        if trajectory.reward is not None:
+            solved[domain(trajectory)].append(success(trajectory))
+    return {f"mixture/{name}/trained": n / trained.total() for name, n in trained.items()} | {
+        f"mixture/{name}/solved": fmean(answers) for name, answers in solved.items()
+    }

@@ -1,0 +1,167 @@
+"""`headrace score` and `headrace select`: which prompts a policy should train on (Pre-PPO).
+
+In: a recipe, of which a run without a learner answers every training prompt some times; then that
+run, and how many prompts to keep. Out: what the answers earned, which exports and queries of the
+run have as the table `scores`; then a JSONL file of the rows with the lowest scores, as the dataset
+has them, behind those of a base set and before those that a hash holds out.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import members
+from headrace.errors import UserError
+from headrace.run_files import run_folder
+from headrace_cli.commands.data.tables import figure_lines
+from headrace_cli.commands.run.evaluate import evaluated
+from headrace_cli.launch.supervisor import DONE
+
+if TYPE_CHECKING:
+    from tasks.datasets.selection import PromptScore
+    from tasks.datasets.source import PromptSource
+    from tasks.rows import Row
+
+
+SCORE = "score"
+"""What runs of `headrace score` are called."""
+
+
+def score(arguments: argparse.Namespace) -> int:
+    """Answer every training prompt some times, score the answers, and print what came out by source
+    of rewards."""
+    if arguments.resume is None:
+        if arguments.recipe is None:
+            raise UserError("name a RECIPE, or --resume RUN")
+        arguments.overrides += [
+            f"name={SCORE}", f"evaluation.samples={arguments.samples}",
+            "evaluation.rows=training", f"evaluation.num_prompts={arguments.prompts}",
+        ]  # fmt: skip
+    run_dir, code = evaluated(arguments)
+    if code == DONE:
+        from storage.queries import score_summary
+
+        result = {"run_id": run_dir.name, "sources": score_summary(run_dir)}
+        print(json.dumps(result) if arguments.json else "\n".join(figure_lines(result)))
+    return code
+
+
+def select(arguments: argparse.Namespace) -> int:
+    """Select, write the file and print the table."""
+    from tasks.datasets.selection import select_prompts
+    from tasks.rows import prompt_text
+
+    run_dir = _scored_run(Path(arguments.root or "runs"), arguments.name)
+    if arguments.out.exists() and not arguments.force:
+        raise UserError(f"{arguments.out} is there already; --force replaces it")
+    config = run_folder.read_config(run_dir)
+    if arguments.policy and Path(arguments.policy).resolve() != Path(config.model.path).resolve():
+        raise UserError(
+            f"{run_dir.name} scored {config.model.path}, and not {arguments.policy}: score the "
+            "policy that is to be trained"
+        )
+    source = _source(config, arguments.data)
+    rows = _training(config, source)
+    scores = list(_scores(run_dir, rows, arguments.domain))
+    found = select_prompts(scores, arguments.keep, norm=arguments.norm, guard=arguments.guard)
+    base: list[Row] = []
+    if arguments.base is not None:
+        base = list(_training(config, _source(config, arguments.base)).values())
+    known = {prompt_text(row.prompt) for row in base}
+    chosen = [rows[key] for key in found.kept if prompt_text(rows[key].prompt) not in known]
+    held_out: list[Row] = []
+    if any(t.kind == "dataset" and t.eval_path is None for t in members(config.task).values()):
+        # The hash that holds them out takes none of the chosen ones.
+        held_out = source.eval_rows(config.evaluation.num_prompts)
+    everything = [*base, *chosen, *held_out]
+    lines = (json.dumps(_record(row), ensure_ascii=False, default=str) for row in everything)
+    arguments.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    result = {
+        "run_id": run_dir.name, "out": str(arguments.out), "rows": len(base) + len(chosen),
+        "base": len(base), "held_out": len(held_out),
+        "domains": _by_domain(scores, found.kept, found.broken),
+    }  # fmt: skip
+    print(json.dumps(result) if arguments.json else "\n".join(figure_lines(result)))
+    return 0
+
+
+def _scored_run(root: Path, name: str) -> Path:
+    """`latest` is the newest run of `headrace score`, which everywhere else it never names."""
+    if name == run_folder.LATEST:
+        found = [path.name for path in root.glob(f"{SCORE}-*") if path.is_dir()]
+        if not found:
+            raise UserError(f"no prompts were scored in {root}: `headrace score RECIPE` does it")
+        name = max(found)
+    return run_folder.find_run(root, name)
+
+
+def _source(config: RunConfig, path: str | None) -> "PromptSource":
+    """The prompts as their file has them; `path`: of another file."""
+    from tasks.datasets.source import build_source
+
+    task: Any = config.task
+    plain = {"prompt_template": None}
+    if task.kind == "mixture" and path is None:
+        datasets = {
+            domain: one.model_copy(update=plain if one.kind == "dataset" else {})
+            for domain, one in task.datasets.items()
+        }
+        task = task.model_copy(update={"datasets": datasets})
+    elif task.kind == "dataset":
+        task = task.model_copy(update=plain if path is None else plain | {"path": path})
+    elif path is not None:
+        raise UserError(f"the prompts of {task.kind} are not of one file: leave it out")
+    return build_source(task, config.seed)
+
+
+def _training(config: RunConfig, source: "PromptSource") -> "dict[str, Row]":
+    """Training rows by id."""
+    return {row.id: row for row in source.training_rows(config.evaluation.num_prompts)}
+
+
+def _record(row: "Row") -> dict[str, Any]:
+    return {"id": row.id, "prompt": row.prompt, "answer": row.answer} | {
+        key: value for key, value in row.info.items() if key not in ("prompt", "answer")
+    }
+
+
+def _scores(run_dir: Path, rows: "dict[str, Row]", domain: str | None) -> "Iterator[PromptScore]":
+    """What each prompt earned. UserError where rows and scores are of different prompts."""
+    from storage.queries import prompt_scores
+    from tasks.datasets.selection import PromptScore
+
+    for found in prompt_scores(run_dir).to_dict("records"):
+        row = rows.get(found["prompt_id"])
+        if row is None or row.answer != found["answer"]:
+            raise UserError(
+                f"{run_dir.name} scored prompt {found['prompt_id']}, which the data does not have: "
+                "give --data the file that was scored"
+            )
+        if domain is not None and domain not in row.info:
+            raise UserError(
+                f"row {row.id} has no column {domain}; there is: {', '.join(sorted(row.info))}"
+            )
+        if found["scored"]:
+            name = found["reward_source"] if domain is None else row.info[domain]
+            figures = (found[key] for key in ("scored", "mean", "lowest", "best"))
+            yield PromptScore(row.id, str(name), *figures)
+
+
+def _by_domain(
+    scores: "list[PromptScore]", kept: list[str], broken: list[str]
+) -> list[dict[str, Any]]:
+    domain = {score.prompt_id: score.domain for score in scores}
+    mean = {score.prompt_id: score.mean for score in scores}
+    counts = [Counter(domain[key] for key in ids) for ids in (domain, broken, kept)]
+    return [
+        {
+            "domain": name, "prompts": total, "broken": counts[1][name], "kept": counts[2][name],
+            "kept_mean": sum(mean[key] for key in kept if domain[key] == name)
+            / max(1, counts[2][name]),
+        }
+        for name, total in sorted(counts[0].items())
+    ]  # fmt: skip

@@ -1,0 +1,78 @@
+"""The export `scores`: one row a prompt, what its answers earned (Data scaling, section 3.2)."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from sqlalchemy import Float, Integer, case, cast, func, select
+
+from storage.database.filters import Filter, to_sql
+from storage.database.reader import RunReader
+from storage.database.tables import Group, Trajectory
+from storage.database.trajectory_rows import joined
+from storage.exports.columns import WORD, chosen_fields, field
+from storage.exports.packed import Part, from_columns
+from storage.exports.pages import SQL_ROWS
+
+_FIELDS = [
+    field("run_id", WORD, "id of the run"),
+    field("purpose", WORD, "train or eval"),
+    field("prompt_id", pa.string(), "id of the prompt, from the dataset's row"),
+    field("domain", WORD, "that of a mixture which the prompt is from, else empty"),
+    field("reward_source", WORD, "which source of rewards scored its answers"),
+    field("samples", pa.int64(), "its answers"),
+    field("scored", pa.int64(), "those of them that have a reward"),
+    field("mean", pa.float64(), "mean reward"),
+    field("std", pa.float64(), "standard deviation of the rewards, of a population"),
+    field("lowest", pa.float64(), "lowest reward"),
+    field("best", pa.float64(), "highest reward"),
+    field("solved", pa.float64(), "share of the answers that are right"),
+]
+
+
+class ScoreRows:
+    """Rows of the export `scores`."""
+
+    def __init__(
+        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
+    ) -> None:
+        self.schema = chosen_fields(_FIELDS, columns)
+        self._reader = reader
+        reward = Trajectory.reward
+        mean, squares = (func.avg(each, type_=Float) for each in (reward, reward * reward))
+        variance = squares - mean * mean
+        prompts = joined(
+            select(
+                Trajectory.purpose,
+                Group.prompt_id,
+                func.min(Group.domain).label("domain"),
+                func.min(Trajectory.reward_source).label("reward_source"),
+                func.count().label("samples"),
+                func.count(reward).label("scored"),
+                mean.label("mean"),
+                # SQLite has no standard deviation. Of equal rewards the difference may be below 0.
+                func.sqrt(case((variance < 0, 0.0), else_=variance), type_=Float).label("std"),
+                func.min(reward).label("lowest"),
+                func.max(reward).label("best"),
+                func.avg(cast(cast(Trajectory.correct, Integer), Float), type_=Float).label(
+                    "solved"
+                ),
+            ),
+            reader.key,
+        )
+        made = prompts.group_by(Trajectory.purpose, Group.prompt_id).subquery()
+        query = select(*made.c).order_by(made.c.purpose, made.c.prompt_id)
+        self._query = query if where is None else query.where(to_sql(where, dict(made.c)))
+
+    def total(self) -> int:
+        """Prompts."""
+        counted = select(func.count()).select_from(self._query.subquery())
+        return int(self._reader.rows(counted)[0][0])
+
+    def parts(self) -> Iterator[Part]:
+        """Rows in batches of bounded size."""
+        names = [one.name for one in _FIELDS if one.name != "run_id"]
+        for found in self._reader.columns(self._query, SQL_ROWS):
+            columns = dict(zip(names, found, strict=True))
+            columns["run_id"] = (self._reader.run_id,) * len(found[0])
+            chosen = {name: columns[name] for name in self.schema.names}
+            yield Part(len(found[0]), from_columns(self.schema, chosen))

@@ -1,0 +1,108 @@
+"""Which prompts a policy is to train on: those on which it scores lowest (Pre-PPO).
+
+In: what the answers to each prompt earned, before training. Out: ids of the prompts that are kept,
+and of those whose reference seems broken. Source: Data scaling (arXiv 2503.22230) section 3.2.
+Changed: the mean of several answers counts where the paper's number of answers is not known, and
+prompts that nobody ever solves are left out, because the lowest scores are those of wrong
+references first.
+"""
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import UserError
+
+Norm = Literal["raw", "quantile", "zscore"]
+GUARD_SAMPLES = 16
+"""With fewer answers to a prompt a hard one looks as if nobody could solve it: at 4 the guard takes
+a fifth of the hard prompts away, at 1 two thirds."""
+
+
+class PromptScore(NamedTuple):
+    """What the scored answers to a prompt earned: how many there are, their mean, the lowest and
+    the highest. `domain`: whose scores can be compared."""
+
+    prompt_id: str
+    domain: str
+    samples: int
+    mean: float
+    lowest: float
+    best: float
+
+
+class PromptSelection(NamedTuple):
+    """Ids: `kept`, lowest first; `broken`, those that no answer ever solved."""
+
+    kept: list[str]
+    broken: list[str]
+
+
+def select_prompts(
+    scores: Sequence[PromptScore], keep: float, *, norm: Norm, guard: bool
+) -> PromptSelection:
+    """The prompts with the lowest scores.
+
+    Args:
+        scores: one for each prompt. keep: a share below 1, of all prompts, rounded up; or a number
+        of them from 1 on. norm: what is compared: raw means; the quantile of a prompt in its
+        domain; or (mean - mean of the domain) / standard deviation of the domain, of a population.
+        z-scores are for reward models whose offsets differ by domain: on pass rates they select
+        easy prompts, whose scores hardly spread. guard: leave out prompts of which no answer earned
+        more than the lowest reward of the domain.
+
+    Ties are broken by a hash of the id. UserError: a share or number that does not fit; too few
+    answers for the guard.
+    """
+    count = math.ceil(keep * len(scores)) if keep < 1 else int(keep)
+    if not scores or keep <= 0 or count > len(scores) or (keep >= 1 and keep != count):
+        raise UserError(f"keep {keep:g}: a share between 0 and 1, or up to {len(scores)} prompts")
+    broken = _broken(scores) if guard else set()
+    ranked = zip(_comparable(scores, norm), map(_hash, scores), scores, strict=True)
+    order = [score.prompt_id for _, _, score in sorted(ranked) if score.prompt_id not in broken]
+    return PromptSelection(order[:count], sorted(broken))
+
+
+def _broken(scores: Sequence[PromptScore]) -> set[str]:
+    few = min(scores, key=lambda score: score.samples)
+    if few.samples < GUARD_SAMPLES:
+        raise UserError(
+            f"prompt {few.prompt_id} has {few.samples} scored answers, and whether a reference is "
+            f"broken takes {GUARD_SAMPLES}: score with --samples {GUARD_SAMPLES}, or select with "
+            "--no-guard"
+        )
+    floors: dict[str, float] = {}
+    for score in scores:
+        floors[score.domain] = min(score.lowest, floors.get(score.domain, math.inf))
+    return {score.prompt_id for score in scores if score.best <= floors[score.domain]}
+
+
+def _comparable(scores: Sequence[PromptScore], norm: Norm) -> list[float]:
+    """[N] what orders the prompts, lowest first."""
+    means = np.array([score.mean for score in scores])
+    domains = np.array([score.domain for score in scores])
+    found = means.copy()
+    for domain in np.unique(domains) if norm != "raw" else ():
+        own = domains == domain
+        found[own] = _quantiles(means[own]) if norm == "quantile" else _standard(means[own])
+    return [float(value) for value in found]
+
+
+def _standard(means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    spread = means.std()
+    return (means - means.mean()) / (spread if spread > 0 else 1.0)
+
+
+def _quantiles(means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The share of the values that are below each one, and half of those equal to it."""
+    ordered = np.sort(means)
+    below = np.searchsorted(ordered, means, "left") + np.searchsorted(ordered, means, "right")
+    return below / (2.0 * len(means))
+
+
+def _hash(score: PromptScore) -> bytes:
+    return blake2b(score.prompt_id.encode(), digest_size=8).digest()
