@@ -26,7 +26,7 @@ from sandbox.plain_data import Json, decode, encode
 T = TypeVar("T")
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
-MAX_ITEMS = 100_000
+MAX_ITEMS = 20_000
 """Most that one pass over an iterator of the other side gives."""
 _MUTABLE = (list, dict, set, bytearray)
 _INTO = ("call", "set", "put")

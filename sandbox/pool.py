@@ -86,16 +86,30 @@ class Sandbox:
         self._next.append(asyncio.create_task(self._ready_cell(self.layer)))
 
     async def _ready_cell(self, layer: str) -> Cell:
+        """A cell that is ready; made once more where its launcher ended meanwhile."""
+        workshop = await self._working_workshop()
+        try:
+            return await _made(workshop, layer, self.limits)
+        except RunFailedError:
+            if workshop.works:
+                raise
+        return await _made(await self._working_workshop(), layer, self.limits)
+
+    async def _working_workshop(self) -> Workshop:
         async with self._starting:
             if self._workshop is not None and not self._workshop.works:
-                await self._workshop.close()
-                self._workshop = None
+                gone, self._workshop = self._workshop, None
+                await gone.close()
             if self._workshop is None:
                 self._workshop = await Workshop.start(self._python)
-        cell = await Cell.make(self._workshop, layer, self.limits)
-        try:
-            await cell.ready()
-        except BaseException:
-            await asyncio.shield(cell.close())
-            raise
-        return cell
+            return self._workshop
+
+
+async def _made(workshop: Workshop, layer: str, limits: Limits) -> Cell:
+    cell = await Cell.make(workshop, layer, limits)
+    try:
+        await cell.ready()
+    except BaseException:
+        await asyncio.shield(cell.close())
+        raise
+    return cell

@@ -20,11 +20,25 @@ step() {
 }
 
 bin=.venv/bin
+
+# A file stays whole: what its tests share is made once. Their order ends with files that are short.
+# Real processes may miss their time where other tests take the cores: what failed runs again, alone.
+tests() {
+  local status=0
+  "$bin/pytest" -q -rs --durations=40 -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+  if ((status == 1)); then
+    echo "== tests: what failed, again and alone"
+    "$bin/pytest" -q -rs --last-failed --last-failed-no-failures none || return
+    echo "== tests: the failures above passed alone; such a test needs a mend, too"
+  else
+    return "$status"
+  fi
+}
+
 step "what the tests need beyond pip" "$bin/python" -m tests.services
 step "ruff check" "$bin/ruff" check .
 step "ruff format" "$bin/ruff" format --check .
 step "types" "$bin/mypy"
 step "import fences" "$bin/lint-imports" --no-logo
 step "documentation" "$bin/python" scripts/docs.py
-# A file stays whole: what its tests share is made once. Their order ends with files that are short.
-step "tests" "$bin/pytest" -q -rs --durations=40 -n 2 --dist loadfile --no-loadscope-reorder "$@"
+step "tests" tests "$@"

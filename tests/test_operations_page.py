@@ -69,9 +69,9 @@ def test_what_a_disk_that_takes_nothing_makes_the_run_say() -> None:
     with pytest.raises(StorageBlockedError) as closed, disk.writing(ROOT, START_BYTES):
         raise OSError(errno.EROFS, "read-only")
     for name in ("the journal", "learner-0"):
-        troubles.wait(name, "disk", str(full.value))
-        troubles.wait(name, "disk", "")
-    troubles.wait("the journal", "disk", str(closed.value))
+        troubles.set_wait(name, "disk", str(full.value))
+        troubles.set_wait(name, "disk", "")
+    troubles.set_wait("the journal", "disk", str(closed.value))
     assert len(troubles.newest) == 5
     assert [text for text in troubles.newest if not is_documented(text)] == []
 

@@ -180,7 +180,7 @@ class MadeRun:
             self._sampled(trajectory, began + 1.0, finish=None)
         for trajectory in ended:
             self._answered(trajectory, began + 1.0)
-        for record in self._settlement.follow([*late, *ended]):
+        for record in self._settlement.next_records([*late, *ended]):
             self._note(replace(record, at=began + SECONDS / 2))
         self._trained(number, began)
         return self._records

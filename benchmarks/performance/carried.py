@@ -83,7 +83,7 @@ def gradient(ours: Learner, part: Shard, context: Context, advantages: Tensor) -
     carried: PrefixCache | None = None
     if context == "carried":
         carried = ours.updater.carried["policy"]
-        carried.begin(ours.updates + 1, ())
+        carried.begin_update(ours.updates + 1, ())
     parameters = list(ours.network.parameters())
     total = [torch.zeros_like(p) for p in parameters]
     for pack, tokens in micro_batches(reads, range(len(part.sequences)), place, carried):

@@ -109,7 +109,7 @@ async def _coordinate(pipe: Connection, batch: Batch, notice: WeightNotice) -> N
     serving = asyncio.create_task(peer.serve())
     pipe.send(peer.router.address)
     await peer.until(lambda: bool(peer.got(Hello)), PATIENCE_S)
-    peer.router.begin(NAME)
+    peer.router.begin_delivery(NAME)
     await peer.send(notice)
     await peer.until(lambda: bool(peer.got(WeightsLoaded)), PATIENCE_S)
     pipe.send("ready")

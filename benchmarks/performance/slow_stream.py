@@ -69,7 +69,7 @@ def mean_length(kind: Kind) -> float:
 
 
 def config(kind: Kind, pairs: int) -> RunConfig:
-    """A run that lasts for so many pairs of turns, and for one more in which it starts."""
+    """A run that lasts for so many pairs of turns, and for two more: it starts, maybe slowly."""
     reward: dict[str, object] = {
         "kind": "function",
         "function": f"{ROOT / 'benchmarks' / 'performance' / 'slow_source.py'}:{kind}",
@@ -85,7 +85,7 @@ def config(kind: Kind, pairs: int) -> RunConfig:
         evaluation={"before": False, "after": False},
         storage={"token_diagnostics": False},
         transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 60.0},
-        stop={"train_time_s": (2 * pairs + 2) * TURN_S},
+        stop={"train_time_s": (2 * pairs + 4) * TURN_S},
     )
 
 

@@ -50,7 +50,7 @@ class Workshop:
     @property
     def works(self) -> bool:
         """Whether it is still there."""
-        return not is_closed(self._control)
+        return self._control.fileno() >= 0 and not is_closed(self._control)
 
     def order(self, settings: bytes, descriptors: Sequence[int]) -> None:
         """Have a cell made; RunFailedError where nobody makes one any more."""

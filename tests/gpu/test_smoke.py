@@ -53,7 +53,9 @@ def trained(start: list[Run], root: Path, *overrides: str) -> None:
 def test_the_learner_claims_its_memory_first(tmp_path: Path) -> None:
     """A CPU has no allocator that keeps what is freed."""
     device = torch.device("cuda", 0)
-    config = resolve_learner(run_config(save_tiny_model(tmp_path)), on_gpu=True).config
+    config = resolve_learner(
+        run_config(save_tiny_model(tmp_path)), on_gpu=True, bfloat16=False
+    ).config
     claim_memory(config, device)
     assert torch.cuda.memory_reserved(device) >= gpu_memory(config, model_shape(tmp_path)).total
 

@@ -1,5 +1,6 @@
 """The main job on real parts: vLLM, ZeroMQ, DeepSpeed, SQLAlchemy, Arrow, from the command line."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -55,9 +56,14 @@ def _throw_garbage(run_dir: Path) -> None:
             if keys is not None:
                 enter(socket, str(keys))
             socket.connect(address)
-            socket.send_multipart([b"hello", b""])
-            socket.send_multipart([b"HR\x63" + os.urandom(40), b""])
-            socket.send_multipart([b"HR\x01\xc1", b"\0" * 64])
+            # Once the run has refused somebody, his socket has no connection to send on any more.
+            with contextlib.suppress(zmq.Again):
+                for frames in (
+                    [b"hello", b""],
+                    [b"HR\x63" + os.urandom(40), b""],
+                    [b"HR\x01\xc1", b"\0" * 64],
+                ):
+                    socket.send_multipart(frames, zmq.NOBLOCK)
 
 
 def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:

@@ -160,6 +160,21 @@ def test_a_launcher_that_is_killed_is_replaced() -> None:
     assert asyncio.run(kill_and_run()).stdout == "1\n"
 
 
+def test_cells_in_the_making_outlive_their_launcher() -> None:
+    layer = need("namespaces")
+    before = set(psutil.Process().children())
+
+    async def kill_and_run() -> Result:
+        async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
+            while not (launchers := set(psutil.Process().children()) - before):
+                await asyncio.sleep(0)
+            launchers.pop().kill()
+            return await sandbox.run(Program("print(1)"))
+
+    for _ in range(5):
+        assert asyncio.run(kill_and_run()).stdout == "1\n"
+
+
 HOST = """
 import asyncio, sys
 from sandbox.limits import Program

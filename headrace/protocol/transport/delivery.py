@@ -85,7 +85,7 @@ class Delivery:
             self._kept.append((self._sent, frames))
         return self._placed(frames, self._sent)
 
-    def take(self, place: Place, message: Message | None) -> tuple[bool, list[Frames]]:
+    def accept(self, place: Place, message: Message | None) -> tuple[bool, list[Frames]]:
         """Whether a message that came is handed on, and what is answered at once. None: it could
         not be read, and would not be if it came again."""
         self._hear(place)

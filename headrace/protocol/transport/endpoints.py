@@ -61,7 +61,7 @@ class RoleEnd:
         self._delivery: Delivery | None = None
         self.rejected = 0
 
-    def say(self, message: Message) -> Frames:
+    def encode(self, message: Message) -> Frames:
         """The frames of a message. ProtocolError when it is too long."""
         if isinstance(message, Hello) and self._delivery is None:
             self._delivery = Delivery(self._codec)
@@ -71,12 +71,12 @@ class RoleEnd:
         assert frames is not None, "a role keeps whatever it says"
         return frames
 
-    def hear(self, frames: Sequence[bytes]) -> tuple[Message | None, list[Frames]]:
+    def decode(self, frames: Sequence[bytes]) -> tuple[Message | None, list[Frames]]:
         """The message that is handed on, if one is, and what is answered at once."""
         place, message = _read(self._codec, frames, self._reject)
         if place is None or self._delivery is None:
             return message, []
-        handed_on, answers = self._delivery.take(place, message)
+        handed_on, answers = self._delivery.accept(place, message)
         return message if handed_on else None, answers
 
     def _reject(self, _reason: str) -> None:
@@ -98,7 +98,7 @@ class RouterEnd:
         self._last = ("", 0)
         """Who said what was heard last, and its number."""
 
-    def begin(self, identity: str) -> None:
+    def begin_delivery(self, identity: str) -> None:
         """What was heard last is a Hello that is accepted: the delivery begins with it, unless one
         has begun."""
         if identity not in self._deliveries:
@@ -110,17 +110,17 @@ class RouterEnd:
                 most=self._most,
             )
 
-    def end(self, identity: str) -> None:
+    def end_delivery(self, identity: str) -> None:
         """This process is gone, or has to say Hello again."""
         self._deliveries.pop(identity, None)
 
-    def say(self, identity: str, message: Message) -> Frames | None:
+    def encode(self, identity: str, message: Message) -> Frames | None:
         """The frames of a message; None where its receiver has left too much unread. ProtocolError
         when it is too long."""
         delivery = self._deliveries.get(identity)
         return self._codec.encode(message) if delivery is None else delivery.send(message)
 
-    def hear(self, frames: Sequence[bytes]) -> tuple[str, Message | None, list[Frames]]:
+    def decode(self, frames: Sequence[bytes]) -> tuple[str, Message | None, list[Frames]]:
         """The sender, its message if that is handed on, and what is answered at once."""
         identity = frames[0].decode(errors="replace")
 
@@ -132,7 +132,7 @@ class RouterEnd:
         place, message = _read(self._codec, frames[1:], reject)
         answers: list[Frames] = []
         if place is not None and (delivery := self._deliveries.get(identity)) is not None:
-            handed_on, answers = delivery.take(place, message)
+            handed_on, answers = delivery.accept(place, message)
             message = message if handed_on else None
         self._last = identity, place.number if place else 0
         return identity.removesuffix(PULSE_SUFFIX), message, answers

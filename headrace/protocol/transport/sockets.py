@@ -3,8 +3,8 @@
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
 process name (`endpoints.py`). What cannot be decoded is counted by `rejected` and reported to
-`on_reject`; it never raises out of `receive`. From the Hello that a router takes (`begin`) until
-its `end`, messages both ways arrive once and in their order, also where connections break
+`on_reject`; it never raises out of `receive`. From the Hello that a router takes (`begin_delivery`)
+until `end_delivery`, messages both ways arrive once and in order, also where connections break
 (`delivery.py`). Sockets use CURVE keys where they are given a folder of them (all sockets of a run
 are); without keys a router binds to loopback only.
 """
@@ -143,19 +143,19 @@ class Router(_Bound):
 
     _kind = zmq.asyncio.Context
 
-    def begin(self, identity: str) -> None:
+    def begin_delivery(self, identity: str) -> None:
         """What was received last is a Hello that is accepted: from it on messages of and to this
         process arrive once and in their order."""
-        self._end.begin(identity)
+        self._end.begin_delivery(identity)
 
-    def end(self, identity: str) -> None:
+    def end_delivery(self, identity: str) -> None:
         """This process is gone, or has to say Hello again."""
-        self._end.end(identity)
+        self._end.end_delivery(identity)
 
     async def receive(self) -> tuple[str, Message]:
         """The next good message and its sender."""
         while True:
-            name, message, answers = self._end.hear(await self._socket.recv_multipart())
+            name, message, answers = self._end.decode(await self._socket.recv_multipart())
             for frames in answers:
                 if not await self._put(name, frames):
                     break  # Who lacks something asks again.
@@ -167,7 +167,7 @@ class Router(_Bound):
         """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
         messages. ProtocolError when it is too long. Where a delivery has begun, what could not be
         sent now is sent when its receiver is connected again."""
-        frames = self._end.say(name, message)
+        frames = self._end.encode(name, message)
         return frames is not None and await self._put(name, frames)
 
     async def _put(self, name: str, frames: Frames) -> bool:
@@ -185,7 +185,7 @@ class BlockingRouter(_Bound):
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
         while _arrives(self._socket, timeout_s):
-            name, message, _ = self._end.hear(self._socket.recv_multipart())
+            name, message, _ = self._end.decode(self._socket.recv_multipart())
             if message is not None:
                 return name, message
         return None
@@ -193,7 +193,7 @@ class BlockingRouter(_Bound):
     def send(self, name: str, message: Message) -> bool:
         """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
         messages. ProtocolError when it is too long."""
-        frames = self._end.say(name, message)
+        frames = self._end.encode(name, message)
         assert frames is not None, "no delivery has begun"
         try:
             self._socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
@@ -284,7 +284,7 @@ class Dealer(_Connected):
     async def send(self, message: Message) -> None:
         """Queue a message; it waits in memory while there is no connection. RunFailedError where
         the other side has turned this process away for good."""
-        await self._put(self._end.say(message))
+        await self._put(self._end.encode(message))
 
     async def _put(self, frames: Frames) -> None:
         """This never waits: whoever cancels a `receive` does so before or after it."""
@@ -311,7 +311,7 @@ class Dealer(_Connected):
             if not arriving.done():
                 return None
             self._arriving = None
-            message, answers = self._end.hear(arriving.result())
+            message, answers = self._end.decode(arriving.result())
             for frames in answers:
                 await self._put(frames)
             if message is not None:
@@ -327,7 +327,7 @@ class BlockingDealer(_Connected):
     def send(self, message: Message) -> None:
         """Queue a message; it waits in memory while there is no connection. RunFailedError where
         the other side has turned this process away for good."""
-        self._put(self._end.say(message))
+        self._put(self._end.encode(message))
 
     def _put(self, frames: Frames) -> None:
         try:
@@ -338,7 +338,7 @@ class BlockingDealer(_Connected):
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next good message; None when the time is over."""
         while _arrives(self._socket, timeout_s):
-            message, answers = self._end.hear(self._socket.recv_multipart())
+            message, answers = self._end.decode(self._socket.recv_multipart())
             for frames in answers:
                 self._put(frames)
             if message is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.host import hardware
-from headrace.host.hardware import MIB, Gpu, detect, has_gpu, torch_cuda, visible_gpus
+from headrace.host.hardware import MIB, Gpu, detect, free_port, has_gpu, torch_cuda, visible_gpus
 from headrace_cli.launch.plan import role_environment
 from tests.scripted_driver import Card, answers, cuda_machine, uuid, write_driver
 
@@ -141,3 +141,12 @@ def test_a_cpu_build_of_torch_has_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_index_is_the_drivers_and_not_a_place_in_the_list() -> None:
     gpus = [Gpu(index, "card", 1, uuid=uuid(index)) for index in (4, 5)]
     assert visible_gpus(gpus, "5,0") == ((gpus[1],), "0")
+
+
+def test_a_free_port_is_none_that_a_connection_gets_by_itself() -> None:
+    lowest, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    ports = {free_port() for _ in range(50)}
+    assert len(ports) > 40
+    assert max(ports) < int(lowest)
+    with pytest.raises(OSError, match="Cannot assign"):
+        free_port("192.0.2.1")

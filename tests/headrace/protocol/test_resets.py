@@ -35,7 +35,7 @@ async def hear(router: Router, begun: asyncio.Event, said: list[Message]) -> Non
         name, message = await router.receive()
         assert name == NAME
         if isinstance(message, Hello):
-            router.begin(name)
+            router.begin_delivery(name)
             begun.set()
         elif not isinstance(message, Heartbeat):
             said.append(message)

@@ -54,7 +54,7 @@ class Pair:
         for _ in range(min(number, len(self.wires[name]))):
             frames = self.wires[name].popleft()
             message = CODEC.decode(frames[:2])
-            handed_on, answers = self.ends[other].take(Place.of(frames[2]), message)
+            handed_on, answers = self.ends[other].accept(Place.of(frames[2]), message)
             self.wires[other].extend(answers)
             if handed_on:
                 self.heard[other].append(message)
@@ -149,9 +149,9 @@ def test_what_was_just_sent_again_is_not_sent_again() -> None:
     pair.say("coordinator", said(1))
     place = Place(KEY, 0, 0)
     end = pair.ends["coordinator"]
-    assert [len(end.take(place, Missing())[1]) for _ in range(3)] == [1, 0, 0]
+    assert [len(end.accept(place, Missing())[1]) for _ in range(3)] == [1, 0, 0]
     pair.now += ASK_AGAIN_S
-    assert len(end.take(place, Missing())[1]) == 1
+    assert len(end.accept(place, Missing())[1]) == 1
 
 
 def test_another_coordinator_begins_anew() -> None:
@@ -175,16 +175,16 @@ def test_another_coordinator_begins_anew() -> None:
 def test_a_place_of_another_delivery_lets_go_of_nothing() -> None:
     end = Delivery(CODEC, key=KEY)
     end.send(said(1))
-    end.take(Place(KEY - 1, 0, 9), Heartbeat())
-    assert len(end.take(Place(KEY, 0, 0), Missing())[1]) == 1
-    end.take(Place(KEY, 0, 1), Heartbeat())
+    end.accept(Place(KEY - 1, 0, 9), Heartbeat())
+    assert len(end.accept(Place(KEY, 0, 0), Missing())[1]) == 1
+    end.accept(Place(KEY, 0, 1), Heartbeat())
     assert not end._kept
 
 
 def test_what_cannot_be_read_is_passed_over_and_not_asked_for() -> None:
     end = Delivery(CODEC, key=KEY)
-    assert end.take(Place(KEY, 1, 0), None) == (True, [])
-    assert end.take(Place(KEY, 2, 0), said(2)) == (True, [])
+    assert end.accept(Place(KEY, 1, 0), None) == (True, [])
+    assert end.accept(Place(KEY, 2, 0), said(2)) == (True, [])
 
 
 def test_who_reads_nothing_is_sent_no_more() -> None:
@@ -193,7 +193,7 @@ def test_who_reads_nothing_is_sent_no_more() -> None:
     assert end.send(said(2))
     assert end.send(said(3)) is None
     assert end.send(Heartbeat())
-    end.take(Place(KEY, 0, 1), Heartbeat())
+    end.accept(Place(KEY, 0, 1), Heartbeat())
     assert end.send(said(3))
 
 

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import ctypes
 from pathlib import Path
-from headrace.host.malloc_trim import give_back
+from headrace.host.memory import give_back
 
 if {gives_back}:
     give_back()
