@@ -1,8 +1,9 @@
 """What the coordinator's parts share: state, leases, recorder, socket, peers, clocks.
 
-`note` is the one way to change the state: it applies a record and queues it for the disk. `settle`
-notes what follows from what happened to trajectories. What a peer may cause without end (incidents,
-refused tokens) is summed up here, so that a flood of it does not become a flood of records.
+`record_event` is the one way to change the state: it applies a record and queues it for the disk.
+`settle_windows` records what follows from what happened to trajectories. What a peer may cause
+without end (incidents, refused tokens) is summed up here, so that a flood of it does not become a
+flood of records.
 """
 
 import time
@@ -96,7 +97,7 @@ class Hub:
     run_dir: str
     state: State
     leases: Leases
-    settlement: WindowLifecycle
+    lifecycle: WindowLifecycle
     scheduler: Scheduler
     rules: BatchRules
     recorder: Recorder
@@ -141,29 +142,29 @@ class Hub:
         """Trajectories, windows, queues and the ledger."""
         return self.state.account
 
-    def note(self, record: Record) -> None:
+    def record_event(self, record: Record) -> None:
         """Apply a record and write it down."""
         self.state.apply(record)
-        self.leases.see(record)
+        self.leases.apply(record)
         self.recorder.write(record)
 
     def _snapshot(self) -> None:
         """Write down the whole state, from which a restart can begin."""
         snapshot = snapshot_of(self.state, self.recorder.end.records)
         if snapshot is not None:
-            self.note(snapshot)
+            self.record_event(snapshot)
             return
         since = self.state.milestones[0].record
-        self.troubles.tell(
+        self.troubles.report(
             "no_snapshot",
             f"over {MOST:,} trajectories could still be rolled back to, too many for a snapshot: a "
             f"restart reads the journal from record {since:,} on. Set checkpoint.every_updates",
         )
 
-    def settle(self, trajectories: Iterable[Trajectory]) -> None:
+    def settle_windows(self, trajectories: Iterable[Trajectory]) -> None:
         """Something happened to these: note what becomes of their windows."""
-        for record in self.settlement.follow(trajectories):
-            self.note(record)
+        for record in self.lifecycle.next_records(trajectories):
+            self.record_event(record)
 
     def incident(self, level: str, kind: str, text: str) -> None:
         """Something a user should know; of too many of one kind, only the number."""
@@ -171,18 +172,20 @@ class Hub:
         if self.repeats.passes(kind):
             self._write_incident(level, kind, text)
 
-    def tell(self, *, at_once: bool = False) -> None:
+    def write_summaries(self, *, at_once: bool = False) -> None:
         """Write down what has been summed up: rejections and incidents when their period is over
         (or `at_once`), refused tokens always."""
         if denied := self.router.denied - self._denied:
             self._denied += denied
             text = f"{denied} connections without the keys of this run were turned away"
             self.rejections.add("somebody", "connection_denied", text, denied)
-        self.rejections.tell()
+        self.rejections.write_summary_if_due()
         if summary := self.repeats.summary(at_once=at_once):
             self._write_incident("warning", "incidents_summed_up", summary)
         for (name, reason), tokens in self.refused_tokens.items():
-            self.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason))
+            self.record_event(
+                TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason)
+            )
         self.refused_tokens.clear()
         if at_once:
             self.rejections.close()
@@ -215,9 +218,9 @@ class Hub:
         is told arrives once and in order."""
         before = self.peers.identities.get(name, identity)
         if before != identity:
-            self.router.end(before)
+            self.router.end_delivery(before)
         self.peers.identities[name] = identity
-        self.router.begin(identity)
+        self.router.begin_delivery(identity)
 
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""

@@ -57,7 +57,7 @@ class Coordinator:
             asyncio.create_task(self._tick(), name="tick"),
             asyncio.create_task(self._receive(), name="receive"),
         ]
-        self.phases.begin()
+        self.phases.record_start()
         try:
             done, _ = await asyncio.wait([recorder, *work], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -68,7 +68,7 @@ class Coordinator:
             if not recorder.done():
                 await self.hub.recorder.flush()
                 recorder.cancel()
-                await self.waits.end(self.phases.name)
+                await self.waits.write_last(self.phases.name)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Coordinator:
         if refusal := self._refusal(peer, message):
             hub.rejections.add(name, *refusal)
             if isinstance(message, m.UpdateDone):
-                await self.parts.training.doubt(message)
+                await self.parts.training.check_unexpected_update(message)
             return False
         await self._act(name, peer, message)
         return True
@@ -149,11 +149,13 @@ class Coordinator:
             case m.WeightNotice():
                 await self.parts.training.published(message)
             case m.UpdateDone():
-                await self.parts.training.done(message)
+                await self.parts.training.commit_update(message)
             case m.CheckpointDone():
                 self.parts.training.checkpoint_done(message)
             case m.Trouble(kind=kind, text=text):
-                tell = partial(hub.troubles.wait, name) if message.waits else hub.troubles.tell
+                tell = (
+                    partial(hub.troubles.set_wait, name) if message.waits else hub.troubles.report
+                )
                 tell(kind, cut(text) or "")
             case m.StatusRequest():
                 await hub.send(name, status(hub, self.parts, self.waits, self.phases.name))
@@ -178,8 +180,8 @@ class Coordinator:
         recorder, troubles = self.hub.recorder, self.hub.troubles
         told = troubles.waits.get(RECORDER)
         if recorder.waits_for != (told.text if told else ""):
-            troubles.wait(RECORDER, "disk", recorder.waits_for)
-        troubles.lag(recorder.behind)
+            troubles.set_wait(RECORDER, "disk", recorder.waits_for)
+        troubles.set_lag(recorder.behind)
 
     async def _tick(self) -> None:
         hub, parts, last = self.hub, self.parts, time.monotonic()
@@ -202,7 +204,9 @@ class Coordinator:
             works = self.phases.phase in ("training", "evaluating", "draining")
             if works and not hub.recorder.waits_for and sample.is_due(now):
                 metrics = parts.gauges.now(parts.generation.live(), parts.scoring.waiting())
-                hub.note(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
+                hub.record_event(
+                    MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics)
+                )
             self.expire()
             parts.generation.expire()
             if hub.troubles.waits:
@@ -212,7 +216,7 @@ class Coordinator:
 
     async def _beat(self) -> None:
         """Tell everyone that this process lives."""
-        self.hub.tell()
+        self.hub.write_summaries()
         for name, _ in self.hub.peers.everyone():
             if name in self.hub.peers.generators:
                 await self.parts.generation.reconciliation.beat(name)

@@ -147,14 +147,14 @@ class Membership:
         """A process is gone: its part of the work goes to others."""
         peers = self.hub.peers
         if name in peers.generators:
-            self.parts.generation.lose(name, died=died)
+            self.parts.generation.forget_generator(name, died=died)
         elif name in peers.rewards:
-            self.parts.scoring.lose(name)
+            self.parts.scoring.forget_worker(name)
         elif name in peers.monitors:
             del peers.monitors[name]
         else:
-            self.parts.training.lose()
-        self.hub.router.end(peers.identities.pop(name))
+            self.parts.training.forget_learner()
+        self.hub.router.end_delivery(peers.identities.pop(name))
         self.hub.troubles.waits.pop(name, None)
         self.hub.doing.pop(name, None)
 

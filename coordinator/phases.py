@@ -3,12 +3,14 @@
 Comes in: `advance` after every message and ten times a second. Goes out: what each phase lets
 happen (leases, batches, evaluations, the last checkpoint) and the records that say so. Draining
 is the way from training to an evaluation or to the end: leases are taken back with the tokens
-they have, the batch that is out comes home, the newest weights are loaded everywhere.
+they have, the batch that is out comes home, the newest weights are loaded everywhere. One table
+says under which condition which phase follows.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +24,12 @@ from headrace.protocol.records.record_types import MetricsSampled, RunPhase, Tra
 from headrace.run_files.run_folder import config_digest
 
 log = logging.getLogger(__name__)
-Phase = Literal["starting", "evaluating", "training", "draining", "closing", "leaving", "closed"]
+Phase = Literal[
+    "starting", "evaluating", "training", "draining", "closing", "ending", "leaving", "closed"
+]
+"""ending: the end of the run is written down, or waits for the disk."""
+WORKING: tuple[Phase, ...] = ("starting", "evaluating", "training", "draining")
+OVER: tuple[Phase, ...] = ("ending", "leaving", "closed")
 GOODBYE_S = 10.0
 
 
@@ -33,113 +40,144 @@ class Phases:
         self.hub, self.parts, self.waits = hub, parts, waits
         self.phase: Phase = "starting"
         self.outcome = "finished"
+        """How the run ends, by what is known now: finished, stopped, interrupted or failed."""
         self._label: Label = "before"
-        self._stopping = False
+        self._is_evaluated = False
         self._evaluated_at = 0
-        self._is_over = False
-        """The end of the run is written down, or waits for the disk."""
         self._skips_told = 0
         self._leaving_since = 0.0
         self._lock = asyncio.Lock()
+        self._work: dict[Phase, Callable[[], Awaitable[None]]] = {
+            "evaluating": self._evaluate,
+            "training": self._train,
+            "draining": self._drain,
+            "closing": self._close,
+        }
+        self._table: dict[Phase, tuple[tuple[Callable[[], object], Phase], ...]] = {
+            "starting": (
+                (self._is_stopped, "closing"),
+                (self._evaluates_first, "evaluating"),
+                (self._is_ready, "training"),
+            ),
+            "evaluating": (
+                (self._is_stopped, "closing"),
+                (self._evaluated_last, "closing"),
+                (lambda: self._is_evaluated and self._stop_reason(), "draining"),
+                (lambda: self._is_evaluated, "training"),
+            ),
+            "training": (
+                (self._is_stopped, "draining"),
+                (self._stop_reason, "draining"),
+                (self._evaluation_due, "draining"),
+            ),
+            "draining": (
+                (lambda: not self._is_quiet(), "draining"),
+                (self._is_stopped, "closing"),
+                (self._evaluation_due, "evaluating"),
+                (lambda: self._stop_reason() and hub.config.evaluation.after, "evaluating"),
+                (self._stop_reason, "closing"),
+                (lambda: True, "training"),
+            ),
+            "closing": (
+                (lambda: hub.failed, "ending"),
+                (self._has_last_checkpoint, "ending"),
+                (lambda: hub.peers.learner is None, "ending"),
+            ),
+            "leaving": ((self._everyone_left, "closed"),),
+        }
+        """For each phase the conditions, in order: the first that holds says what follows. A run
+        that failed closes whatever they say; the disk leads from ending to leaving."""
 
     @property
     def name(self) -> str:
         """The phase, or how the run ended."""
-        return self.outcome if self.phase in ("leaving", "closed") else self.phase
+        if self.phase in ("leaving", "closed"):
+            return self.outcome
+        return "closing" if self.phase == "ending" else self.phase
 
-    def begin(self) -> None:
+    def record_start(self) -> None:
         """The run exists."""
-        self._enter("starting", config=config_digest(Path(self.hub.run_dir)))
+        self._record("", config=config_digest(Path(self.hub.run_dir)))
 
     def stop(self, outcome: str) -> None:
         """Drain, checkpoint, end (Ctrl-C, `headrace stop`)."""
-        if not self._stopping:
-            self._stopping, self.outcome = True, outcome
+        if self.outcome == "finished" and self.phase not in OVER:
+            self.outcome = outcome
 
     async def advance(self) -> None:
         """Do whatever can be done now; one caller at a time."""
         async with self._lock:
-            await self._advance()
+            if not (self.hub.failed and self.phase not in OVER):
+                await self.parts.scoring.dispatch()
+                if self.phase in WORKING:
+                    await self.parts.self_test.advance()
+            self._follow()
+            if self.phase in self._work:
+                await self._work[self.phase]()
+                self._follow()
 
-    async def _advance(self) -> None:
-        if self.hub.failed and not self._is_over:
-            self.outcome = "failed"
-            self.hub.incident("error", "run_failed", self.hub.failed)
-            if self.phase != "closing":
-                self._enter("closing", self.hub.failed)
-            self._close()
-            return
-        await self.parts.scoring.dispatch()
-        if self.phase not in ("closing", "leaving", "closed"):
-            await self.parts.self_test.advance()
-        match self.phase:
-            case "starting":
-                if self._stopping:
-                    await self._finish()
-                elif self._everyone_here() and self.parts.self_test.passed():
-                    self._after_start()
+    def _follow(self) -> None:
+        """Go from phase to phase while a condition holds."""
+        while (following := self._following()) != self.phase:
+            self._enter(following)
+
+    def _following(self) -> Phase:
+        if self.hub.failed and self.phase in WORKING:
+            return "closing"
+        edges = self._table.get(self.phase, ())
+        return next((to for condition, to in edges if condition()), self.phase)
+
+    def _enter(self, phase: Phase) -> None:
+        hub, before, self.phase = self.hub, self.phase, phase
+        match phase:
             case "evaluating":
-                await self._advance_evaluation()
+                during: Label = "during" if self._evaluation_due() else "after"
+                self._label = "before" if before == "starting" else during
+                self._is_evaluated = False
+                hub.clock.stop()
+                self._record(self._label)
+                self.parts.evaluation.start(self._label)
             case "training":
-                await self._advance_training()
+                hub.clock.start()
+                self.parts.gauges.mark_training()
+                self.parts.generation.draining = False
+                hub.clock.learner_waits(hub.account.taken is None)
+                self._record("")
             case "draining":
-                if await self._quiet():
-                    await self._after_drain()
+                self.parts.generation.draining = True
+                self._record("stop" if self._is_stopped() else self._stop_reason() or "evaluation")
             case "closing":
-                await self._advance_closing()
-            case "leaving":
-                here = len(self.hub.peers.everyone()) - len(self.hub.peers.monitors)
-                if not here or time.monotonic() - self._leaving_since > GOODBYE_S:
-                    self.phase = "closed"
+                hub.clock.stop()
+                self._record(hub.failed or self.outcome)
+            case "ending":
+                self._write_end()
             case _:
                 pass
 
-    def _enter(self, phase: Phase, detail: str = "", config: str | None = None) -> None:
-        self.phase = phase
-        if phase == "training":
-            self.hub.clock.start()
-            self.parts.gauges.mark_training()
-            self.parts.generation.draining = False
-            self.hub.clock.learner_waits(self.hub.account.taken is None)
-        elif phase in ("evaluating", "closing"):
-            self.hub.clock.stop()
-        entered = RunPhase(at=time.time(), phase=phase, detail=detail, config=config)
-        self.hub.recorder.write(entered)
+    def _record(self, detail: str, config: str | None = None) -> None:
+        record = RunPhase(at=time.time(), phase=self.phase, detail=detail, config=config)
+        self.hub.recorder.write(record)
         self.hub.progress("phase")
-        log.info("phase %s %s", phase, detail)
+        log.info("phase %s %s", self.phase, detail)
 
-    # -- start and evaluations --------------------------------------------------------------------
+    # -- conditions -------------------------------------------------------------------------------
 
-    def _everyone_here(self) -> bool:
+    def _is_stopped(self) -> bool:
+        return self.outcome != "finished"
+
+    def _is_ready(self) -> bool:
+        """Everyone is here, and their first work was sound."""
         learner = self.parts.training.ready or self.hub.config.evaluation.only
-        return learner and self.parts.generation.all_loaded() and bool(self.hub.peers.rewards)
+        here = learner and self.parts.generation.all_loaded() and bool(self.hub.peers.rewards)
+        return here and self.parts.self_test.passed()
 
-    def _after_start(self) -> None:
+    def _evaluates_first(self) -> bool:
         evaluated = any(e.label == "before" for e in self.hub.state.evaluations)
-        if self.hub.config.evaluation.before and not evaluated:
-            self._evaluate("before")
-        else:
-            self._enter("training")
+        return self.hub.config.evaluation.before and not evaluated and self._is_ready()
 
-    def _evaluate(self, label: Label) -> None:
-        self._enter("evaluating", label)
-        self._label = label
-        self.parts.evaluation.begin(label)
-
-    async def _advance_evaluation(self) -> None:
-        if self._stopping:
-            await self._finish()
-            return
-        result = await self.parts.evaluation.advance()
-        if result is None:
-            return
-        self._evaluated_at = self.hub.state.committed
-        if self._label == "after" or self.hub.config.evaluation.only:
-            await self._finish()
-        elif self._stop_reason():
-            self._drain()
-        else:
-            self._enter("training")
+    def _evaluated_last(self) -> bool:
+        last = self._label == "after" or self.hub.config.evaluation.only
+        return self._is_evaluated and last
 
     def _evaluation_due(self) -> bool:
         every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
@@ -157,12 +195,45 @@ class Phases:
                 return False
         return not self._stop_reason()
 
-    # -- training ---------------------------------------------------------------------------------
+    def _stop_reason(self) -> str | None:
+        stop, state = self.hub.config.stop, self.hub.state
+        committed, trained = state.committed, self.hub.account.ledger.accounts["trained_policy"]
+        if stop.updates is not None and committed >= stop.updates:
+            return f"{committed} updates"
+        if stop.train_time_s is not None and self.hub.clock.now() >= stop.train_time_s:
+            return f"{stop.train_time_s:g} s of training"
+        if stop.tokens is not None and trained >= stop.tokens:
+            return f"{stop.tokens} tokens trained"
+        if stop.after_warmup and not self.hub.scheduler.warming:
+            return "the value model's warm-up is over"
+        last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
+        if stop.accuracy is not None and len(last) == 2 and min(last) >= stop.accuracy:
+            return f"accuracy {last[-1]:.3f} twice"
+        return None
 
-    async def _advance_training(self) -> None:
-        if self._stopping or self._stop_reason() or self._evaluation_due():
-            self._drain()
-            return
+    def _is_quiet(self) -> bool:
+        """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
+        generation = self.parts.generation
+        # Whether a learner that is gone had trained its batch is known when one comes back.
+        if (self.hub.account.taken and self.hub.peers.learner) or generation.live():
+            return False
+        all_in = generation.all_loaded() and not self.parts.scoring.waiting()
+        return self._is_stopped() or all_in
+
+    def _has_last_checkpoint(self) -> bool:
+        return self.hub.state.committed in (0, self.parts.training.checkpoint_update)
+
+    def _everyone_left(self) -> bool:
+        here = len(self.hub.peers.everyone()) - len(self.hub.peers.monitors)
+        return not here or time.monotonic() - self._leaving_since > GOODBYE_S
+
+    # -- work -------------------------------------------------------------------------------------
+
+    async def _evaluate(self) -> None:
+        if await self.parts.evaluation.advance() is not None:
+            self._is_evaluated, self._evaluated_at = True, self.hub.state.committed
+
+    async def _train(self) -> None:
         await self.parts.generation.lease_training()
         self.parts.training.dispatch()
         if self.parts.prompts.skipped > self._skips_told:
@@ -172,86 +243,37 @@ class Phases:
                 "prompt_too_long",
                 f"{self._skips_told} prompts over task.max_prompt_length were skipped so far",
             )
+        while self.parts.prompts.unasked:
+            self.hub.incident("warning", "prompts_unasked", self.parts.prompts.unasked.pop())
 
-    def _stop_reason(self) -> str | None:
-        stop, state = self.hub.config.stop, self.hub.state
-        committed = state.committed
-        if stop.updates is not None and committed >= stop.updates:
-            return f"{committed} updates"
-        if stop.train_time_s is not None and self.hub.clock.now() >= stop.train_time_s:
-            return f"{stop.train_time_s:g} s of training"
-        if (
-            stop.tokens is not None
-            and self.hub.account.ledger.accounts["trained_policy"] >= stop.tokens
-        ):
-            return f"{stop.tokens} tokens trained"
-        if stop.after_warmup and not self.hub.scheduler.warming:
-            return "the value model's warm-up is over"
-        last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
-        if stop.accuracy is not None and len(last) == 2 and min(last) >= stop.accuracy:
-            return f"accuracy {last[-1]:.3f} twice"
-        return None
+    async def _drain(self) -> None:
+        self.parts.generation.hold_all()
 
-    # -- draining ---------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        self.parts.generation.draining = True
-        why = "stop" if self._stopping else self._stop_reason() or "evaluation"
-        self._enter("draining", why)
-
-    async def _quiet(self) -> bool:
-        """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
-        generation = self.parts.generation
-        generation.hold_all()
-        # Whether a learner that is gone had trained its batch is known when one comes back.
-        if (self.hub.account.taken and self.hub.peers.learner) or generation.live():
-            return False
-        return self._stopping or (generation.all_loaded() and not self.parts.scoring.waiting())
-
-    async def _after_drain(self) -> None:
-        if self._stopping:
-            await self._finish()
-        elif self._evaluation_due():
-            self._evaluate("during")
-        elif self._stop_reason() and self.hub.config.evaluation.after:
-            self._evaluate("after")
-        elif self._stop_reason():
-            await self._finish()
-        else:
-            self._enter("training")
+    async def _close(self) -> None:
+        """Ask for a checkpoint of the last update. A learner that says Hello meanwhile has
+        forgotten that it was asked for one."""
+        training = self.parts.training
+        if training.ready and training.orders.checkpoint is None:
+            await training.request_checkpoint()
 
     # -- the end ----------------------------------------------------------------------------------
 
-    async def _finish(self) -> None:
-        self._enter("closing", self.outcome)
-        await self._advance_closing()
-
-    async def _advance_closing(self) -> None:
-        """Wait for a checkpoint of the last update. A learner that says Hello meanwhile has
-        forgotten that it was asked for one."""
-        training = self.parts.training
-        if self._is_over:
-            return
-        if self.hub.state.committed in (0, training.checkpoint_update):
-            self._close()
-        elif self.hub.peers.learner is None:
-            text = "no checkpoint of the last update: the learner was gone before it"
-            self.hub.troubles.tell("no_checkpoint", text, "error")
-            self._close()
-        elif training.ready and training.orders.checkpoint is None:
-            await training.request_checkpoint()
-
-    def _close(self) -> None:
+    def _write_end(self) -> None:
         """Write down that the run is over; everyone hears of it when that is on the disk, whatever
         the disk is waited for."""
         hub = self.hub
-        self._is_over = True
+        if hub.failed:
+            self.outcome = "failed"
+            hub.incident("error", "run_failed", hub.failed)
+        elif not self._has_last_checkpoint():
+            text = "no checkpoint of the last update: the learner was gone before it"
+            hub.troubles.report("no_checkpoint", text, "error")
         if self.outcome == "finished":
-            self.parts.training.give_back("the run ended without its learner")
+            self.parts.training.return_batch("the run ended without its learner")
             self._discard()
-        hub.tell(at_once=True)
+        hub.write_summaries(at_once=True)
         metrics = self.parts.gauges.now(0, 0)
-        hub.note(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
+        hub.record_event(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
         hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
         hub.recorder.after(self._say_goodbye, hurry=True)
 
@@ -268,10 +290,10 @@ class Phases:
         for trajectory in list(self.hub.account.trajectories.values()):
             if trajectory.purpose != "train":
                 continue
-            for record in self.hub.settlement.discard(trajectory, "discarded_at_end"):
-                self.hub.note(record)
+            for record in self.hub.lifecycle.discard(trajectory, "discarded_at_end"):
+                self.hub.record_event(record)
             if not trajectory.ended:
-                self.hub.note(
+                self.hub.record_event(
                     TrajectoryEnded(
                         at=time.time(),
                         trajectory_id=trajectory.trajectory_id,

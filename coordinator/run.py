@@ -5,7 +5,7 @@ bound, and everything the run writes through storage. Exit code 0 when the run e
 order (a stop or an interruption is one), 1 when it failed, 2 for the user's mistake.
 """
 
-from headrace.host.lasting import lasting
+from headrace.host.memory import lasting
 
 # A third of the time of a start and of an end.
 with lasting():
@@ -36,7 +36,7 @@ with lasting():
     from headrace.config.sections.run import RunConfig
     from headrace.config.validation.batch_rules import batch_rules
     from headrace.errors import StorageBlockedError, UserError
-    from headrace.host import malloc_trim, stack_dumps
+    from headrace.host import memory, stack_dumps
     from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
     from headrace.protocol.messages.control import WeightNotice
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
@@ -97,7 +97,7 @@ def build(
         run_dir=str(run_dir),
         state=state,
         leases=leases,
-        settlement=WindowLifecycle(config, state.account, lines),
+        lifecycle=WindowLifecycle(config, state.account, lines),
         scheduler=kind(config, state, leases),
         rules=batch_rules(config),
         recorder=recorder,
@@ -139,11 +139,13 @@ def _take_over(coordinator: Coordinator) -> None:
     other unfinished trajectory waits for one, and every complete one for its score. A batch may be
     out at the learner: the learner's Hello will say whether its weights already hold that batch."""
     hub = coordinator.hub
-    hub.note(Restarted(at=time.time(), next_lease=hub.state.next_lease))
-    hub.leases.begin(hub.state.leases)
+    kept = hub.config.evaluation.only
+    next_lease = hub.state.next_lease
+    hub.record_event(Restarted(at=time.time(), next_lease=next_lease, keeps_evaluation=kept))
+    hub.leases.restore(hub.state.leases)
     hub.scheduler.resume()
     coordinator.parts.generation.resume()
-    hub.settle(list(hub.account.active.values()))
+    hub.settle_windows(list(hub.account.active.values()))
     for trajectory in hub.account.trajectories.values():
         coordinator.parts.scoring.add(trajectory)
     hub.recorder.keep_short()
@@ -161,8 +163,10 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
     size = weights.stat().st_size
     hub = coordinator.hub
     if hub.state.versions.issued < 0:  # Else a coordinator before this one wrote it down.
-        hub.note(VersionIssued(at=time.time(), version=0))
-        hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size))
+        hub.record_event(VersionIssued(at=time.time(), version=0))
+        hub.record_event(
+            VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size)
+        )
     coordinator.parts.generation.notice = WeightNotice(
         version=0, update=0, sha256=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
     )
@@ -210,7 +214,7 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
     parser.add_argument("--patient", action="store_true", help="wait for a disk that is full")
     parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
-    malloc_trim.give_back()
+    memory.give_back()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stack_dumps.listen()
     try:

@@ -135,7 +135,8 @@ class SelfTest:
         """The first prompt of the run; the run itself takes it later on."""
         if self._group is None:
             skipped = self._prompts.skipped
-            group = self._prompts.next_group(self._hub.state.position, FIRST_ID, FIRST_ID)
+            state = self._hub.state
+            group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
             self._group = replace(group, seeds=group.seeds[:1])
             self._prompts.skipped = skipped
         return self._group

@@ -32,7 +32,7 @@ from headrace.data.tokenizer import vocabulary_size
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, detect, has_gpu
-from headrace.host.lasting import lasting
+from headrace.host.memory import lasting
 from headrace.host.work import Work
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.transport.endpoints import identity_of

@@ -7,7 +7,7 @@ is one), and runs the loop. Rank 0 talks to the coordinator and serves weights. 
 1 ours, 2 the user's mistake, 130 interrupted.
 """
 
-from headrace.host.lasting import lasting
+from headrace.host.memory import lasting
 
 # A third of the time of a start and of an end.
 with lasting():

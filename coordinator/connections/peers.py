@@ -71,12 +71,12 @@ class GeneratorPeer(Peer):
         self.tested = True
         self._tell()
 
-    def take(self, trajectory_id: int) -> None:
+    def add_lease(self, trajectory_id: int) -> None:
         """It has a lease on a trajectory."""
         self.live.add(trajectory_id)
         self._tell()
 
-    def release(self, trajectory_id: int) -> None:
+    def drop_lease(self, trajectory_id: int) -> None:
         """It has none any more, if it had one."""
         self.live.discard(trajectory_id)
         self._tell()

@@ -53,7 +53,7 @@ class OutstandingRequests:
     newest: int = 0
     """The last update it was told of."""
 
-    def batch(self, batch: m.Batch, windows: list[Window]) -> None:
+    def batch_sent(self, batch: m.Batch, windows: list[Window]) -> None:
         """A batch goes out."""
         self.update = self.newest = batch.update
         self.lineage, self.batch_id = batch.lineage, batch.batch_id
@@ -63,7 +63,7 @@ class OutstandingRequests:
         if trains:
             self.versions[batch.publish_as] = batch.update
 
-    def done(self) -> None:
+    def batch_answered(self) -> None:
         """The learner has answered for the batch."""
         self.update = self.batch_id = self.publish_as = None
         self.windows, self.checkpoint_with_update = [], False

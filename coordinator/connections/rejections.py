@@ -52,7 +52,7 @@ class RejectionLog:
     def add(self, sender: str, kind: str, text: str, number: int = 1) -> None:
         """Count a rejection, or a number of equal ones, and write a line about it while the period
         has lines left."""
-        self.tell()
+        self.write_summary_if_due()
         self.counts[kind] += number
         if self._began is None:
             self._began = self.clock()
@@ -63,7 +63,7 @@ class RejectionLog:
         self._lines[key] += 1
         self.write(kind, f"{key[0]}: {text[:LONGEST]}")
 
-    def tell(self) -> None:
+    def write_summary_if_due(self) -> None:
         """Write the summary of the period if the period is over. Callers call this now and then."""
         if self._began is not None and self.clock() - self._began >= PERIOD_S:
             self.close()

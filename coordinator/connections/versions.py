@@ -51,7 +51,7 @@ class Versions:
             insort(self._known, version)
         self._changes_of[version] = self._changes(update)
 
-    def keep(self, update: int) -> None:
+    def keep_version(self, update: int) -> None:
         """The update trained the value model alone, or was broken off: the policy's weights after
         it are still those after the update before."""
         self._still.append(update)

@@ -154,7 +154,7 @@ class Incidents:
     _written: int = 0
     _lags: bool = False
 
-    def tell(self, kind: str, text: str, level: Level = "warning") -> None:
+    def report(self, kind: str, text: str, level: Level = "warning") -> None:
         """Something happened."""
         if text in self._told or self._written >= MOST:
             return
@@ -163,24 +163,24 @@ class Incidents:
         self.newest.append(text)
         self.write(level, kind, text)
 
-    def wait(self, name: str, kind: str, text: str) -> None:
+    def set_wait(self, name: str, kind: str, text: str) -> None:
         """A process waits for this from now on; for nothing any more where the text is empty."""
         before = self.waits.pop(name, None)
         if text:
             self.waits[name] = Wait(text, before.since if before else time.monotonic())
         if text and not before:
             self._told.discard(f"{name} waits: {text}")
-            self.tell(kind, f"{name} waits: {text}", "error")
+            self.report(kind, f"{name} waits: {text}", "error")
         elif before and not text:
             self._told.discard(f"{name} goes on")
-            self.tell(kind, f"{name} goes on", "info")
+            self.report(kind, f"{name} goes on", "info")
 
-    def lag(self, text: str) -> None:
+    def set_lag(self, text: str) -> None:
         """Why the database is behind, empty where it is not; told when it begins and ends."""
         before, self._lags = self._lags, bool(text)
         if before != self._lags:
             self._told -= {text, CAUGHT_UP}
         if text:
-            self.tell("database_behind", text)
+            self.report("database_behind", text)
         elif before:
-            self.tell("database_behind", CAUGHT_UP, "info")
+            self.report("database_behind", CAUGHT_UP, "info")

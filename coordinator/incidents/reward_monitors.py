@@ -68,7 +68,7 @@ class _Watched:
         """Reward minus audited reward of the newest audited answers."""
         return estimate([reward - truth for reward, truth in self.audits])
 
-    def take(self) -> tuple[dict[str, float], RewardStatistics]:
+    def pop_figures(self) -> tuple[dict[str, float], RewardStatistics]:
         """Figures by the last part of their names, and what alerts look at; sums start anew."""
         since, self.since = self.since, _Since()
         figures = {"count": float(since.answers)}
@@ -147,7 +147,7 @@ class Monitors:
         """Metrics of all sources at an update's commit; alerts that it crosses are raised."""
         metrics = self.gauges()
         for name, source in self._sources.items():
-            figures, seen = source.take()
+            figures, seen = source.pop_figures()
             metrics |= {f"rewards/{name}/{what}": value for what, value in figures.items()}
             for text in self._alerts.judge(name, seen):
                 self._alert("reward_alert", text)

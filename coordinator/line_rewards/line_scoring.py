@@ -180,7 +180,7 @@ class LineScoring:
             known = self._account.trajectories
             if len(self._ends) > 2 * len(known) + _SPARE:
                 self._ends = {i: ends for i, ends in self._ends.items() if i in known}
-                self._deadlines.keep(lambda key: _whose(key) in known)
+                self._deadlines.forget_except(lambda key: _whose(key) in known)
             found = self._ends[trajectory.trajectory_id] = LineEnds(self._tokens)
         return found.read(trajectory)
 
@@ -218,7 +218,7 @@ class Deadlines:
         self._due.pop(key, None)
         self._over.discard(key)
 
-    def keep(self, alive: Callable[[int], bool]) -> None:
+    def forget_except(self, alive: Callable[[int], bool]) -> None:
         """Forget all others."""
         for key in [key for key in (*self._due, *self._over) if not alive(key)]:
             self.forget(key)

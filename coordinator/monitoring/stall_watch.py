@@ -90,7 +90,7 @@ class StallWatch:
         path, text = Path(self._hub.run_dir) / NOW, json.dumps(said)
         self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
 
-    async def end(self, phase: str) -> None:
+    async def write_last(self, phase: str) -> None:
         """The last word, when everything is written down."""
         if self._writing is not None:
             await self._writing

@@ -1,4 +1,4 @@
-"""Evaluations: the same held-out prompts on one version that every generator has loaded.
+"""Evaluations: the same prompts on one version that every generator has loaded.
 
 Comes in: a quiet pipeline (no training lease, no batch out). Goes out: evaluation leases, then
 one EvaluationDone record. Accuracy is the share of responses whose score says that they are
@@ -12,7 +12,7 @@ from typing import Literal
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
-from headrace.protocol.records.record_types import EvaluationDone, GroupIssued
+from headrace.protocol.records.record_types import EvaluationDone
 from headrace.trajectory.trajectories import Trajectory
 
 Label = Literal["before", "during", "after"]
@@ -25,13 +25,15 @@ def can_wait(now: float, step: float, last: float, spacing: float, *, begin: flo
 
 
 class Evaluation:
-    """One evaluation at a time."""
+    """One evaluation at a time. One that a coordinator before this one began goes on, where its
+    answers were kept."""
 
     def __init__(self, hub: Hub, prompts: Prompts, generation: Generation) -> None:
         self._hub = hub
         self._prompts = prompts
         self._generation = generation
-        self._groups: list[GroupIssued] = []
+        self._asked: list[tuple[int, list[int]]] = []
+        """Of each prompt its position and trajectories."""
         self._open: list[int] = []
         """Trajectories that may not be scored yet; looked at from the end."""
         self._lengths: dict[int, int] = {}
@@ -40,20 +42,22 @@ class Evaluation:
         self._began = 0.0
         self.running = False
 
-    def begin(self, label: Label) -> None:
-        """Issue the held-out prompts."""
+    def start(self, label: Label) -> None:
+        """Issue the prompts that are not out yet."""
         state = self._hub.state
         self._label, self._began, self.running = label, time.monotonic(), True
-        self._groups = self._prompts.eval_groups(
-            state.next_group, state.next_trajectory, self._lengths
-        )
-        for group in self._groups:
-            self._hub.note(group)
-        self._open = [group.trajectory_ids[0] for group in self._groups]
+        groups = self._prompts.eval_groups(state.next_group, state.next_trajectory, self._lengths)
+        out = [g.trajectory_ids for g in self._hub.account.groups.values() if g.purpose == "eval"]
+        for group in groups[len(out) :]:
+            self._hub.record_event(group)
+        members = out + [group.trajectory_ids for group in groups[len(out) :]]
+        self._asked = [(g.position, ids) for g, ids in zip(groups, members, strict=True)]
+        self._open = [trajectory_id for ids in members for trajectory_id in ids]
 
     def progress(self) -> tuple[int, int]:
         """How many responses are scored, and how many there are."""
-        return sum(self._settled(t) for t in self._trajectories()), len(self._groups)
+        trajectories = self._trajectories()
+        return sum(map(self._settled, trajectories)), len(trajectories)
 
     async def advance(self) -> EvaluationDone | None:
         """Lease the trajectories that have no lease; returns the result once everything is
@@ -68,13 +72,14 @@ class Evaluation:
         good = [t for t in trajectories if t.reward is not None]
         right = sum(bool(t.correct) for t in good)
         lengths = [t.sampled for t in trajectories]
-        self._lengths = {g.position: n for g, n in zip(self._groups, lengths, strict=True)}
+        known = self._hub.account.trajectories
+        self._lengths = {p: max(known[i].sampled for i in ids) for p, ids in self._asked}
         record = EvaluationDone(
             at=time.time(),
             label=self._label,
             update=state.committed,
             version=state.versions.current,
-            num_prompts=len(trajectories),
+            num_prompts=len(self._asked),
             accuracy=right / max(1, len(trajectories)),
             response_length=statistics.fmean(lengths) if lengths else 0.0,
             max_response_length=max(lengths, default=0),
@@ -83,12 +88,13 @@ class Evaluation:
             seconds=time.monotonic() - self._began,
             train_time_s=self._hub.clock.now(),
         )
-        self._hub.note(record)
-        self._groups, self.running = [], False
+        self._hub.record_event(record)
+        self._asked, self.running = [], False
         return record
 
     def _trajectories(self) -> list[Trajectory]:
-        return [self._hub.account.trajectories[g.trajectory_ids[0]] for g in self._groups]
+        known = self._hub.account.trajectories
+        return [known[trajectory_id] for _, ids in self._asked for trajectory_id in ids]
 
     def _settled(self, trajectory: Trajectory) -> bool:
         return trajectory.reward_status is not None or trajectory.status == "failed"

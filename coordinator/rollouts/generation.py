@@ -64,7 +64,7 @@ class Generation:
         if known is not None and known.hello.pid == hello.pid:
             known.says(hello)
         else:
-            self.lose(hello.name, died=True)
+            self.forget_generator(hello.name, died=True)
             # Who has heard of leases in a run that trains has been tested.
             comes_back = hello.leases_until >= 0 and self._hub.state.given > 0
             tested = comes_back or not self._hub.config.self_tests
@@ -89,15 +89,15 @@ class Generation:
             return
         self._awaited_until = None
         for name in self._hub.leases.holders() - self._hub.peers.generators.keys():
-            self._hub.leases.lose(name)
+            self._hub.leases.release_all(name)
 
-    def lose(self, name: str, *, died: bool) -> None:
+    def forget_generator(self, name: str, *, died: bool) -> None:
         """A generator is gone: its leases return. One that `died` took with it what it had not
         sent; one that left has sent all it had."""
         generator = self._hub.peers.leave(name)
         if generator is None:
             return
-        self._hub.leases.lose(name)
+        self._hub.leases.release_all(name)
         if died:
             self._note_lost(name, generator.pending, "died")
 
@@ -124,7 +124,7 @@ class Generation:
         total: int = 0,
     ) -> None:
         if tokens > 0:
-            self._hub.note(
+            self._hub.record_event(
                 TokensLost(
                     at=time.time(),
                     generator=name,
@@ -193,8 +193,10 @@ class Generation:
 
     def _issue_group(self) -> list[Trajectory]:
         state = self._hub.state
-        record = self._prompts.next_group(state.position, state.next_group, state.next_trajectory)
-        self._hub.note(record)
+        record = self._prompts.next_group(
+            state.position, state.next_group, state.next_trajectory, state.mixture, state.committed
+        )
+        self._hub.record_event(record)
         trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
         self._hub.scheduler.issued(trajectories)
         return trajectories
@@ -214,10 +216,10 @@ class Generation:
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
             name = room.most()
-            self._hub.peers.generators[name].take(trajectory.trajectory_id)
+            self._hub.peers.generators[name].add_lease(trajectory.trajectory_id)
             lease = self._make_lease(trajectory)
             by_generator.setdefault(name, []).append(lease)
-            self._hub.note(
+            self._hub.record_event(
                 LeaseIssued(
                     at=time.time(),
                     lease_id=lease.lease_id,

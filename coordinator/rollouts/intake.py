@@ -59,7 +59,7 @@ class Intake:
                 continue
             self._take(sender, trajectory, chunk)
             touched[chunk.trajectory_id] = trajectory
-        hub.settle(touched.values())
+        hub.settle_windows(touched.values())
         holds += [hold for t in touched.values() if (hold := self._hold(t)) is not None]
         if holds:
             await hub.send(sender, Hold(leases=holds))
@@ -85,7 +85,7 @@ class Intake:
                 self._refuse(sender, chunk, problem)
                 generator = self._hub.peers.generators.get(sender)
                 if generator is not None:
-                    generator.release(chunk.trajectory_id)
+                    generator.drop_lease(chunk.trajectory_id)
                 await self._hub.send(sender, Hold(leases=[(lease_id, -1)]))
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
@@ -97,7 +97,7 @@ class Intake:
             moved = generator is not None and chunk.lease_id in generator.moved
             hub.refused_tokens[sender, "moved" if moved else "refused"] += tokens
         if holds_lease(chunk, hub.leases.of(chunk.trajectory_id), sender):
-            hub.leases.end(chunk.trajectory_id)
+            hub.leases.release(chunk.trajectory_id)
         text = f"trajectory {chunk.trajectory_id}: {problem}"
         hub.rejections.add(sender, "chunk_rejected", text)
         self._release(sender, chunk)
@@ -114,7 +114,7 @@ class Intake:
                 f"{sender} sent non-finite behaviour logprobs under weight versions {versions} "
                 f"(trajectory {trajectory.trajectory_id}); those tokens are not trained",
             )
-        self._hub.note(arrival(sender, chunk))
+        self._hub.record_event(arrival(sender, chunk))
         if chunk.finish is not None:
             self._release(sender, chunk)
         self._end_if_over(trajectory, chunk)
@@ -122,7 +122,7 @@ class Intake:
     def _release(self, sender: str, chunk: TrajectoryChunk) -> None:
         generator = self._hub.peers.generators.get(sender)
         if generator and chunk.finish is not None:
-            generator.release(chunk.trajectory_id)
+            generator.drop_lease(chunk.trajectory_id)
 
     def _end_if_over(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
@@ -137,7 +137,7 @@ class Intake:
             )
             status = "failed" if trajectory.failures >= MAX_FAILURES else None
         if status is not None:
-            self._hub.note(
+            self._hub.record_event(
                 TrajectoryEnded(
                     at=time.time(),
                     trajectory_id=trajectory.trajectory_id,

@@ -31,9 +31,9 @@ class LeaseReconciliation:
             if lease_id in theirs or 0 <= hello.leases_until <= lease_id:
                 if hub.leases.of(key) is None:
                     hub.leases.give(key, lease_id, name)
-                generator.take(key)
+                generator.add_lease(key)
             elif hub.leases.of(key) is not None:
-                hub.leases.end(key)
+                hub.leases.release(key)
         generator.moved = theirs - known.keys()
         if generator.moved:
             await hub.send(name, Hold(leases=[(lease, -1) for lease in sorted(generator.moved)]))
@@ -66,5 +66,5 @@ class LeaseReconciliation:
             lease = leases.of(key)
             assert lease is not None
             if lease.lease_id < report.leases_until and lease.lease_id not in theirs:
-                leases.end(key)
-                self._hub.peers.generators[name].release(key)
+                leases.release(key)
+                self._hub.peers.generators[name].drop_lease(key)

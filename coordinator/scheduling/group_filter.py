@@ -46,7 +46,7 @@ class Admission:
         groups = {trajectories[w.trajectory_id].group_id for w in self.account.ready.values()}
         return [self.account.members(group_id)[0] for group_id in groups]
 
-    def take(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Metrics since the last update."""
         judged = self.admitted + self.filtered
         metrics = {"schedule/filtered_groups": float(self.filtered)}

@@ -42,7 +42,7 @@ class WindowLifecycle:
         self._account = account
         self._lines = lines
 
-    def follow(self, trajectories: Iterable[Trajectory]) -> Iterator[Record]:
+    def next_records(self, trajectories: Iterable[Trajectory]) -> Iterator[Record]:
         """Records that follow from what these training trajectories are now."""
         known = {t.trajectory_id: t for t in trajectories if t.purpose == "train"}
         closed = [window for t in known.values() for window in self._closings(t)]
@@ -74,7 +74,7 @@ class WindowLifecycle:
             lines = {key: state for key, state in sorted(ready.items()) if state is not None}
             yield WindowsReady(at=time.time(), window_ids=sorted(ready), lines=lines)
 
-    def spend(self, trajectory_ids: Iterable[int]) -> Iterator[Record]:
+    def drop_for_warmup(self, trajectory_ids: Iterable[int]) -> Iterator[Record]:
         """Records that drop the windows of trajectories that a warm-up has used: the value model
         has seen how they end, so the policy is not trained on them."""
         ids = [

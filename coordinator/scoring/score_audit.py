@@ -51,7 +51,7 @@ class ScoreAudit:
         if self._source_of(group) != audit.source:
             self._waiting.append(trajectory.trajectory_id)
 
-    def lose(self, worker: RewardPeer) -> None:
+    def requeue(self, worker: RewardPeer) -> None:
         """A worker is gone: others audit what it had."""
         self._waiting.extendleft(sorted(worker.auditing, reverse=True))
 
@@ -104,7 +104,7 @@ class ScoreAudit:
             seconds=score.seconds,
             error=score.error,
         )
-        self._hub.note(arrived)
+        self._hub.record_event(arrived)
         trajectory = self._hub.account.trajectories.get(score.trajectory_id)
         if trajectory is not None:
             source = self._source_of(self._hub.account.groups[trajectory.group_id])

@@ -86,16 +86,16 @@ class Scoring:
         known = self._hub.peers.rewards.get(hello.name)
         if known is not None and known.hello.pid == hello.pid:
             return
-        self.lose(hello.name)
+        self.forget_worker(hello.name)
         self._hub.peers.rewards[hello.name] = RewardPeer(hello)
 
-    def lose(self, name: str) -> None:
+    def forget_worker(self, name: str) -> None:
         """A worker is gone: others score what it had."""
         worker = self._hub.peers.rewards.pop(name, None)
         if worker:
             for ask in sorted(worker.scoring, reverse=True):
                 self._queues[ask.source].appendleft(ask)
-            self._audits.lose(worker)
+            self._audits.requeue(worker)
 
     def queues(self) -> dict[str, int]:
         """What waits for a score, by source, audits included."""
@@ -175,7 +175,7 @@ class Scoring:
             worker.scoring.remove(ask)
             self.seconds += score.seconds
             touched += self._take(ask, score)
-        self._hub.settle(touched)
+        self._hub.settle_windows(touched)
         if touched:
             self._hub.progress("rewards")
         return self._told()
@@ -187,7 +187,7 @@ class Scoring:
         late = [] if lines is None else lines.expired()
         for trajectory in late:
             self._note_held(trajectory)
-        self._hub.settle(late)
+        self._hub.settle_windows(late)
         if late:
             self._hub.progress("rewards")
         return self._told()
@@ -216,7 +216,7 @@ class Scoring:
             lines.drop(ask.trajectory_id)
             return []
         settles = ask.trajectory_id in self._outcomes
-        self._hub.note(lines.answered(trajectory, score, settles=settles))
+        self._hub.record_event(lines.answered(trajectory, score, settles=settles))
         self._note_held(trajectory)
         return [trajectory]
 
@@ -261,7 +261,7 @@ class Scoring:
             error=score.error,
             source=score.source,
         )
-        self._hub.note(arrived)
+        self._hub.record_event(arrived)
         self._rewarded.append(trajectory)
         self._watch(trajectory, arrived)
 

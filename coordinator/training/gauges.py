@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
+from coordinator.dispatch.mixture import batch_shares
 from coordinator.hub import Hub
 from coordinator.training.host_use import HostUse
 from headrace.protocol.fields import Metric
@@ -82,6 +83,8 @@ class Gauges:
             metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
         else:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
+        if self._hub.config.task.kind == "mixture":
+            metrics |= batch_shares(account, [account.window(i) for i in ids], ending)
         if self._hub.lines is not None:
             metrics |= _process_rewards(account, [account.window(i) for i in ids])
         return metrics | _outcomes(ending)

@@ -17,6 +17,7 @@ import numpy as np
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import Peer
 from coordinator.connections.permissions import OutstandingRequests
+from coordinator.dispatch.mixture import asked_shares
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
 from coordinator.scheduling.group_filter import Admission
@@ -76,8 +77,8 @@ class Training:
         """A learner said Hello, for the first time or again: bring the ledger to the update its
         weights are from, or the learner to weights that the ledger knows."""
         hub = self._hub
-        self.lose()
-        problem = self._line.meet(hello)
+        self.forget_learner()
+        problem = self._line.align(hello)
         self.admit(self._admission.unjudged())
         if problem is not None:
             await self._bring_back(hello.name, problem)
@@ -99,14 +100,14 @@ class Training:
             ),
         )
 
-    def lose(self) -> None:
+    def forget_learner(self) -> None:
         """The learner is gone. Whether its weights hold the batch it had is known when one joins:
         until then the batch is out."""
         self.ready = False
         self.orders = OutstandingRequests()
         self._hub.peers.learner = None
 
-    async def doubt(self, message: UpdateDone) -> None:
+    async def check_unexpected_update(self, message: UpdateDone) -> None:
         """The learner reported an update that nobody waits for. If it is of a batch that is neither
         out nor in, its weights hold what the ledger does not."""
         hub = self._hub
@@ -114,29 +115,29 @@ class Training:
         learner = hub.peers.learner
         if learner is not None and message.batch_id not in (self.orders.batch_id, committed):
             name = learner.hello.name
-            self.lose()
+            self.forget_learner()
             await self._bring_back(
                 name, f"it trained batch {message.batch_id}, which it did not have at that time"
             )
 
     async def _bring_back(self, name: str, problem: str) -> None:
-        self._line.give_back("the learner has to go back")
+        self._line.return_batch("the learner has to go back")
         self._hub.incident("warning", "learner_brought_back", f"{name}: {problem}")
         await self._hub.send(name, self._line.restore(problem))
 
-    def give_back(self, reason: str) -> None:
+    def return_batch(self, reason: str) -> None:
         """No learner will say any more what became of the batch that is out."""
-        self._line.give_back(reason)
+        self._line.return_batch(reason)
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
-        self._hub.note(VersionIssued(at=time.time(), version=version))
+        self._hub.record_event(VersionIssued(at=time.time(), version=version))
         return version
 
     async def published(self, notice: WeightNotice) -> None:
         """The learner's weights can be had under a version."""
         self.orders.published(notice.version)
-        self._hub.note(
+        self._hub.record_event(
             VersionPublished(
                 at=time.time(),
                 version=notice.version,
@@ -158,7 +159,7 @@ class Training:
         if not hub.rules.mixed_groups:
             return
         for drop in list(self._admission.judge(ended)):
-            hub.note(drop)
+            hub.record_event(drop)
         schedule = hub.config.schedule
         many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
         if self._admission.in_a_row >= many:
@@ -187,7 +188,7 @@ class Training:
             max_bytes=hub.config.transport.part_bytes,
             batch_id=secrets.randbits(_BATCH_ID_BITS),
         )
-        hub.note(prepared.taken)
+        hub.record_event(prepared.taken)
         every = hub.config.checkpoint.every_updates
         update = prepared.taken.update
         version = hub.state.versions.current
@@ -209,7 +210,7 @@ class Training:
             for index, shard in enumerate(shards)
         ]
         windows = [hub.account.window(item.window_id) for item in prepared.taken.windows]
-        self.orders.batch(batch, windows)
+        self.orders.batch_sent(batch, windows)
         self._batch_metrics = {
             **prepared.metrics,
             **self._gauges.at_dispatch(prepared.taken),
@@ -230,7 +231,7 @@ class Training:
             self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
         if stale:
             ids = [window.window_id for window in stale]
-            hub.note(WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
+            hub.record_event(WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
 
     def _share_metrics(self, taken: BatchTaken) -> dict[str, Metric]:
         """Of what the batch trains and leaves out, and what was dropped since the last one."""
@@ -245,8 +246,8 @@ class Training:
                 trained=window.tokens - left_out.total(),
                 left_out=left_out,
             )
-        judged = self._admission.take() if self._hub.rules.mixed_groups else {}
-        return self._shares.take() | judged
+        judged = self._admission.pop_metrics() if self._hub.rules.mixed_groups else {}
+        return self._shares.pop_metrics() | judged
 
     async def _send(self, name: str, batch: Batch, parts: list[BatchPart]) -> None:
         taken = self._hub.account.taken
@@ -257,14 +258,15 @@ class Training:
             for part in parts:
                 await self._hub.send(name, part)
 
-    async def done(self, message: UpdateDone) -> None:
+    async def commit_update(self, message: UpdateDone) -> None:
         """The update that was out came back."""
         hub = self._hub
         taken = hub.account.taken
         assert taken is not None, "permissions let through an update that nobody waits for"
-        self.orders.done()
+        self.orders.batch_answered()
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
+        metrics |= asked_shares(hub.config.task, hub.state.mixture, hub.state.committed)
         if message.skipped:
             hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
         record = UpdateCommitted(
@@ -286,7 +288,7 @@ class Training:
         metrics |= self._gauges.at_commit(metrics)
         trained = hub.account.ledger.accounts["trained_policy"]
         hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
-        self._line.spend(taken)
+        self._line.drop_warmup_windows(taken)
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
@@ -324,7 +326,7 @@ class Training:
         """A rollback goes back to the oldest checkpoint that is kept, at most."""
         hub = self._hub
         evaluated = [e.accuracy for e in hub.state.evaluations if e.update == update]
-        hub.note(
+        hub.record_event(
             CheckpointWritten(
                 at=time.time(),
                 update=update,
@@ -334,7 +336,7 @@ class Training:
             )
         )
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
-        hub.note(Forgotten(at=time.time(), update=kept[0]))
+        hub.record_event(Forgotten(at=time.time(), update=kept[0]))
         hub.progress("learner")
 
 
@@ -362,7 +364,7 @@ class DropRatesByLength:
         self._stale[trajectory_id] += stale
         self._masked[trajectory_id] += sum(left_out.values()) - stale
 
-    def take(self) -> dict[str, list[float | None]]:
+    def pop_metrics(self) -> dict[str, list[float | None]]:
         """Metrics of what was added, which is then forgotten; None for a tenth without tokens."""
         order = sorted(self._length, key=lambda i: (self._length[i], i))
         drops: list[float | None] = [None] * DECILES

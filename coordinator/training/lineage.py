@@ -24,7 +24,7 @@ class Lineage:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    def meet(self, hello: Hello) -> str | None:
+    def align(self, hello: Hello) -> str | None:
         """Bring the ledger to the weights of a learner that joins. Returns why they cannot be
         kept, or None."""
         hub, state = self._hub, self._hub.state
@@ -32,7 +32,7 @@ class Lineage:
         if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
             self._commit_unreported(taken)
         else:
-            self.give_back("the learner's weights are without it")
+            self.return_batch("the learner's weights are without it")
         if not state.is_on_line(hello.update, hello.batch_id):
             return (
                 f"its weights are from update {hello.update} (batch {hello.batch_id}), which is "
@@ -42,11 +42,11 @@ class Lineage:
             self._roll_back(hello)
         return None
 
-    def give_back(self, reason: str) -> None:
+    def return_batch(self, reason: str) -> None:
         """The batch that is out, if there is one, is ready again."""
         taken = self._hub.account.taken
         if taken is not None:
-            self._hub.note(
+            self._hub.record_event(
                 BatchReturned(
                     at=time.time(),
                     update=taken.update,
@@ -62,16 +62,16 @@ class Lineage:
         """The order to load weights that are on the line."""
         return Restore(reason=reason, line=sorted(self._hub.state.line.items()))
 
-    def spend(self, batch: BatchTaken) -> None:
+    def drop_warmup_windows(self, batch: BatchTaken) -> None:
         """What a warm-up's critic has seen the end of is not for the policy any more."""
         if not batch.windows:
-            for drop in self._hub.settlement.spend(batch.value_trajectories):
-                self._hub.note(drop)
+            for drop in self._hub.lifecycle.drop_for_warmup(batch.value_trajectories):
+                self._hub.record_event(drop)
 
     def _commit_unreported(self, batch: BatchTaken) -> None:
         """The learner's weights hold a batch whose UpdateDone never came (the learner died, or the
         coordinator did): it is trained, and must not be again."""
-        self._hub.note(
+        self._hub.record_event(
             UpdateCommitted(
                 at=time.time(),
                 update=batch.update,
@@ -86,14 +86,14 @@ class Lineage:
                 batch_id=batch.batch_id,
             )
         )
-        self.spend(batch)
+        self.drop_warmup_windows(batch)
         self._hub.scheduler.committed(None)
 
     def _roll_back(self, hello: Hello) -> None:
         """A new lineage begins where the weights are: what was committed later is ready again."""
         hub, state = self._hub, self._hub.state
         undone = [b for u, b in hub.account.committed.items() if u > hello.update]
-        hub.note(
+        hub.record_event(
             LineageBegan(
                 at=time.time(),
                 lineage=state.lineage + 1,

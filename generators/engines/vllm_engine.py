@@ -41,7 +41,7 @@ from generators.engine import (
 )
 from generators.engines.weights import WeightLayout
 from headrace.errors import UserError
-from headrace.host.lasting import lasting
+from headrace.host.memory import lasting
 from headrace.host.shared_memory import EngineMemory
 
 _LOG = logging.getLogger("headrace.generator")

@@ -21,7 +21,7 @@ from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, has_gpu
-from headrace.host.lasting import lasting
+from headrace.host.memory import lasting
 from headrace.protocol.messages.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_files.run_folder import read_config
 

@@ -16,7 +16,7 @@ from generators.engine import Engine, EngineDeadError, GenerationRequest, Reques
 from generators.run import build_engine
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.host.lasting import lasting
+from headrace.host.memory import lasting
 from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
     Answer,

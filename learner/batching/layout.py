@@ -24,7 +24,7 @@ class Past(Protocol):
         """[K, key heads, d] keys and values of the K tokens before the pack's sequences, in the
         order of the sequences, without gradient."""
 
-    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def add_layer(self, layer: int, key: Tensor, value: Tensor) -> None:
         """The pack's own keys and values, each [T, key heads, d], without gradient."""
 
 

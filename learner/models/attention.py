@@ -139,7 +139,7 @@ def _before(
     known: list[Tensor] = []
     if layout.past is not None:
         layer: int = module.layer_idx  # type: ignore[assignment]
-        layout.past.note(layer, key.detach(), value.detach())
+        layout.past.add_layer(layer, key.detach(), value.detach())
         if layout.past_length:
             known = [x.to(key) for x in layout.past.read(layer)]
     if layout.past_from is None:

@@ -91,7 +91,7 @@ class StepLog:
         """Optimizer steps, applied or not."""
         return self.applied + self.dropped
 
-    def take(self, engine: Engine) -> bool:
+    def step(self, engine: Engine) -> bool:
         """Let the engine step; whether it was applied."""
         step = engine.step()
         self.applied += step.applied

@@ -36,7 +36,7 @@ def infer(
     for pack, tokens in micros:
         output = engine(pack)
         if carried is not None:
-            carried.take(pack.layout.past)
+            carried.store(pack.layout.past)
         log.count(pack, reads=0)
         found[tokens] = (output if isinstance(output, Tensor) else output.logprobs).to(place.dtype)
     return found

@@ -108,7 +108,7 @@ class PrefixCache:
 
     # -- an update ---------------------------------------------------------------------------------
 
-    def begin(self, update: int, ended: Collection[int]) -> None:
+    def begin_update(self, update: int, ended: Collection[int]) -> None:
         """A new update, after which nobody asks for the trajectories that have `ended`."""
         self._update, self._ended = update, ended
         self._known, self._taken = {}, set()
@@ -154,7 +154,7 @@ class PrefixCache:
         """What is kept of a trajectory, from its first token on."""
         return self._entries[trajectory].pieces
 
-    def take(self, past: Past | None) -> None:
+    def store(self, past: Past | None) -> None:
         """Keep what a forward pass has noted, of trajectories of which this update has kept nothing
         yet. Whatever finds no room beside what the update uses is not kept."""
         if not isinstance(past, PackPast):
@@ -192,7 +192,7 @@ class PrefixCache:
             self._drop(idle)
         return True
 
-    def end(self, *, sound: bool) -> None:
+    def end_update(self, *, sound: bool) -> None:
         """The update is over. Keys from an update that was broken off are not kept: they may be
         what was not finite."""
         for trajectory in self._taken if not sound else ():
@@ -243,7 +243,7 @@ class PackPast:
                 left = max(0, left - piece.tokens)
         return _joined(keys, self._device), _joined(values, self._device)
 
-    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def add_layer(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Hold a layer's keys and values until they are taken. A pass that computes them a second
         time (activation checkpointing does) is not heard."""
         if self._is_open:

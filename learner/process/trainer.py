@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from headrace.config.device_defaults import resolve_learner
 from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import has_bfloat16
 from headrace.host.work import Work
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import (
@@ -74,7 +75,8 @@ class Trainer:
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[Trouble] = []
         # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
-        config = resolve_learner(config, on_gpu=device.type == "cuda").config
+        on_gpu = device.type == "cuda"
+        config = resolve_learner(config, on_gpu=on_gpu, bfloat16=has_bfloat16()).config
         if device.type == "cuda":
             claim_memory(config, device)
         self._config, self._rank, self._device = config, rank, device

@@ -30,7 +30,7 @@ from learner.updates.token_statistics import Tally, tally_spread, tally_values, 
 
 
 class CriticUpdate(ModelUpdate):
-    """The critic's part of one update: `begin`, `first_pass`, `values_of`, then `train`.
+    """The critic's part of one update: `prepare`, `first_pass`, `values_of`, then `train`.
 
     Attributes:
         start: [T] values of the finished trajectories' tokens at the update's start. targets: [T]
@@ -64,7 +64,7 @@ class CriticUpdate(ModelUpdate):
         self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
         self.targets = self._extra = nothing
 
-    def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
+    def prepare(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
         """Run forward what the advantages of `windows` and the targets need, except for the
         sequences of the first optimizer step, which runs them itself."""
         own = set(self._finished.reads.trajectories)

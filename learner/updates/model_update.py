@@ -108,7 +108,7 @@ class ModelUpdate(ABC):
                 if not sound:
                     self.log.dropped += 1
                     return
-                if not self.log.take(self.engine):
+                if not self.log.step(self.engine):
                     return
 
     def _deal(self, *, epoch: int) -> None:

@@ -93,7 +93,7 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
 
 
 class PolicyUpdate(ModelUpdate):
-    """The policy's part of one update: `begin`, then `train` once the advantages are there.
+    """The policy's part of one update: `prepare`, then `train` once the advantages are there.
 
     Where the algorithm asks for the likelihood of right answers, the tokens of their earlier
     windows follow the windows' T tokens: E tokens that have a likelihood but neither ratio nor
@@ -148,7 +148,7 @@ class PolicyUpdate(ModelUpdate):
         self._size = behaviour.numel()
         self.seen: list[tuple[Tensor, Terms]] = []
 
-    def begin(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
+    def prepare(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
         """Proximal logprobs of what the first optimizer step does not run itself, and the
         logprobs of `reference`, the starting policy, where the algorithm asks for a divergence from
         it; `carried`: its keys and values."""
@@ -193,7 +193,7 @@ class PolicyUpdate(ModelUpdate):
         gradient = self._algorithm.entropy_coef != 0.0
         new, entropy = self.engine(pack, entropy_gradient=gradient)
         if self._carried is not None:
-            self._carried.take(pack.layout.past)
+            self._carried.store(pack.layout.past)
         self.log.count(pack, reads=int((tokens < self._size).sum()))
         given = LossInputs(
             new=new,

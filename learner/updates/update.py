@@ -115,7 +115,7 @@ class Updater:
             windows, totals, parts=config.policy.minibatches, carried=self.carried.get("policy"),
         )  # fmt: skip
         with watch.measure("forward"):
-            policy.begin(self._reference, self.carried.get("reference"))
+            policy.prepare(self._reference, self.carried.get("reference"))
             finished = self._with_penalty(finished, policy.log)
         critics = [
             CriticUpdate(
@@ -128,7 +128,7 @@ class Updater:
         with watch.measure("value"):
             for critic in critics:
                 asked = windows if algorithm.uses_critic else None
-                critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
+                critic.prepare(asked, at_cuts=algorithm.asks_at_cuts)
             inputs = {name: x for model in models for name, x in model.inputs.items()}
             broken = self._not_finite(inputs)
             for critic in critics:
@@ -144,7 +144,7 @@ class Updater:
             policy.train(epochs=config.policy.epochs, sound=sound)
         skipped = self._skipped(broken, windows, policy, critics, seen)
         for carried in self.carried.values():
-            carried.end(sound=skipped is None)
+            carried.end_update(sound=skipped is None)
         kept = list(self.carried.values())
         metrics = figures_of(models, seen, totals=totals, place=place, carried=kept)
         spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
@@ -165,7 +165,7 @@ class Updater:
         ended = {w.trajectory_id for w in shard.windows if w.finished}
         ended |= {v.trajectory_id for v in shard.values}
         for carried in self.carried.values():
-            carried.begin(batch.update, ended)
+            carried.begin_update(batch.update, ended)
 
     def _skipped(
         self,

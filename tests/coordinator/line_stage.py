@@ -67,10 +67,10 @@ class LineStage:
     def account(self) -> Any:
         return self.world.account
 
-    def note(self, record: Record) -> None:
+    def record_event(self, record: Record) -> None:
         self.world.note(record)
 
-    def settle(self, trajectories: Sequence[Trajectory]) -> None:
+    def settle_windows(self, trajectories: Sequence[Trajectory]) -> None:
         self.world.settle(trajectories)
 
     def incident(self, level: str, kind: str, text: str) -> None:

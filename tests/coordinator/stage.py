@@ -44,7 +44,7 @@ class Stage:
 
     async def begin(self) -> None:
         """Everyone joins, weights are published, generation begins."""
-        self.coordinator.phases.begin()
+        self.coordinator.phases.record_start()
         for name, role in _ROLES.items():
             hello = m.Hello(role=role, name=name, pid=1, host="here", capacity=8)
             await self.say(name, hello)

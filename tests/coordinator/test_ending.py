@@ -66,7 +66,7 @@ async def test_an_end_that_waits_for_the_disk_holds_nobody_up(
             coordinator._watch_disk()
             told = status(stage.hub, coordinator.parts, coordinator.waits, "closing")
             assert told.message == f"the journal waits: {LACK}"
-            assert (coordinator.phases.phase, coordinator.phases.outcome) == ("closing", "stopped")
+            assert (coordinator.phases.phase, coordinator.phases.outcome) == ("ending", "stopped")
             full = False
             assert await gone_on(stage) == "leaving"
 

@@ -82,7 +82,7 @@ def test_dynamic_sampling_golden_case_8_in_rounds() -> None:
     assert filtered(world) == [0, 2]
     assert world.account.ledger.dropped == {"filtered": 2 * SIZE * 3}
     assert world.account.ledger.balance() == 0
-    assert world.admission.take() == {
+    assert world.admission.pop_metrics() == {
         "schedule/filtered_groups": 2.0,
         "schedule/admitted_share": pytest.approx(3 / 5),
     }
@@ -262,14 +262,14 @@ def test_drop_and_mask_shares_by_length() -> None:
             left_out = {"boundary_mask": 1, "non_finite": 1}
         trained = length - sum(left_out.values())
         shares.add(length, length, trained=trained, left_out=left_out)
-    made = shares.take()
+    made = shares.pop_metrics()
 
     assert made["staleness/drop_share"] == [0.0] * 8 + [1.0] * 2
     expected = [0.0] * 4 + [4 / (2 * mean) for mean in (9.5, 11.5, 13.5, 15.5)] + [0.0] * 2
     assert made["staleness/mask_share"] == pytest.approx(expected)
     assert made["staleness/length"] == list(np.arange(1.5, 21, 2))
     assert made.keys() <= METRICS.keys()
-    assert shares.take() == {}
+    assert shares.pop_metrics() == {}
 
 
 def test_each_reason_is_in_one_of_the_two_shares() -> None:
@@ -291,7 +291,7 @@ def test_each_reason_is_in_one_of_the_two_shares() -> None:
     assert left_out == {"stale": 2, "boundary_mask": 3}
     shares = DropRatesByLength()
     shares.add(0, trajectory.length, trained=1, left_out=left_out)
-    made = shares.take()
+    made = shares.pop_metrics()
     assert made["staleness/drop_share"] == [pytest.approx(2 / 6)] + [None] * 9
     assert made["staleness/mask_share"] == [pytest.approx(3 / 6)] + [None] * 9
 

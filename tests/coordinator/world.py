@@ -109,7 +109,7 @@ class World:
     def note(self, record: Record) -> None:
         """Apply and keep."""
         self.state.apply(record)
-        self.leases.see(record)
+        self.leases.apply(record)
         self.records.append(record)
 
     def replayed(self) -> State:
@@ -123,13 +123,13 @@ class World:
         """The coordinator dies, and another one takes over."""
         self._build(self.replayed())
         self.note(Restarted(at=0.0, next_lease=self.state.next_lease + 1000))
-        self.leases.begin(self.state.leases)
+        self.leases.restore(self.state.leases)
         self.scheduler.resume()
         self.settle(list(self.account.active.values()))
 
     def settle(self, trajectories: Iterable[Trajectory]) -> None:
         """Note what follows."""
-        for record in self.settlement.follow(trajectories):
+        for record in self.settlement.next_records(trajectories):
             self.note(record)
 
     def publish(self, version: int, *, update: int | None = None) -> None:
@@ -321,7 +321,7 @@ class World:
             )
         )
         if not taken.windows:
-            for record in self.settlement.spend(taken.value_trajectories):
+            for record in self.settlement.drop_for_warmup(taken.value_trajectories):
                 self.note(record)
         self.scheduler.committed(None)
         if publish:

@@ -127,7 +127,7 @@ class Script:
     def apply(self, record: r.Record) -> None:
         """Change what is known of the run."""
         self.state.apply(record)
-        self.leases.see(record)
+        self.leases.apply(record)
 
     def note(self, record: r.Record) -> None:
         """Apply a record, and keep it for the tick's append."""
@@ -319,7 +319,7 @@ class Script:
                     at=self.now + 0.4, trajectory_id=key, status="finished", length=length
                 )
             )
-        self.follow(self.settlement.follow([trajectory]))
+        self.follow(self.settlement.next_records([trajectory]))
 
     def score(self) -> None:
         """Rewards of what has ended; one scoring times out."""
@@ -347,7 +347,7 @@ class Script:
             self.monitors.scored(trajectory, arrived)
             if source == "judge":
                 self.audit(trajectory)
-            self.follow(self.settlement.follow([trajectory]))
+            self.follow(self.settlement.next_records([trajectory]))
             if reward is not None:
                 self.scored.append(trajectory)
 
@@ -409,7 +409,7 @@ class Script:
         metrics = self.learner_metrics(taken) | prepared.metrics | self.own_metrics()
         self.waiting.append(msgspec.structs.replace(record, metrics=metrics))
         if not taken.windows:
-            self.follow(self.settlement.spend(taken.value_trajectories))
+            self.follow(self.settlement.drop_for_warmup(taken.value_trajectories))
         self.prepared = None
         self.scheduler.committed(metrics["critic/vf_explained_var"])
         self.scored = []

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.reward_model import EngineConfig, RewardModelConfig, TrainingConfig
 from headrace.errors import UserError
-from headrace.host.hardware import free_port
+from headrace.host.hardware import free_port, has_bfloat16
 from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
@@ -55,7 +55,9 @@ class Model:
             folder = str(resumed / HF)
             models = models.model_copy(update={"path": folder, "critic_path": folder})
         dtype = torch.bfloat16 if config.engine.precision == "bfloat16" else torch.float32
-        autocast = torch.bfloat16 if config.engine.precision == "bf16_autocast" else None
+        is_fast = self.device.type == "cuda" or has_bfloat16()
+        mixes = config.engine.precision == "bf16_autocast" and is_fast
+        autocast = torch.bfloat16 if mixes else None
         load = load_critic if is_scalar else load_policy
         self.pretrained: PreTrainedModel = load(models, dtype=dtype, device=self.device)
         network: nn.Module = (

@@ -26,11 +26,11 @@ def test_room_is_what_a_look_at_all_generators_says(seed: int) -> None:
             case "leave":
                 peers.leave(name)
                 if generator is not None:  # It is not heard of any more, whoever still knows it.
-                    generator.take(step)
+                    generator.add_lease(step)
             case "take" if generator is not None and generator.free:
-                generator.take(step)
+                generator.add_lease(step)
             case "release" if generator is not None and generator.live:
-                generator.release(min(generator.live))
+                generator.drop_lease(min(generator.live))
             case "passed" if generator is not None:
                 generator.passed()
             case "says" if generator is not None:

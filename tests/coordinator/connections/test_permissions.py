@@ -173,7 +173,7 @@ def at_work() -> OutstandingRequests:
     """Update 5 is out, with two windows; its weights will be version 9."""
     orders = OutstandingRequests(versions={8: 4}, newest=4)
     orders.published(8)
-    orders.batch(batch(5, 9), [window(65536, 0, 4), window(65537, 4, 6)])
+    orders.batch_sent(batch(5, 9), [window(65536, 0, 4), window(65537, 4, 6)])
     return orders
 
 
@@ -189,7 +189,7 @@ def test_the_update_that_is_out_may_come_back_once() -> None:
     whole = done(5, notice=notice(9, 5), diagnostics=[row(65537, 4, (2, 2, 2, 2))])
     assert refused(whole, orders) == ""
     assert refused(done(5), orders) == ""
-    orders.done()
+    orders.batch_answered()
     assert refused(whole, orders) == "update 5 of lineage 2, batch 5, was not expected"
 
 
@@ -218,7 +218,7 @@ def test_an_update_with_anything_that_was_not_asked_for(message: m.UpdateDone, r
 
 def test_a_warm_up_publishes_nothing() -> None:
     orders = OutstandingRequests(versions={}, newest=0)
-    orders.batch(batch(1, 3, warm_up=True), [])
+    orders.batch_sent(batch(1, 3, warm_up=True), [])
     assert refused(done(1), orders) == ""
     assert refused(done(1, notice=notice(3, 1)), orders) != ""
     assert refused(notice(3, 1), orders) != ""
@@ -229,8 +229,8 @@ def test_versions_are_published_as_they_were_issued_and_never_backwards() -> Non
     assert refused(notice(9, 5), orders) == ""
     assert refused(notice(8, 4), orders) != "", "it is out already"
     assert refused(notice(10, 5), orders) != ""
-    orders.done()
-    orders.batch(batch(6, 10), [window(131072, 0, 4)])
+    orders.batch_answered()
+    orders.batch_sent(batch(6, 10), [window(131072, 0, 4)])
     assert refused(notice(9, 6), orders) == "", "an update that changed nothing went by"
     assert refused(notice(10, 5), orders) != "", "version 10 is of update 6"
     orders.published(10)
@@ -243,8 +243,8 @@ def test_checkpoints_are_those_that_were_asked_for() -> None:
     assert refused(answer, orders) == "no checkpoint of update 5 was asked for"
     orders.checkpoint = 5
     assert refused(answer, orders) == ""
-    orders.done()
-    orders.batch(batch(6, 10, checkpoint=True), [window(131072, 0, 4)])
+    orders.batch_answered()
+    orders.batch_sent(batch(6, 10, checkpoint=True), [window(131072, 0, 4)])
     assert refused(done(6, checkpoint="step_6"), orders) == ""
 
 

@@ -43,13 +43,13 @@ def test_one_line_says_how_many_more_there_were_once_the_period_is_over() -> Non
     for _ in range(FIRST + 7):
         book.log.add("g", "chunk_rejected", "bad")
     book.now = PERIOD_S - 0.1
-    book.log.tell()
+    book.log.write_summary_if_due()
     assert len(book.lines) == FIRST
     book.now = PERIOD_S
-    book.log.tell()
+    book.log.write_summary_if_due()
     summary = ("messages_rejected", "more of the same were rejected: 7 chunk_rejected")
     assert book.lines[FIRST:] == [summary]
-    book.log.tell()
+    book.log.write_summary_if_due()
     assert book.lines[FIRST:] == [summary]
     book.log.add("g", "chunk_rejected", "again")
     assert book.lines[-1] == ("chunk_rejected", "g: again")

@@ -259,7 +259,7 @@ def test_what_a_lost_worker_was_asked_goes_to_the_next_one() -> None:
     stage.grow(stage.begin(), 4)
     (first,) = stage.ask()
     worker = stage.peers.rewards["reward-0"]
-    stage.scoring.lose("reward-0")
+    stage.scoring.forget_worker("reward-0")
     assert stage.ask() == []
     stage.scoring.join(worker.hello)
     (again,) = stage.ask()

@@ -38,7 +38,7 @@ def ages(stage: Stage) -> dict[str, float]:
 
 async def test_each_wait_has_its_own_age(tmp_path: Path, clock: list[float]) -> None:
     stage = Stage(run_config(evaluation={"before": False}), tmp_path / "run-1")
-    stage.coordinator.phases.begin()
+    stage.coordinator.phases.record_start()
     assert ages(stage) == {
         "a generator to join": 0.0,
         "a reward worker to join": 0.0,
@@ -188,7 +188,7 @@ async def test_whoever_looks_into_the_folder_sees_what_is_waited_for(
     tmp_path: Path, clock: list[float]
 ) -> None:
     stage = Stage(run_config(evaluation={"before": False}), tmp_path / "run-1")
-    stage.coordinator.phases.begin()
+    stage.coordinator.phases.record_start()
     await stage.say(GENERATOR, m.Hello(role="generator", name=GENERATOR, pid=1, host="here"))
     waits = stage.coordinator.waits
     assert set(ages(stage).values()) == {0.0}

@@ -113,13 +113,13 @@ async def test_a_slow_disk_is_told_while_it_is(monkeypatch: pytest.MonkeyPatch) 
 def test_troubles_are_told_once_and_bounded() -> None:
     written: list[tuple[str, str, str]] = []
     troubles = Incidents(lambda *each: written.append(each))
-    troubles.tell("checkpoint_skipped", "step_3 was passed over")
-    troubles.tell("checkpoint_skipped", "step_3 was passed over")
+    troubles.report("checkpoint_skipped", "step_3 was passed over")
+    troubles.report("checkpoint_skipped", "step_3 was passed over")
     for _ in range(2):
-        troubles.wait("learner-0", "disk", "room for 9 bytes")
-        troubles.wait("learner-0", "disk", "room for 9 bytes, and 3 are free")
+        troubles.set_wait("learner-0", "disk", "room for 9 bytes")
+        troubles.set_wait("learner-0", "disk", "room for 9 bytes, and 3 are free")
         assert troubles.waits["learner-0"].text.endswith("3 are free")
-        troubles.wait("learner-0", "disk", "")
+        troubles.set_wait("learner-0", "disk", "")
         assert not troubles.waits
     assert written == [
         ("warning", "checkpoint_skipped", "step_3 was passed over"),
@@ -129,7 +129,7 @@ def test_troubles_are_told_once_and_bounded() -> None:
         ] * 2,
     ]  # fmt: skip
     for number in range(2 * MOST):
-        troubles.tell("k", f"text {number}")
-        troubles.wait("learner-0", "disk", "room" if number % 2 else "")
+        troubles.report("k", f"text {number}")
+        troubles.set_wait("learner-0", "disk", "room" if number % 2 else "")
     assert len(written) == MOST
     assert len(troubles.newest) == KEPT

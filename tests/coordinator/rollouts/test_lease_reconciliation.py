@@ -189,7 +189,7 @@ async def test_what_two_generators_sampled_is_told_from_what_was_refused(tmp_pat
         assert stage.hub.state.leases[key][1] == "generator-1"
         await stage.say(GENERATOR, theirs)
         await stage.say(GENERATOR, late)
-        stage.hub.tell()
+        stage.hub.write_summaries()
         assert dict(stage.hub.account.ledger.lost) == {"moved": 3}
         assert stage.hub.account.ledger.as_metrics()["ledger/lost"] == 3
     assert stage.replayed().account.ledger.lost["moved"] == 3

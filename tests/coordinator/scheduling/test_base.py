@@ -159,7 +159,7 @@ def test_a_round_goes_on_where_a_generator_was_lost() -> None:
     world = World(make_config())
     lost, *_ = world.fill(4)
     world.chunk(lost, 2)
-    world.leases.end(lost.trajectory_id)
+    world.leases.release(lost.trajectory_id)
     assert world.fill(4) == [lost]
 
 
@@ -227,7 +227,7 @@ def _stop_and_resume(world: World, rng: random.Random) -> None:
     world.restart()
     if rng.random() < 0.7:
         for trajectory in world.leased():
-            world.leases.end(trajectory.trajectory_id)
+            world.leases.release(trajectory.trajectory_id)
     world.roll_back(world.state.update)
 
 

@@ -113,7 +113,7 @@ def test_audits_of_a_lost_worker_go_to_the_next() -> None:
     rewarded(front, 3)
     first = front.dispatch()
     worker = front.peers.rewards["reward-0"]
-    front.scoring.lose("reward-0")
+    front.scoring.forget_worker("reward-0")
     front.scoring.join(worker.hello)
     again = front.dispatch()
     assert [item.trajectory_id for item in again] == [item.trajectory_id for item in first]

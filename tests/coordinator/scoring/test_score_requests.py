@@ -39,14 +39,14 @@ class Front:
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
 
-    def note(self, record: Record) -> None:
+    def record_event(self, record: Record) -> None:
         self.world.note(record)
 
     def incident(self, level: str, kind: str, text: str) -> None:
         assert level == "warning"
         self.incidents.append(kind)
 
-    def settle(self, trajectories: list[Trajectory]) -> None:
+    def settle_windows(self, trajectories: list[Trajectory]) -> None:
         self.world.settle(trajectories)
 
     def progress(self, mover: str) -> None:
@@ -155,7 +155,7 @@ def test_what_a_lost_worker_had_goes_back_to_its_source_in_order() -> None:
         front.finish(info=f'{{"of": "{of}"}}')
     assert len(front.dispatch()) == 4
     worker = front.peers.rewards["reward-0"]
-    front.scoring.lose("reward-0")
+    front.scoring.forget_worker("reward-0")
     front.peers.rewards["reward-0"] = RewardPeer(worker.hello)
     assert [(item.trajectory_id, item.source) for item in front.dispatch()] == [
         (1, "sums"), (3, "sums"), (0, "style"), (2, "style"),

@@ -106,7 +106,7 @@ class Kept:
         self._before, self._noted = before, dict[int, tuple[Tensor, Tensor]]()
         self.tails = dict[int, tuple[Tensor, Tensor]]()
 
-    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def add_layer(self, layer: int, key: Tensor, value: Tensor) -> None:
         (self.tails if layer in self._noted else self._noted)[layer] = key, value
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -352,7 +352,7 @@ def computed(
     store: PrefixCache, update: int, trajectories: dict[int, int], *, of: float = 0.0
 ) -> None:
     """One update that computes tokens up to some end of some trajectories."""
-    store.begin(update, ())
+    store.begin_update(update, ())
     sources: list[Source] = []
     place = 0
     for trajectory, end in trajectories.items():
@@ -361,13 +361,13 @@ def computed(
         sources.append(Source(trajectory, ids, begin, end, (slice(place, place + end - begin),)))
         place += end - begin
     past = store.past(sources, CPU)
-    past.note(0, *keys(sum(s.end - s.begin for s in sources), of))
-    store.take(past)
-    store.end(sound=True)
+    past.add_layer(0, *keys(sum(s.end - s.begin for s in sources), of))
+    store.store(past)
+    store.end_update(sound=True)
 
 
 def known(store: PrefixCache, trajectory: int) -> int:
-    store.begin(99, ())
+    store.begin_update(99, ())
     return store.usable(trajectory, np.arange(100, dtype=np.int32), 99, opening=1)
 
 
@@ -397,7 +397,7 @@ def test_pieces_are_read_in_order_and_once() -> None:
     store = PrefixCache(bound=PLENTY)
     computed(store, 1, {1: 4}, of=1.0)
     computed(store, 2, {1: 9}, of=2.0)
-    store.begin(3, ())
+    store.begin_update(3, ())
     ids = np.arange(20, dtype=np.int32)
     assert store.usable(1, ids, 6, opening=1) == 6
     for again in (3.0, 4.0):
@@ -405,9 +405,9 @@ def test_pieces_are_read_in_order_and_once() -> None:
         key, value = past.read(0)
         assert key[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2]
         assert torch.equal(value, -key)
-        past.note(0, *keys(6, again))
-        store.take(past)
-        past.note(0, *keys(6, 9.0))
+        past.add_layer(0, *keys(6, again))
+        store.store(past)
+        past.add_layer(0, *keys(6, 9.0))
         assert not past._noted, "what activation checkpointing computes again is not held"
     assert [(p.update, p.tokens) for p in store.pieces(1)] == [(1, 4), (2, 5), (3, 3)]
     assert store.pieces(1)[-1].layers[0][0][0, 0, 0] == 3.0
@@ -417,8 +417,8 @@ def test_pieces_are_read_in_order_and_once() -> None:
 def test_an_answer_that_ended_is_let_go() -> None:
     store = PrefixCache(bound=PLENTY)
     computed(store, 1, {1: 4, 2: 4})
-    store.begin(2, {1})
-    store.end(sound=True)
+    store.begin_update(2, {1})
+    store.end_update(sound=True)
     assert len(store) == 1
     assert store.num_bytes == 4 * BYTES
     store.forget()
