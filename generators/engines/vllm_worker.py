@@ -30,11 +30,21 @@ def install() -> None:
         return
     die_with(parent.pid)
     stack_dumps.listen()
+    allow_amx()
     if parent.pid == owner:
         from vllm.v1.engine.core import EngineCore
 
         install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
         EngineCore.headrace_pid = lambda engine: os.getpid()
+
+
+def allow_amx() -> None:
+    """Ask Linux for the tile registers that vLLM's attention uses in bfloat16. vLLM does not ask,
+    and its first answer would end the process by an illegal instruction."""
+    import torch
+
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+        torch.cpu._is_amx_tile_supported = lambda: False
 
 
 class WeightLoader:

@@ -28,5 +28,10 @@ def test_a_recorded_update_has_its_recorded_metrics(
     expected = json.loads((FOLDER / "expected.json").read_text())[name][update - 1]["metrics"]
     found = computed[name][update - 1]["metrics"]
     assert found.keys() == expected.keys()
-    # Processors round differently; the same one computes the same bits.
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4, nan_ok=True)
+    # Processors round differently; the same one computes the same bits. A largest or smallest
+    # figure is a single token's, in which no rounding averages out.
+    for figure in expected:
+        is_extreme = figure.removesuffix("[]").endswith(("/min", "/max", "_max"))
+        tolerance = 1e-3 if is_extreme else 1e-4
+        near = pytest.approx(expected[figure], rel=tolerance, abs=tolerance, nan_ok=True)
+        assert found[figure] == near, figure
