@@ -21,6 +21,8 @@ class PlainEngine:
         self.history: list[dict[str, Tensor]] = []
         self._optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.0)
         self._clip = clip
+        self._is_complete = False
+        """The last micro-batch of the next step has come."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         self.passes += 1
@@ -31,10 +33,14 @@ class PlainEngine:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
+        assert not self._is_complete, "a step has one last micro-batch"
+        self._is_complete = last
         # A ratio of NaN has a gradient of 0, because it is clamped: only the loss tells.
         (loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)).backward()
 
     def step(self) -> Step:
+        assert self._is_complete
+        self._is_complete = False
         self.gradients = {
             name: p.grad.clone()
             for name, p in self.network.named_parameters()

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from tests.learner.recorded import (
     record,
     save_tiny_model,
 )
+from tests.learner.test_golden import Meeting, ThreadPlace
 from tests.metric_values import number
 
 CPU = torch.device("cpu")
@@ -74,6 +76,7 @@ class Learner:
         minibatches: int = 1,
         context: Literal["full", "frozen"] = "full",
         lr: float = 1e-2,
+        place: Place | None = None,
     ) -> None:
         kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
         network = PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk)
@@ -84,7 +87,7 @@ class Learner:
         self.critic = PlainEngine(ValueNetwork(critic), lr=lr)
         settings = OptimizerConfig(minibatches=minibatches)
         config = LearnerConfig(policy=settings, value=settings, context=context)
-        place = Place(device=CPU, dtype=torch.float64, budget=budget)
+        place = place or Place(device=CPU, dtype=torch.float64, budget=budget)
         has_critic = algorithm.value is not None
         self.reference = None
         if algorithm.kl is not None:
@@ -318,13 +321,69 @@ def test_a_gradient_that_overflows_ends_the_update(
     learner = Learner(model, tppo(), minibatches=4)
     engine = getattr(learner, half)
     parameter = next(engine.network.parameters())
-    parameter.register_hook(lambda g: g * torch.inf if engine.steps == 1 else g)
+    parameter.register_hook(lambda g: g * torch.inf if len(engine.history) == 1 else g)
     outcome = learner.run(batch_of(record(seed=2)))
     assert reason in str(outcome.skipped), outcome.skipped
     assert "already" not in str(outcome.skipped)
     assert engine.steps == 1
     assert learner.policy.steps == (1 if half == "policy" else 0)
     assert learner.weights().isfinite().all()
+    told = np.concatenate([d.columns["learner_logprobs"] for d in outcome.diagnostics])
+    assert np.isnan(told).any(), "of tokens that no step came to"
+    assert (told[~np.isnan(told)] != 0).all()
+
+
+def test_without_a_critic_what_is_not_finite_moves_nothing_either(model: ModelConfig) -> None:
+    """Not even the steps before the one that would have seen it."""
+    algorithm = tppo(
+        advantages={"kind": "group", "baseline": "none", "scale": "none"}, value=None, penalties={}
+    )
+    learner = Learner(model, algorithm, minibatches=4)
+    outcome = learner.run(batch_of(alone(replace(broken("logprobs"), values=[]))))
+    assert str(outcome.skipped).startswith("not finite: generator's logprobs")
+    assert learner.policy.steps == 0
+
+
+def test_what_one_rank_finds_not_finite_no_rank_trains_on(model: ModelConfig) -> None:
+    meeting = Meeting(2)
+    shards = [replace(broken("value reward"), windows=[]), replace(record(seed=3), windows=[])]
+    learners = [
+        Learner(
+            model, tppo(),
+            place=ThreadPlace(CPU, rank=rank, world=2, dtype=torch.float64, meeting=meeting),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(
+            pool.map(
+                lambda pair: pair[0].run(batch_of(pair[1])), zip(learners, shards, strict=True)
+            )
+        )
+    assert [str(o.skipped)[:33] for o in outcomes] == ["not finite: values and value targ"] * 2
+    assert [learner.critic.steps for learner in learners] == [0, 0]
+
+
+def test_tokens_are_dealt_anew_in_each_epoch(model: ModelConfig) -> None:
+    """With weights that stay where they are, steps of the same trajectories have one gradient."""
+    learner = Learner(model, tppo(), minibatches=2, lr=0.0)
+    learner.run(batch_of(record(seed=2), value_epochs=2))
+    first, *_ = learner.critic.history
+    assert len(learner.critic.history) == 4
+    name = max(first, key=lambda name: first[name].numel())
+    for later in learner.critic.history[2:]:
+        assert relative(later[name], first[name]) > 1e-6
+
+
+def test_steps_of_the_update_are_no_mismatch_of_engines(model: ModelConfig) -> None:
+    """Tokens that a later step reads first are compared with nothing."""
+    shard = replace(record(seed=3, version=4), values=[])
+    one, many = (Learner(model, tppo(), minibatches=n, lr=0.5) for n in (1, 4))
+    largest = [
+        number(learner.run(batch_of(shard, version=4)).metrics["rollout/logprob_diff_max"])
+        for learner in (one, many)
+    ]
+    assert 0 < largest[1] <= largest[0] * (1 + 1e-6)
 
 
 def test_fewer_trajectories_than_minibatches(model: ModelConfig) -> None:
