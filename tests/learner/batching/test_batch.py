@@ -71,6 +71,12 @@ def half(window: PolicyWindow) -> PolicyHalf:
     )  # fmt: skip
 
 
+def test_what_sampled_the_tokens_before_a_later_window_is_not_known() -> None:
+    """So none of its tokens says how sampler and learner differ under the same weights."""
+    assert half(window(0, 16, finished=False)).same_version.all()
+    assert not half(window(16, 32, finished=True)).same_version.any()
+
+
 @pytest.mark.parametrize(
     ("start", "end", "finished", "expected"),
     [

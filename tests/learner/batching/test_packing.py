@@ -61,7 +61,8 @@ def test_ranges() -> None:
 def test_every_trained_token_once_on_one_rank(
     seed: int, parts: int, ranks: int, budget: int
 ) -> None:
-    """Over all ranks, steps and micro-batches; all ranks run equally many micro-batches."""
+    """Over all ranks, steps and micro-batches; all ranks run equally many micro-batches, and deal
+    all trajectories alike."""
     shards = batch_of(record(seed=seed, turns=bool(seed % 2)), ranks=ranks).shards
     for half in (of_windows, of_answers):
         reads_of_ranks = [half(shard) for shard in shards]
@@ -69,13 +70,15 @@ def test_every_trained_token_once_on_one_rank(
 
         def steps_of(
             rank: int, everyone: list[Reads] = reads_of_ranks, meeting: Meeting = meeting
-        ) -> list[list[MicroBatch]]:
+        ) -> tuple[dict[int, int], list[list[MicroBatch]]]:
             place = ThreadPlace(CPU, rank=rank, world=ranks, budget=budget, meeting=meeting)
             steps = Steps(everyone[rank], place, parts=parts)
-            return steps.cut(steps.deal(seed=[seed]))
+            dealt = steps.deal(seed=[seed])
+            return dealt, steps.cut(dealt)
 
         with ThreadPoolExecutor(ranks) as pool:
-            steps = list(pool.map(steps_of, range(ranks)))
+            dealt, steps = zip(*pool.map(steps_of, range(ranks)), strict=True)
+        assert parts == 1 or all(each == dealt[0] for each in dealt)
         for reads, of_rank in zip(reads_of_ranks, steps, strict=True):
             assert [len(micros) for micros in of_rank] == [len(micros) for micros in steps[0]]
             tokens = torch.cat([m.tokens for micros in of_rank for m in micros])
