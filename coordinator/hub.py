@@ -8,7 +8,7 @@ flood of records.
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,8 +33,9 @@ from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 
 Mover = Literal[
-    "phase", "generators", "weights", "reward workers", "learner", "disk", "rewards", "trajectories"
-]
+    "phase", "generators", "weights", "reward workers", "learner", "disk", "rewards",
+    "environments", "trajectories",
+]  # fmt: skip
 """What of a run can move, or hold it."""
 
 
@@ -106,6 +107,8 @@ class Hub:
     clock: Clock = field(default_factory=Clock)
     lines: LineScoring | None = None
     """Where a source scores lines: who waits for what, and what they earn."""
+    on_record: Callable[[Record], None] | None = None
+    """Where there is an environment: looks whose turn ended, after each record."""
     moved: dict[Mover, float] = field(default_factory=dict)
     """When each part last moved."""
     progress_at: float = field(default_factory=time.monotonic)
@@ -147,6 +150,8 @@ class Hub:
         self.state.apply(record)
         self.leases.apply(record)
         self.recorder.write(record)
+        if self.on_record is not None:
+            self.on_record(record)
 
     def _snapshot(self) -> None:
         """Write down the whole state, from which a restart can begin."""

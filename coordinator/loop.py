@@ -133,6 +133,9 @@ class Coordinator:
             case m.Chunks():
                 message = await self.parts.self_test.receive(name, message)
                 ended = await self.parts.intake.receive(name, message)
+                if (episodes := self.parts.episodes) is not None:
+                    self._rewarded(episodes.truncated(ended))
+                    ended = [t for t in ended if not t.complete]
                 for trajectory in ended:
                     self.parts.scoring.add(trajectory)
                 self.parts.training.admit(ended)
@@ -146,6 +149,9 @@ class Coordinator:
             case m.Scores():
                 message = self.parts.self_test.scored(message)
                 self._rewarded(self.parts.scoring.receive(name, message))
+            case m.StepReplies():
+                assert self.parts.episodes is not None
+                self._rewarded(self.parts.episodes.receive(name, message))
             case m.WeightNotice():
                 await self.parts.training.published(message)
             case m.UpdateDone():

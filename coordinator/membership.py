@@ -29,6 +29,7 @@ waits longer, and another one would be sent the configuration without end."""
 JOINING: dict[str, Mover] = {
     "generator": "generators",
     "reward": "reward workers",
+    "environment": "environments",
     "learner": "learner",
 }
 
@@ -62,6 +63,8 @@ class Membership:
         known to be gone."""
         hub, name = self.hub, hello.name
         problem = hello_problem(identity, hello, hub.state.given)
+        if hello.role == "environment" and self.parts.episodes is None:
+            problem = problem or "this run has no environment"
         if problem is None and await self._is_contested(identity, hello):
             return
         known = hub.peers.of(name, identity)
@@ -92,6 +95,10 @@ class Membership:
             case "reward":
                 await hub.send(name, welcome)
                 self.parts.scoring.join(hello)
+            case "environment":
+                await hub.send(name, welcome)
+                assert self.parts.episodes is not None
+                self.parts.episodes.join(hello)
             case "monitor":
                 hub.peers.monitors[name] = Peer(hello)
                 await hub.send(name, welcome)
@@ -140,7 +147,7 @@ class Membership:
         role, failed = peer.hello.role, cut(failed)
         self._process_changed(peer.hello, "gone", failed or "")
         self.forget(name, died=False)
-        if failed and role in ("reward", "learner"):
+        if failed and role in ("reward", "environment", "learner"):
             self.hub.failed = self.hub.failed or f"{name}: {failed}"
 
     def forget(self, name: str, *, died: bool = True) -> None:
@@ -150,6 +157,9 @@ class Membership:
             self.parts.generation.forget_generator(name, died=died)
         elif name in peers.rewards:
             self.parts.scoring.forget_worker(name)
+        elif name in peers.environments:
+            assert self.parts.episodes is not None
+            self.parts.episodes.forget_worker(name)
         elif name in peers.monitors:
             del peers.monitors[name]
         else:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
+from coordinator.rollouts.episodes import Episodes
 from coordinator.rollouts.evaluation import Evaluation
 from coordinator.rollouts.generation import Generation
 from coordinator.rollouts.intake import Intake
@@ -25,6 +26,7 @@ class Parts:
     training: Training
     evaluation: Evaluation
     self_test: SelfTest
+    episodes: Episodes | None
 
 
 def build_parts(hub: Hub, prompts: Prompts) -> Parts:
@@ -41,4 +43,5 @@ def build_parts(hub: Hub, prompts: Prompts) -> Parts:
         training=Training(hub, generation, gauges),
         evaluation=Evaluation(hub, prompts, generation),
         self_test=SelfTest(hub, prompts, scoring.source_of),
+        episodes=None if hub.config.environment is None else Episodes(hub, prompts),
     )

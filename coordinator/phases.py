@@ -115,6 +115,8 @@ class Phases:
             if self.phase in self._work:
                 await self._work[self.phase]()
                 self._follow()
+            if self.parts.episodes is not None and self.phase in WORKING:
+                await self.parts.episodes.dispatch()
 
     def _follow(self) -> None:
         """Go from phase to phase while a condition holds."""
@@ -168,7 +170,9 @@ class Phases:
     def _is_ready(self) -> bool:
         """Everyone is here, and their first work was sound."""
         learner = self.parts.training.ready or self.hub.config.evaluation.only
-        here = learner and self.parts.generation.all_loaded() and bool(self.hub.peers.rewards)
+        peers = self.hub.peers
+        judges = peers.rewards if self.parts.episodes is None else peers.environments
+        here = learner and self.parts.generation.all_loaded() and bool(judges)
         return here and self.parts.self_test.passed()
 
     def _evaluates_first(self) -> bool:

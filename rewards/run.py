@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from headrace.config.sections.process import TransportConfig
 from headrace.config.sections.run import RunConfig
@@ -77,7 +78,17 @@ async def join(dealer: Dealer, hello: Hello) -> RunConfig | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(prog="rewards.run", description="A Headrace reward worker.")
+    return run_worker("rewards.run", "A Headrace reward worker.", work, arguments)
+
+
+def run_worker(
+    prog: str,
+    description: str,
+    work: Callable[[Link, str], Coroutine[Any, Any, None]],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run `work`, given a link and a name, by the command line of a worker; the exit code."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://HOST:PORT")
     parser.add_argument("--name", required=True, help="unique in the run, such as reward-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder made by `headrace keys`")
@@ -87,11 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     stack_dumps.listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
-    return exit_code(lambda: asyncio.run(_until_signal(link, options.name)))
+    return exit_code(lambda: asyncio.run(_until_signal(work(link, options.name))))
 
 
-async def _until_signal(link: Link, name: str) -> None:
-    working = asyncio.create_task(work(link, name))
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    working = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     try:
         await working

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "headrace",
     "headrace_cli",
+    "environments",
     "coordinator",
     "generators",
     "rewards",

@@ -66,7 +66,7 @@ def chunk_problem(
         return "logprobs and tokens differ in number"
     if not trajectory.sampled and not chunk.spans and chunk.finish in ("stop", "length"):
         return "a finished response has at least one token"
-    if start + size > limits.max_length:
+    if trajectory.sampled + size > limits.max_length:
         return "longer than max_response_length"
     # Seen as unsigned, a negative token is a large one.
     if size and int(chunk.token_ids.view(np.uint32).max()) >= limits.vocabulary:

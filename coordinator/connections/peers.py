@@ -102,17 +102,37 @@ class RewardPeer(Peer):
 
 
 @dataclass
+class EnvironmentPeer(Peer):
+    """An environment worker.
+
+    Attributes:
+        asked: by trajectory, the turn that it is asked about. knows: episodes that it has been
+        asked about. ended: those of them that it is not asked about any more, to be told.
+    """
+
+    asked: dict[int, int] = field(default_factory=dict)
+    knows: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)
+
+
+@dataclass
 class Peers:
     """All of them, by name."""
 
     generators: dict[str, GeneratorPeer] = field(default_factory=dict)
     rewards: dict[str, RewardPeer] = field(default_factory=dict)
+    environments: dict[str, EnvironmentPeer] = field(default_factory=dict)
     learner: Peer | None = None
     monitors: dict[str, Peer] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     """By name, the identity of the socket that speaks for the process."""
     room: Capacity = field(default_factory=Capacity)
     """Of the generators."""
+
+    @property
+    def capacity(self) -> int:
+        """Trajectories that all generators hold at a time."""
+        return sum(generator.hello.capacity for generator in self.generators.values())
 
     def join(self, hello: Hello, *, tested: bool) -> None:
         """A generator is new."""
@@ -136,13 +156,19 @@ class Peers:
         """The peer of that name."""
         if self.learner and self.learner.hello.name == name:
             return self.learner
-        return self.generators.get(name) or self.rewards.get(name) or self.monitors.get(name)
+        return (
+            self.generators.get(name)
+            or self.rewards.get(name)
+            or self.environments.get(name)
+            or self.monitors.get(name)
+        )
 
     def everyone(self) -> list[tuple[str, Peer]]:
         """All peers."""
         pairs: list[tuple[str, Peer]] = [
             *self.generators.items(),
             *self.rewards.items(),
+            *self.environments.items(),
             *self.monitors.items(),
         ]
         if self.learner:

@@ -19,6 +19,7 @@ _ALWAYS: frozenset[type[m.Message]] = frozenset({m.Hello, m.Heartbeat, m.Goodbye
 MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
     "generator": _ALWAYS | {m.Chunks, m.GeneratorReport, m.Progress, m.WeightsLoaded},
     "reward": _ALWAYS | {m.Scores},
+    "environment": _ALWAYS | {m.StepReplies},
     "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble, m.Progress},
     "monitor": _ALWAYS | {m.StatusRequest, m.Command},
 }

@@ -38,13 +38,14 @@ class Leases:
     """Leases in force, and the trajectories that wait for one.
 
     Attributes:
-        given: by trajectory. open: training trajectories that are inside a window, or may begin
-        one: these windows count
-            in the staleness bound as being generated.
+        given: by trajectory. paused: those that wait for their environment. open: training
+        trajectories that are inside a window, or may begin one: these windows count in the
+        staleness bound as being generated.
     """
 
     account: Account
     given: dict[int, GrantedLease] = field(default_factory=dict)
+    paused: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
     _training: int = 0
     """How many of the leases are of training trajectories."""
@@ -82,6 +83,8 @@ class Leases:
             case ChunkArrived(trajectory_id=key):
                 if record.finish is not None:
                     self.release(key)
+                elif record.streams is not None and record.streams.step is not None:
+                    self._wait(key)
                 elif self._is_inside(key):
                     self.open.add(key)
             case WindowsClosed():
@@ -152,6 +155,13 @@ class Leases:
         return trajectory.purpose == "train" and trajectory.open_tokens > 0
 
     def _wait(self, trajectory_id: int) -> None:
+        """An unfinished trajectory waits for a lease, or for its environment first."""
+        if self.account.trajectories[trajectory_id].paused:
+            self.paused.add(trajectory_id)
+            if self._is_inside(trajectory_id):
+                self.open.add(trajectory_id)
+            return
+        self.paused.discard(trajectory_id)
         if self.account.trajectories[trajectory_id].purpose == "eval":
             if trajectory_id not in self._waits_evaluation:
                 self._waits_evaluation.add(trajectory_id)
@@ -172,6 +182,7 @@ class Leases:
         self._waits_inside.discard(trajectory_id)
         self._waits_at_border.discard(trajectory_id)
         self._waits_evaluation.discard(trajectory_id)
+        self.paused.discard(trajectory_id)
 
     def _leave_window(self, trajectory_id: int) -> None:
         """Its window is complete: it is at a border, or already inside the next one."""

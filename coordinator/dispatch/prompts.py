@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from coordinator.dispatch.message_rendering import Rendering
 from coordinator.dispatch.mixture import Mixture, MixtureProgress
 from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
@@ -104,6 +105,10 @@ class Prompts:
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def rendering(self, *, is_chat: bool) -> Rendering:
+        """How an environment's messages become tokens."""
+        return Rendering(self._tokenizer, is_chat=is_chat)
 
     def line_tokens(self) -> LineTokens:
         """The tokens that end lines; each id of the vocabulary is decoded once."""

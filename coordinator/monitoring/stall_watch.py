@@ -106,8 +106,12 @@ class StallWatch:
         elif newest >= 0 and not parts.generation.all_loaded():
             late = [name for name, one in peers.generators.items() if one.loaded != newest]
             yield "weights", f"{names(late)} to load version {newest}{self._how_far(*late)}"
-        if not peers.rewards:
+        if parts.episodes is None and not peers.rewards:
             yield "reward workers", "a reward worker to join"
+        if parts.episodes is not None and not peers.environments:
+            yield "environments", "an environment worker to join"
+        elif parts.episodes is not None and (steps := parts.episodes.waiting()):
+            yield "environments", f"{steps} steps of environments"
         if not hub.config.evaluation.only and (words := self._learner()):
             yield "learner", words + self._how_far("learner")
         if disks := hub.troubles.waits:

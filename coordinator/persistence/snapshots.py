@@ -24,7 +24,7 @@ from headrace.protocol.records.record_types import EvaluationDone, Milestone, Re
 from headrace.trajectory.snapshots import NEEDED, AccountValues, account_of, values_of
 
 log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
 """Raise it when a field of the state, or what a record does to one, changes its meaning: snapshots
 of before are then passed over."""
 SAY_EVERY_S = 10.0
@@ -151,5 +151,10 @@ def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset:
     state.milestones = snapshot.milestones
     needed = journal.replay(snapshot.milestones[0].record, offset, only=NEEDED)
     has_value = config.algorithm.value is not None
-    state.account = account_of(values.account, needed, has_value=has_value)
+    state.account = account_of(
+        values.account,
+        needed,
+        has_value=has_value,
+        has_environment=config.environment is not None,
+    )
     return state

@@ -62,7 +62,10 @@ class State:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self.account = Account(has_value=config.algorithm.value is not None)
+        self.account = Account(
+            has_value=config.algorithm.value is not None,
+            has_environment=config.environment is not None,
+        )
         self.versions = Versions()
         self.next_group = 0
         self.next_trajectory = 0

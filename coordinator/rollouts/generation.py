@@ -187,9 +187,13 @@ class Generation:
         if free == 0:
             return
         chosen, groups = self._hub.scheduler.next_leases(free)
+        if self._hub.config.environment is not None:
+            # As many as there are slots may wait for environments: more would only get old.
+            spare = self._hub.peers.capacity - len(self._hub.leases.paused)
+            groups = min(groups, max(0, spare) // self._hub.config.schedule.num_generations)
         for _ in range(groups):
             chosen.extend(self._issue_group())
-        await self._lease(chosen[:free])
+        await self._lease([t for t in chosen if not t.paused][:free])
 
     def _issue_group(self) -> list[Trajectory]:
         state = self._hub.state
@@ -246,9 +250,12 @@ class Generation:
 
     def _make_lease(self, trajectory: Trajectory) -> Lease:
         config, state = self._hub.config, self._hub.state
-        total = config.task.max_response_length
+        left = config.task.max_response_length - trajectory.sampled
+        if config.environment is not None and config.environment.max_turn_tokens is not None:
+            left = min(left, config.environment.max_turn_tokens - trajectory.turn_tokens)
+        total = trajectory.length + left
         evaluation = trajectory.purpose == "eval"
-        border = trajectory.open_start + config.window
+        border = trajectory.length + config.window - trajectory.open_tokens
         stops = self._hub.scheduler.stops_at_border() and not evaluation
         oldest = state.versions.current
         if not (evaluation or self._hub.scheduler.lockstep):
@@ -264,13 +271,14 @@ class Generation:
             seed=trajectory.seed,
             max_total=total,
             stop_at=min(border, total) if stops else total,
-            window=total if evaluation else config.window,
+            window=max(total, 1) if evaluation else config.window,
+            next_border=total if evaluation else border,
             next_chunk=trajectory.next_chunk,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
             version_at_least=max(oldest, 0),
-            fire=None if evaluation or trajectory.length else self._fire,
+            fire=None if evaluation or trajectory.sampled else self._fire,
         )
 
     # -- stopping ---------------------------------------------------------------------------------

@@ -126,7 +126,9 @@ class Intake:
 
     def _end_if_over(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
-        full = trajectory.length >= self._hub.config.task.max_response_length
+        if trajectory.paused:
+            status = None  # A turn ended, and the environment says what follows.
+        full = trajectory.sampled >= self._hub.config.task.max_response_length
         if status is None and chunk.finish in ("window", "held") and full:
             status = "truncated"
         if chunk.finish == "failed":

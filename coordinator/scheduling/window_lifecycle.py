@@ -7,8 +7,8 @@ and nowhere else, and readers of the records need none of them; asking twice giv
 A window closes after `window` sampled tokens, or where its trajectory ends. It is ready as soon as
 what its training unit needs is there: `window` only the reward of the answer's last one,
 `trajectory` the reward, `group` the rewards of the whole group. Where a source scores lines, a
-window that goes on waits for those that end in it, until their deadline. Windows of a trajectory
-get ready in order.
+window that goes on waits for those that end in it, until their deadline. A window that ends with a
+turn waits for the environment's word. Windows of a trajectory get ready in order.
 """
 
 import time
@@ -65,6 +65,7 @@ class WindowLifecycle:
             if window.state == "closed":
                 state = self._lines.state_of(window) if self._lines else None
                 waits = state == "waiting" or trajectory.trajectory_id in held
+                waits |= _awaits_step(trajectory, window)
                 if self._is_ready(trajectory, window, waits=waits):
                     # An outcome waits for lines itself: what it has not waited for came too late.
                     ready[window.window_id] = "late" if state == "waiting" else state
@@ -165,6 +166,13 @@ def _closed(trajectory: Trajectory) -> list[Window]:
         if window.state == "closed":
             found.append(window)
     return found[::-1]
+
+
+def _awaits_step(trajectory: Trajectory, window: Window) -> bool:
+    """Whether a turn ends with the window, and its environment has yet to say what that earns, and
+    whether anything follows."""
+    at_end = bool(trajectory.spans) and window.end >= trajectory.spans[-1].end
+    return trajectory.paused and not trajectory.ended and at_end
 
 
 def _recalls(trajectory: Trajectory) -> Iterator[Window]:

@@ -79,7 +79,11 @@ class ChunkCutter:
         return "window" if self.position == window_end < self._lease.max_total else "length"
 
     def _next_cut(self) -> int:
-        return min(self._chunk_tokens, self._lease.window - self._start % self._lease.window)
+        return min(self._chunk_tokens, self._left_of_window())
+
+    def _left_of_window(self) -> int:
+        window = self._lease.window
+        return window - (self._start - self._lease.next_border) % window
 
     def _cut(self, count: int, finish: Finish | None, error: str | None = None) -> TrajectoryChunk:
         start, lease = self._start, self._lease

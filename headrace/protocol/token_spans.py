@@ -85,15 +85,30 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     end: fields.Position
 
 
+class EnvironmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an environment said, besides tokens. `turn`: how many turns of the policy it has seen.
+    `digest` names its answer, which an environment that is built again has to repeat."""
+
+    turn: fields.Position
+    digest: fields.Digest
+    reward: float = 0.0
+    done: bool = False
+    success: bool | None = None
+    metrics: dict[fields.Label, float] = {}
+    seconds: fields.Seconds = 0.0
+
+
 class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sparse streams of a stretch of tokens; positions as in the module's docstring. `pieces`
-    cover the stretch without gaps, or are empty: then the policy sampled all of it."""
+    cover the stretch without gaps, or are empty: then the policy sampled all of it. `step`: of a
+    stretch that an environment has written, which may be empty."""
 
     pieces: list[Piece] = []
     weights: list[Weight] = []
     rewards: list[Reward] = []
     coefficients: list[Coefficient] = []
     marks: list[Mark] = []
+    step: EnvironmentStep | None = None
 
 
 PLAIN = Streams()

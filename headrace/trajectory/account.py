@@ -48,8 +48,8 @@ class Account:
         order: how many windows have become ready in the run.
     """
 
-    def __init__(self, *, has_value: bool) -> None:
-        self._has_value = has_value
+    def __init__(self, *, has_value: bool, has_environment: bool = False) -> None:
+        self._has_value, self._has_environment = has_value, has_environment
         self.order = 0
         self.ledger = Ledger()
         self.trajectories: dict[int, Trajectory] = {}
@@ -135,6 +135,7 @@ class Account:
             trajectory = Trajectory(
                 trajectory_id, record.group_id, record.purpose, record.prompt_ids, seed
             )
+            trajectory.paused = self._has_environment
             self.trajectories[trajectory_id] = trajectory
             if record.purpose == "train":
                 self.active[trajectory_id] = trajectory
@@ -143,6 +144,7 @@ class Account:
         trajectory = self.trajectories[record.trajectory_id]
         sampled = trajectory.append(record)
         trajectory.failures += record.finish == "failed"
+        trajectory.paused |= self._has_environment and record.finish == "stop"
         if trajectory.purpose == "eval":
             self.ledger.evaluation += sampled
         else:

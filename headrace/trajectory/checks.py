@@ -24,6 +24,8 @@ def stretch_problem(
         whole = (spans[0].start, spans[0].end) == (start, end)
         return None if whole else _UNCOVERED
     streams = streams or PLAIN
+    if streams.step is not None:
+        return "a generator speaks for an environment"
     sampled = [(start, end)] if size else []
     if streams.pieces:
         runs = [(piece.start, piece.end) for piece in streams.pieces]

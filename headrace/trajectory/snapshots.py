@@ -54,10 +54,16 @@ def values_of(account: Account) -> AccountValues:
     )
 
 
-def account_of(values: AccountValues, records: Iterable[Record], *, has_value: bool) -> Account:
+def account_of(
+    values: AccountValues,
+    records: Iterable[Record],
+    *,
+    has_value: bool,
+    has_environment: bool = False,
+) -> Account:
     """The account with these values. `records` are those before the values were taken, from the
     issue of its oldest group on or from earlier. ValueError: they lack something."""
-    account = Account(has_value=has_value)
+    account = Account(has_value=has_value, has_environment=has_environment)
     account.order, account.closed, account.ledger = values.order, values.closed, values.ledger
     account.taken, account.committed, account.again = values.taken, values.committed, values.again
     account.trajectories = {each.trajectory_id: each for each in values.trajectories}

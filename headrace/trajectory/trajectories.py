@@ -18,6 +18,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.protocol.token_spans import (
     Coefficient,
+    EnvironmentStep,
     Float32,
     Int32,
     Mark,
@@ -46,7 +47,9 @@ class Trajectory:
         says that it is right; None where that is not known. audit_status: of the second source's
         score; None where there is none. value: where it is for the value model; None before it has
         a good reward. value_update: the update that has it or trained on it; -1 before. next_chunk:
-        index of the next chunk. failures: requests for it that failed.
+        index of the next chunk. failures: requests for it that failed. paused: it waits for its
+        environment's word, at first the reset's. steps: what the environment has said, the reset
+        first.
     """
 
     trajectory_id: int
@@ -63,6 +66,7 @@ class Trajectory:
     value_update: int = -1
     next_chunk: int = 0
     failures: int = 0
+    paused: bool = False
     length: int = 0
     sampled: int = 0
     in_windows: int = 0
@@ -77,6 +81,7 @@ class Trajectory:
     lines: list[LineScore] = field(default_factory=list)
     lines_through: int = 0
     paid: list[Reward] = field(default_factory=list)
+    steps: list[EnvironmentStep] = field(default_factory=list)
     _tokens: list[Int32] = field(default_factory=list)
     _logprobs: list[Float32] = field(default_factory=list)
 
@@ -99,6 +104,15 @@ class Trajectory:
     def open_tokens(self) -> int:
         """Sampled tokens in the window being filled."""
         return self.sampled - self.in_windows
+
+    @property
+    def turn_tokens(self) -> int:
+        """Sampled tokens of the turn that goes on, or has ended last."""
+        if not self.pieces:
+            return self.sampled
+        last = self.pieces[-1].turn
+        own = [p for p in self.pieces if p.source == "policy" and p.turn == last]
+        return sum(p.end - p.start for p in own)
 
     @property
     def tokens(self) -> Int32:
@@ -166,6 +180,9 @@ class Trajectory:
         self.rewards += streams.rewards
         self.coefficients += streams.coefficients
         self.marks += streams.marks
+        if streams.step is not None:
+            self.steps.append(streams.step)
+            self.paused = False
 
     def _plain(self, chunk: ChunkArrived) -> Piece:
         """The piece of a chunk that names none: the policy goes on in its turn."""

@@ -74,5 +74,8 @@ def _share(spec: ProcessSpec, config: RunConfig) -> Share:
             return Share(1 + len(spec.gpus), len(spec.gpus))
         case "reward":
             return Share(sum(source.children for source in config.reward.each().values()))
+        case "environment":
+            assert config.environment is not None
+            return Share(config.environment.children)
         case _:
             return Share(1)

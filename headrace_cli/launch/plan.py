@@ -26,7 +26,9 @@ from headrace_cli.launch.judge_plan import judge_argv, place_judges
 ADDRESS = "{address}"
 MASTER_ADDRESS = "{master_address}"
 MASTER_PORT = "{master_port}"
-SpecRole = Literal["coordinator", "learner", "generator", "reward", "judge", "dashboard"]
+SpecRole = Literal[
+    "coordinator", "learner", "generator", "reward", "environment", "judge", "dashboard"
+]
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,14 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
             "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
             environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
-        for index in range(config.reward.workers)
+        for index in range(0 if config.environment else config.reward.workers)
+    ]  # fmt: skip
+    specs += [
+        spec(
+            f"environment-{index}", "environment", "environments.run", "--connect", ADDRESS,
+            "--name", f"environment-{index}", *keys, restarts=Restarts(limit=5),
+        )
+        for index in range(config.environment.workers if config.environment else 0)
     ]  # fmt: skip
     if config.dashboard.enabled:
         specs.append(dashboard_process(config.dashboard.host, config.dashboard.port, run_dir))

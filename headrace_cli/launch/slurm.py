@@ -21,7 +21,8 @@ from headrace_cli.launch.plan import ADDRESS, MASTER_PORT, ProcessSpec, learner_
 Plan = Sequence[tuple[ProcessSpec, Share]]
 FOLDER = "slurm"
 JOB = "job.sbatch"
-STEPS = ("learner", "generator", "reward")
+WORKERS = ("generator", "reward", "environment")
+STEPS = ("learner", *WORKERS)
 WARNING_S = 300
 """Seconds before the end of its time at which a job is told: the coordinator drains, the learner
 writes a checkpoint."""
@@ -85,7 +86,7 @@ def _has_room(plan: Plan, job: Job) -> bool:
     ]
     if any(left < 0 for node in free for left in node):
         return False
-    for share in (share for spec, share in plan if spec.role in ("generator", "reward")):
+    for share in (share for spec, share in plan if spec.role in WORKERS):
         node = next((n for n in free if n[0] >= share.cpus and n[1] >= share.gpus), None)
         if node is None:
             return False
@@ -116,7 +117,7 @@ def scripts(plan: Plan, job: Job, run_dir: Path) -> dict[str, str]:
     """Name and text of each script."""
     shares = {spec.role: share for spec, share in plan}
     found = {JOB: _job_script(job, run_dir)}
-    for role in ("generator", "reward"):
+    for role in WORKERS:
         if role in shares:
             found[f"{role}.sh"] = _step_script(role, shares[role], job)
     ranks = [share for spec, share in plan if spec.role == "learner"]
@@ -152,7 +153,7 @@ def _job_script(job: Job, run_dir: Path) -> str:
 {options}
 #
 # Starts the run in this folder, or goes on with it. Its first node runs the supervisor and the
-# coordinator; everything else is a step that learner.sh, generator.sh or reward.sh starts. A node
+# coordinator; everything else is a step that a script of its role starts (learner.sh, ...). A node
 # that fails takes its steps with it, not the job; before the end of its time the run is told to
 # drain and to write a checkpoint, and the job is queued again.
 set -eu
@@ -251,7 +252,7 @@ def steps(plan: Plan, run_dir: Path, host: str) -> list[ProcessSpec]:
                 argv = ("bash", script, "learner", host, MASTER_PORT, *rank)
                 found.append(replace(spec, name="learner", argv=argv,
                                      log=spec.log.with_name("learner.log")))  # fmt: skip
-            case "generator" | "reward":
+            case "generator" | "reward" | "environment":
                 found.append(replace(spec, argv=("bash", script, spec.name, *spec.argv)))
             case _:
                 found.append(spec)

@@ -57,11 +57,11 @@ class TrajectoryFacts:
 
     Attributes:
         ended_at: journal offset of its end; -1 while it runs. received: sampled tokens, added up
-        chunk by chunk. rewards: what was earned where, as SQL has it; None: nothing yet. line_ends:
-        where the lines end that have a score. lines_through: a source has answered for the lines
-        before this position. value: where it is for the value model; None: it has no good reward.
-        value_taken: whether a batch has ever taken it for the value model. value_trained: (lineage,
-        update) as for windows.
+        chunk by chunk. steps: answers of its environment, the reset's included. rewards: what was
+        earned where, as SQL has it; None: nothing yet. line_ends: where the lines end that have a
+        score. lines_through: a source has answered for the lines before this position. value: where
+        it is for the value model; None: it has no good reward. value_taken: whether a batch has
+        ever taken it for the value model. value_trained: (lineage, update) as for windows.
     """
 
     trajectory_id: int
@@ -73,6 +73,7 @@ class TrajectoryFacts:
     received: int = 0
     next_chunk: int = 0
     finish: str | None = None
+    steps: int = 0
     spans: list[Span] = field(default_factory=list)
     reward: float | None = None
     reward_status: str | None = None

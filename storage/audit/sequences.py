@@ -135,7 +135,12 @@ class Sequences:
             text = f"{name} starts at {chunk.start} where position {trajectory.length} was next"
             self._say("tokens", text)
         lease = self._facts.leases.get(chunk.trajectory_id)
-        if lease != (chunk.lease_id, chunk.generator):
+        if chunk.streams is not None and (step := chunk.streams.step) is not None:
+            paused = trajectory.finish == "stop" if step.turn else trajectory.next_chunk == 0
+            if lease is not None or not paused or step.turn != trajectory.steps:
+                self._say("tokens", f"{name}: no environment was asked for turn {step.turn}")
+            trajectory.steps += 1
+        elif lease != (chunk.lease_id, chunk.generator):
             text = f"lease {chunk.lease_id} of {chunk.generator} was not in force"
             self._say("tokens", f"{name}: {text}")
         if chunk.finish is not None:

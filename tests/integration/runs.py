@@ -40,15 +40,15 @@ class Run:
         resume: str | None = None,
         shown: Path | None = None,
         module: tuple[str, ...] = ("headrace",),
+        recipe: Path | None = None,
     ) -> None:
         """`shown`: the folder for what the command prints; by default the root. `module`: what is
-        run, with its first arguments."""
+        run, with its first arguments. `recipe`: another one than a small quickstart."""
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.log = (shown or root) / f"train-{time.monotonic_ns()}.log"
-        target = (
-            ["--resume", resume, *overrides] if resume else [str(QUICKSTART), *SMALL, *overrides]
-        )
+        begun = [str(QUICKSTART), *SMALL] if recipe is None else [str(recipe)]
+        target = ["--resume", resume, *overrides] if resume else [*begun, *overrides]
         command = [sys.executable, "-m", *module, "train", "--plain", "--root", str(root)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.base import StrictModel
+from headrace.config.sections.environment import EnvironmentConfig
 from headrace.config.sections.generator import GeneratorConfig
 from headrace.config.sections.learner import LearnerConfig
 from headrace.config.sections.model import ModelConfig
@@ -37,6 +38,7 @@ class RunConfig(StrictModel):
     schedule: ScheduleConfig = ScheduleConfig()
     generator: GeneratorConfig = GeneratorConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig | None = None
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     stop: StopConfig = StopConfig()

@@ -97,6 +97,19 @@ class StraightLineConfig(ProceduralConfig):
     """Exponent of the Pareto law of the number of operations; smaller is a heavier tail."""
 
 
+class ProductsConfig(ProceduralConfig):
+    """Procedural products of two numbers, which a small model cannot work out: the task of the
+    environment `calculator`. A term is a digit of each factor."""
+
+    kind: Literal["products"]
+
+    min_terms: int = Field(default=2, ge=1, le=4)
+    """Fewest digits of a factor."""
+
+    max_terms: int = Field(default=2, ge=1, le=4)
+    """Most digits of a factor."""
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -154,6 +167,7 @@ SingleTask = (
     | GraphWalkConfig
     | ShiftRegisterConfig
     | StraightLineConfig
+    | ProductsConfig
     | DatasetConfig
 )
 

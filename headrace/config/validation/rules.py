@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
 from headrace.config.sections.generator import FireConfig
+from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import longest_part_bytes
 
@@ -130,6 +131,11 @@ RULES: tuple[Rule, ...] = (
         "algorithm.advantages.boundary_mask",
         lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
+    ),
+    Rule(
+        "reward",
+        lambda c: c.environment is not None and c.reward != RewardConfig(),
+        "does not go with an environment, which pays itself; leave the section out",
     ),
     Rule(
         "generator.chunk_tokens",

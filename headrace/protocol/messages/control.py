@@ -12,11 +12,12 @@ import msgspec
 from headrace.protocol import fields
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, Reward, Span, Streams
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
-Role = Literal["generator", "reward", "learner", "monitor"]
+Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
 
@@ -142,10 +143,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     the first new token has position len(prefix_ids). Generate until the end token, until
     `max_total` response tokens exist (finish `length`), or until `stop_at` response tokens exist
     (finish `window`; lockstep modes), whichever comes first. `lease_id` is new for each lease, so
-    that chunks of a lease that was taken back are recognised. In streaming mode windows are cut
-    every `window` positions without a stop. `version_at_least`: do not start before these weights
-    are loaded. `next_chunk` is the index of the first chunk. `fire`: the token of position 0 is
-    drawn hot; a lease with a prefix has that token already and draws none."""
+    that chunks of a lease that was taken back are recognised. In streaming mode windows are cut at
+    `next_border`, which inserted tokens move, and every `window` positions from there, without a
+    stop. `version_at_least`: do not start before these weights are loaded. `next_chunk` is the
+    index of the first chunk. `fire`: the first sampled token is drawn hot; a lease with a prefix
+    has that token already and draws none."""
 
     lease_id: int
     trajectory_id: int
@@ -162,6 +164,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = -1
     version_at_least: int = 0
     fire: FireSampling | None = None
+    next_border: int = 0
 
 
 class Leases(Message, frozen=True, kw_only=True, tag=True):
@@ -340,6 +343,22 @@ class Scores(Message, frozen=True, kw_only=True, tag=True):
     scores: list[Score]
 
 
+# -- environments ----------------------------------------------------------------------------------
+
+
+class StepRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to environment worker. `ended`: episodes that need no environment any more."""
+
+    asks: list[StepAsk]
+    ended: list[int] = []
+
+
+class StepReplies(Message, frozen=True, kw_only=True, tag=True):
+    """Environment worker to coordinator."""
+
+    replies: list[StepReply]
+
+
 # -- learning --------------------------------------------------------------------------------------
 
 
@@ -459,7 +478,7 @@ AnyMessage = (
     | Goodbye
     | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
-    | ScoreRequest | Scores
+    | ScoreRequest | Scores | StepRequest | StepReplies
     | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone
     | Command | StatusRequest | Status
     | Trouble

@@ -1,0 +1,296 @@
+"""The coordinator's side of environments: turns out, answers in.
+
+Comes in: trajectories whose turn ended, StepReplies. Goes out: StepRequests; an environment's
+answer as a chunk that it has written, then the end of the episode and its reward where it is over.
+Promises: nothing follows from an answer before it is recorded; an answer counts once, whoever asks
+again; a worker that is lost costs nothing but time, because another one builds its episodes again
+from their seeds and turns and has to say the same; what cannot be answered ends as failed, with
+the reason, and never as a reward of 0.
+"""
+
+import json
+import math
+import time
+from collections import deque
+
+import numpy as np
+
+from coordinator.connections.message_checks import LARGEST_REWARD, cut
+from coordinator.connections.peers import EnvironmentPeer
+from coordinator.dispatch.message_rendering import Rendering
+from coordinator.dispatch.prompts import Prompts
+from coordinator.hub import Hub
+from headrace.config.sections.reward import DEFAULT_SOURCE
+from headrace.errors import UserError
+from headrace.protocol.messages.control import Hello, StepReplies, StepRequest
+from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk, StepReply
+from headrace.protocol.records.record_types import (
+    ChunkArrived,
+    GroupIssued,
+    Record,
+    RewardArrived,
+    TrajectoryEnded,
+    TrajectoryStatus,
+)
+from headrace.protocol.token_spans import EnvironmentStep, Int32, Piece, Reward, Streams
+from headrace.trajectory.trajectories import Trajectory
+
+NO_LEASE = -1
+MOST_OUT = 64
+"""Episodes that one worker is asked about at a time."""
+
+
+class Episodes:
+    """Asks environments and records what they say."""
+
+    def __init__(self, hub: Hub, prompts: Prompts) -> None:
+        assert hub.config.environment is not None
+        self._hub, self._prompts, self._config = hub, prompts, hub.config.environment
+        self._rendering: dict[bool, Rendering] = {}
+        self._queue: deque[int] = deque()
+        self._workers = hub.peers.environments
+        hub.on_record = self._follow
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def join(self, hello: Hello) -> None:
+        """A worker said Hello; the same process may say it again and keeps what it was asked."""
+        known = self._workers.get(hello.name)
+        if known is None or known.hello.pid != hello.pid:
+            self.forget_worker(hello.name)
+            self._workers[hello.name] = EnvironmentPeer(hello)
+
+    def forget_worker(self, name: str) -> None:
+        """A worker is gone: others are asked what it had not answered."""
+        worker = self._workers.pop(name, None)
+        if worker is not None:
+            self._queue.extendleft(reversed(worker.asked))
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def _follow(self, record: Record) -> None:
+        """Who begins, or has ended a turn, waits for the environment."""
+        match record:
+            case GroupIssued(trajectory_ids=keys):
+                self._queue.extend(keys)
+            case ChunkArrived(trajectory_id=key, finish="stop"):
+                self._queue.append(key)
+
+    def restore(self) -> None:
+        """After a restart: ask again what was not answered, and end what an answer has ended."""
+        for trajectory in list(self._hub.account.trajectories.values()):
+            if trajectory.paused and not trajectory.ended:
+                self._queue.append(trajectory.trajectory_id)
+            if not trajectory.ended and self._is_over(trajectory):
+                self._end(trajectory, "finished" if trajectory.steps[-1].done else "truncated")
+            elif trajectory.complete and trajectory.reward_status is None:
+                self._reward(trajectory)
+
+    def waiting(self) -> int:
+        """Trajectories that wait for an environment."""
+        return len(self._queue) + sum(len(worker.asked) for worker in self._workers.values())
+
+    async def dispatch(self) -> None:
+        """Hand the queue to workers: to the one that has the episode, if it has room."""
+        out: dict[str, list[StepAsk]] = {}
+        while self._queue and (free := self._with_room()):
+            key = self._queue.popleft()
+            trajectory = self._hub.account.trajectories.get(key)
+            if trajectory is None or trajectory.ended or not trajectory.paused:
+                continue
+            name = next((n for n in free if key in self._workers[n].knows), free[0])
+            worker = self._workers[name]
+            if key not in worker.knows:
+                for other in self._workers.values():
+                    if key in other.knows:
+                        other.knows.discard(key)
+                        other.ended.append(key)
+            out.setdefault(name, []).append(self._ask(trajectory, fresh=key not in worker.knows))
+            worker.asked[key] = len(trajectory.steps)
+            worker.knows.add(key)
+        for name, worker in self._workers.items():
+            asks, ended = out.get(name, []), worker.ended
+            if asks or len(ended) >= MOST_OUT:
+                worker.ended = []
+                await self._hub.send(name, StepRequest(asks=asks, ended=ended))
+
+    def _with_room(self) -> list[str]:
+        """Workers that can be asked, the idlest first."""
+        asked = {name: len(worker.asked) for name, worker in self._workers.items()}
+        return sorted((n for n, out in asked.items() if out < MOST_OUT), key=asked.__getitem__)
+
+    def _ask(self, trajectory: Trajectory, *, fresh: bool) -> StepAsk:
+        group = self._hub.account.groups[trajectory.group_id]
+        first = self._hub.account.members(trajectory.group_id)[0]
+        count = len(trajectory.steps)
+        turns = [self._turn(trajectory, i) for i in range(0 if fresh else max(0, count - 1), count)]
+        row = {"id": group.prompt_id, "prompt": group.prompt, "answer": group.answer}
+        return StepAsk(
+            trajectory_id=trajectory.trajectory_id,
+            turn=count,
+            turns=turns,
+            known=[step.digest for step in trajectory.steps] if fresh else [],
+            row=json.dumps(json.loads(group.info) | row),
+            seed=first.seed,
+        )
+
+    def _turn(self, trajectory: Trajectory, number: int) -> PolicyTurn:
+        ids = trajectory.tokens
+        if trajectory.pieces:
+            own = [p for p in trajectory.pieces if p.source == "policy" and p.turn == number]
+            ids = np.concatenate([ids[:0], *(ids[p.start : p.end] for p in own)])
+        return PolicyTurn(self._prompts.decode(ids), ids.size)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def receive(self, name: str, message: StepReplies) -> list[Trajectory]:
+        """Record answers; the trajectories that ended by them."""
+        worker, touched = self._workers[name], []
+        for reply in message.replies:
+            trajectory = self._hub.account.trajectories.get(reply.trajectory_id)
+            if worker.asked.get(reply.trajectory_id) != reply.turn:
+                text = f"turn {reply.turn} of trajectory {reply.trajectory_id} was not asked for"
+                self._hub.rejections.add(name, "not_asked", text)
+                continue
+            del worker.asked[reply.trajectory_id]
+            waits = trajectory is not None and trajectory.paused and not trajectory.ended
+            if trajectory is not None and waits and len(trajectory.steps) == reply.turn:
+                self._take(name, trajectory, reply)
+                touched.append(trajectory)
+        self._hub.settle_windows(touched)
+        if touched:
+            self._hub.progress("environments")
+        ended = [trajectory for trajectory in touched if trajectory.ended]
+        for trajectory in ended:
+            worker.knows.discard(trajectory.trajectory_id)
+            worker.ended.append(trajectory.trajectory_id)
+        return ended
+
+    def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
+        step, problem = reply.step, None
+        if reply.status != "ok":
+            problem = f"environment_{reply.status}: {reply.error}"
+        elif not (math.isfinite(step.reward) and abs(step.reward) <= LARGEST_REWARD):
+            problem = f"environment_invalid: the reward is {step.reward:g}"
+        elif not all(map(math.isfinite, step.metrics.values())):
+            problem = "environment_invalid: a metric is not finite"
+        elif not (step.messages or step.done or reply.turn == 0):
+            problem = "environment_invalid: the episode goes on, and nothing was said"
+        ids = np.zeros(0, np.int32)
+        if problem is None and not step.done and step.messages:
+            try:
+                ids = self._render(trajectory, step)
+            except UserError as error:
+                problem = f"environment_invalid: {error}"
+        if problem is not None:
+            self._fail(trajectory, problem)
+            return
+        self._record(name, trajectory, reply, ids)
+        if self._is_over(trajectory):
+            self._end(trajectory, "finished" if step.done else "truncated")
+
+    def _render(self, trajectory: Trajectory, step: Step) -> Int32:
+        group = self._hub.account.groups[trajectory.group_id]
+        is_chat = bool(group.messages) or self._hub.config.model.chat_template == "always"
+        if is_chat and not trajectory.steps:
+            raise UserError("a reset says something, and the prompt is a chat: put it into the row")
+        if is_chat not in self._rendering:
+            self._rendering[is_chat] = self._prompts.rendering(is_chat=is_chat)
+        ids, lost = self._rendering[is_chat].ids(step.messages, most=self._config.max_inserted)
+        if lost:
+            text = f"{lost} tokens of an answer are over environment.max_inserted, and were cut off"
+            self._hub.incident("info", "environment_cut", text)
+        return ids
+
+    def _record(self, name: str, trajectory: Trajectory, reply: StepReply, ids: Int32) -> None:
+        """The answer is one record: its tokens and all that is known of it."""
+        step, start = reply.step, trajectory.length
+        role = "user" if not step.messages else step.messages[-1].role
+        piece = Piece("environment", role, reply.turn, start, start + ids.size)
+        paid = step.reward and trajectory.spans
+        self._hub.record_event(
+            ChunkArrived(
+                at=time.time(),
+                trajectory_id=trajectory.trajectory_id,
+                lease_id=NO_LEASE,
+                chunk_index=trajectory.next_chunk,
+                generator=name,
+                start=start,
+                token_ids=ids,
+                logprobs=np.zeros(ids.size, np.float32),
+                spans=[],
+                streams=Streams(
+                    pieces=[piece] if ids.size else [],
+                    rewards=[Reward(step.reward, trajectory.spans[-1].end - 1)] if paid else [],
+                    step=EnvironmentStep(
+                        turn=reply.turn,
+                        digest=step.digest,
+                        reward=step.reward,
+                        done=step.done,
+                        success=step.success,
+                        metrics=step.metrics,
+                        seconds=reply.seconds,
+                    ),
+                ),
+            )
+        )
+
+    # -- the end of an episode --------------------------------------------------------------------
+
+    def _is_over(self, trajectory: Trajectory) -> bool:
+        """Whether the environment ended the episode, or a limit does."""
+        steps, task = trajectory.steps, self._hub.config.task
+        if trajectory.paused or not steps:
+            return False
+        over = trajectory.sampled >= task.max_response_length
+        return steps[-1].done or over or steps[-1].turn >= self._config.max_turns
+
+    def truncated(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """Trajectories that ended without their environment, by a limit of tokens or a failure;
+        those of them that earned what they had earned so far."""
+        cut_short = [trajectory for trajectory in trajectories if trajectory.complete]
+        for trajectory in cut_short:
+            self._reward(trajectory)
+        for worker in self._workers.values():
+            over = [t.trajectory_id for t in trajectories if t.trajectory_id in worker.knows]
+            worker.knows.difference_update(over)
+            worker.ended += over
+        self._hub.settle_windows(cut_short)
+        return cut_short
+
+    def _end(self, trajectory: Trajectory, status: TrajectoryStatus, error: str = "") -> None:
+        self._hub.record_event(
+            TrajectoryEnded(
+                at=time.time(),
+                trajectory_id=trajectory.trajectory_id,
+                status=status,
+                length=trajectory.length,
+                error=cut(error) or None,
+            )
+        )
+        if status != "failed":
+            self._reward(trajectory)
+
+    def _fail(self, trajectory: Trajectory, problem: str) -> None:
+        text = f"trajectory {trajectory.trajectory_id}: {problem}"
+        self._hub.incident("warning", "environment_failed", cut(text) or "")
+        self._end(trajectory, "failed", problem)
+
+    def _reward(self, trajectory: Trajectory) -> None:
+        """The episode's reward is the sum of its turns', which are paid where they were earned."""
+        total = sum(step.reward for step in trajectory.steps)
+        told = trajectory.steps[-1].success if trajectory.steps else None
+        last = max(0, trajectory.spans[-1].end - 1) if trajectory.spans else 0
+        arrived = RewardArrived(
+            at=time.time(),
+            trajectory_id=trajectory.trajectory_id,
+            status="ok",
+            reward=total,
+            rewards=[Reward(0.0, last)],
+            correct=total > 0 if told is None else told,
+            seconds=sum(step.seconds for step in trajectory.steps),
+            source=DEFAULT_SOURCE,
+        )
+        self._hub.record_event(arrived)
+        if trajectory.purpose == "train":
+            self._hub.monitors.scored(trajectory, arrived)

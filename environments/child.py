@@ -1,0 +1,205 @@
+"""A process that holds environments: `python -m environments.child WORKER_PID`, started by
+`environments.worker` only.
+
+In: frames on stdin, first the environment's name and options, then StepAsks. Out: frames on the
+original stdout, a StepReply for each ask in the order of completion. Steps that are no coroutines
+run one after the other, on the main thread; coroutines run together. What the user's code prints
+goes to stderr. This is where broad exceptions are caught: whatever an environment raises becomes a
+reply, and the child goes on.
+"""
+
+import asyncio
+import json
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgspec
+
+from environments.protocol import (
+    Environment,
+    InvalidStepError,
+    NoEnvironmentError,
+    answer,
+    begin,
+    maker_of,
+)
+from headrace.host.process_reaper import die_with
+from headrace.protocol.messages.environments import Step, StepAsk, StepReply
+from headrace.protocol.transport.stdio import take_streams
+
+LENGTH = struct.Struct(">I")
+MOST_BYTES = 1 << 24
+"""Longest frame."""
+MOST_ERROR = 2000
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """Worker to child, first."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Child to worker: the environment is there, or why it is not."""
+
+    error: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """Worker to child: these episodes are over."""
+
+    trajectory_ids: list[int]
+
+
+class Asked(msgspec.Struct, frozen=True, tag=True):
+    """Worker to child."""
+
+    ask: StepAsk
+
+
+class Replied(msgspec.Struct, frozen=True, tag=True):
+    """Child to worker."""
+
+    reply: StepReply
+
+
+ToChild = Setup | Ended | Asked
+FromChild = Ready | Replied
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message with its length."""
+    data = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+@dataclass
+class Episode:
+    """An environment in the middle of an episode, and how many turns it has seen."""
+
+    environment: Environment
+    turns: int = -1
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class DivergedError(Exception):
+    """An environment that was built again said something else than before."""
+
+
+class LostError(Exception):
+    """An episode that began elsewhere cannot be built again."""
+
+
+FAULTS: dict[type, str] = {
+    InvalidStepError: "invalid", DivergedError: "diverged", LostError: "lost",
+}  # fmt: skip
+
+
+class Episodes:
+    """The environments of a child, by trajectory."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._known: dict[int, Episode] = {}
+
+    def end(self, trajectory_ids: list[int]) -> None:
+        """Let go of them."""
+        for key in trajectory_ids:
+            self._known.pop(key, None)
+
+    async def reply(self, ask: StepAsk) -> StepReply:
+        """What becomes of an ask, whatever the environment does short of ending the process."""
+        began = time.perf_counter()
+        status, step, error = "ok", Step(), ""
+        try:
+            step = await self._step(ask)
+        except (Exception, SystemExit) as raised:
+            self._known.pop(ask.trajectory_id, None)
+            status = FAULTS.get(type(raised), "crashed")
+            known = status != "crashed"
+            error = (str(raised) if known else f"{type(raised).__name__}: {raised}")[:MOST_ERROR]
+        return StepReply(
+            trajectory_id=ask.trajectory_id,
+            turn=ask.turn,
+            status=status,  # type: ignore[arg-type]
+            step=step,
+            seconds=time.perf_counter() - began,
+            error=error,
+        )
+
+    async def _step(self, ask: StepAsk) -> Step:
+        episode = self._known.get(ask.trajectory_id)
+        if episode is None or episode.turns != ask.turn - 1:
+            episode = await self._again(ask)
+        async with episode.busy:
+            episode.turns += 1
+            if ask.turn == 0:
+                return await begin(episode.environment, json.loads(ask.row), ask.seed)
+            return await answer(episode.environment, ask.turns[-1])
+
+    async def _again(self, ask: StepAsk) -> Episode:
+        """A new environment, brought to where the ask is, which has to say what it said before."""
+        episode = self._known[ask.trajectory_id] = Episode(self._make())
+        if ask.turn == 0:
+            return episode
+        if not getattr(episode.environment, "replayable", True):
+            raise LostError("its process ended, and it cannot be built again")
+        if len(ask.turns) != ask.turn or len(ask.known) != ask.turn:
+            raise LostError("its process ended, and its turns are not there")
+        said = [await begin(episode.environment, json.loads(ask.row), ask.seed)]
+        said += [await answer(episode.environment, turn) for turn in ask.turns[:-1]]
+        for number, (step, digest) in enumerate(zip(said, ask.known, strict=True)):
+            if step.digest != digest:
+                raise DivergedError(f"built again, it answered turn {number} otherwise than before")
+        episode.turns = ask.turn - 1
+        return episode
+
+
+async def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer until the worker closes the pipe."""
+    decoder = msgspec.msgpack.Decoder(ToChild)
+
+    def say(message: msgspec.Struct) -> None:
+        sink.write(frame(message))
+        sink.flush()
+
+    def read() -> ToChild | None:
+        head = source.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            return None
+        return decoder.decode(source.read(LENGTH.unpack(head)[0]))
+
+    setup = read()
+    assert isinstance(setup, Setup)
+    try:
+        episodes = Episodes(maker_of(setup.name, setup.options))
+    except NoEnvironmentError as error:
+        say(Ready(str(error)))
+        return
+    say(Ready())
+
+    async def one(ask: StepAsk) -> None:
+        say(Replied(await episodes.reply(ask)))
+
+    async with asyncio.TaskGroup() as group:
+        while (message := await asyncio.to_thread(read)) is not None:
+            if isinstance(message, Ended):
+                episodes.end(message.trajectory_ids)
+            elif isinstance(message, Asked):
+                group.create_task(one(message.ask))
+
+
+def main() -> None:
+    """Entry point of the process."""
+    die_with(int(sys.argv[1]))
+    source, sink = take_streams()
+    asyncio.run(serve(source, sink))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What a user writes: an environment, and how one is found by its name.
+
+In: a name, options. Out: a function that makes environments. An environment is an object with
+
+    reset(row, seed)    begins an episode: `row` is the prompt's row (`prompt`, `answer`, its other
+                        columns), `seed` is that of the whole group; returns what the policy reads
+                        before its first turn: text, or None
+    step(turn)          answers a turn of the policy: `turn.text`, `turn.tokens`; returns a `Step`,
+                        or a dict of its fields
+
+Both may be coroutines. The same row, seed and turns must give the same answers, because an episode
+whose process died is built again by them; an environment that cannot promise that says
+`replayable = False`, and its episode then ends as failed.
+"""
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+
+BUILT_IN = {"calculator": "environments.built_in:Calculator"}
+
+
+class NoEnvironmentError(Exception):
+    """There is no such environment, or it cannot be made; one line."""
+
+
+class InvalidStepError(Exception):
+    """What an environment returned is no answer; one line."""
+
+
+class Environment(Protocol):
+    """One episode at a time."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        """Begin an episode."""
+
+    def step(self, turn: PolicyTurn) -> Any:
+        """Answer a turn."""
+
+
+def maker_of(name: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
+    """What makes environments of this name; NoEnvironmentError where nothing does."""
+    target = BUILT_IN.get(name, name)
+    source, _, thing = target.rpartition(":")
+    if not source:
+        known = ", ".join(BUILT_IN)
+        raise NoEnvironmentError(
+            f"no environment {name!r}: take {known}, FILE.py:THING or PACKAGE:THING"
+        )
+    try:
+        module = _load(source)
+        make = getattr(module, thing, None)
+        if make is None:
+            raise NoEnvironmentError(f"{source} has no {thing}")
+        first = make(**options)
+    except NoEnvironmentError:
+        raise
+    except Exception as error:  # it is somebody else's code
+        line = " ".join(str(error).split())
+        raise NoEnvironmentError(f"environment {name}: {type(error).__name__}: {line}") from error
+    for method in ("reset", "step"):
+        if not callable(getattr(first, method, None)):
+            raise NoEnvironmentError(f"environment {name} has no method {method}")
+    return lambda: make(**options)
+
+
+def _load(source: str) -> Any:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source).expanduser()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise NoEnvironmentError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def begin(environment: Environment, row: Mapping[str, Any], seed: int) -> Step:
+    """What an episode begins with."""
+    said = environment.reset(row, seed)
+    said = await said if inspect.isawaitable(said) else said
+    if said is None or isinstance(said, str):
+        return Step(messages=[InsertedMessage("user", said)] if said else [])
+    return _step_of(said)
+
+
+async def answer(environment: Environment, turn: PolicyTurn) -> Step:
+    """The answer to a turn; InvalidStepError where it is none."""
+    said = environment.step(turn)
+    return _step_of(await said if inspect.isawaitable(said) else said)
+
+
+def _step_of(said: Any) -> Step:
+    if isinstance(said, Step):
+        said = msgspec.to_builtins(said)
+    if not isinstance(said, Mapping):
+        raise InvalidStepError(f"a {type(said).__name__} is no Step and no dict of its fields")
+    fields = dict(said)
+    text = fields.pop("text", None)
+    if text is not None:
+        fields["messages"] = [*fields.get("messages", []), ("user", text)]
+    if unknown := fields.keys() - set(Step.__struct_fields__):
+        raise InvalidStepError(f"a Step has no field {min(unknown)!r}")
+    try:
+        return msgspec.convert(fields, Step)
+    except msgspec.ValidationError as error:
+        raise InvalidStepError(str(error)) from error

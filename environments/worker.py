@@ -1,0 +1,292 @@
+"""The heart of an environment worker: asks in, replies out, from killable children.
+
+In: StepRequests. Out: StepReplies. Promises: an episode stays with one child; a step that misses
+its deadline is a `timeout` of that episode alone: its child is killed, and the other episodes of
+that child are built again in another one, from the seeds and turns that this worker has kept; an
+environment that ends its process does so twice before its episode is given up as `crashed`.
+Silence: after `quiet_s` without a message the worker says Hello again, after `stall_s` it gives up.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from environments.child import (
+    LENGTH,
+    MOST_BYTES,
+    Asked,
+    Ended,
+    FromChild,
+    Ready,
+    Replied,
+    Setup,
+    frame,
+)
+from headrace.config.sections.environment import EnvironmentConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.host.process_reaper import Reaper
+from headrace.protocol.messages.control import (
+    AskHello,
+    Hello,
+    Refused,
+    Shutdown,
+    StepReplies,
+    StepRequest,
+)
+from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+from headrace.protocol.transport.sockets import Dealer
+
+START_S = 60.0
+TRIES = 2
+_decoder = msgspec.msgpack.Decoder(FromChild)
+
+
+class ChildGoneError(Exception):
+    """The child that was asked is no more."""
+
+
+class Child:
+    """One process that holds environments."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+        self._waiting: dict[int, asyncio.Future[StepReply]] = {}
+        self._reading = asyncio.create_task(self._read())
+        self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_gone = False
+
+    @classmethod
+    async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
+        """A child that has the environment; UserError where it cannot be had."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "environments.child", str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, process_group=0,
+        )  # fmt: skip
+        reaper.watch(process.pid)
+        child = cls(process)
+        child.say(Setup(config.name, config.options))
+        try:
+            async with asyncio.timeout(START_S):
+                error = await child.ready
+        except (ChildGoneError, TimeoutError) as gone:
+            await child.kill()
+            raise UserError(f"environment {config.name} could not be loaded: {gone}") from gone
+        if error:
+            await child.kill()
+            raise UserError(error)
+        return child
+
+    @property
+    def asked(self) -> int:
+        """Steps that it has not answered."""
+        return len(self._waiting)
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Send it something; one that is gone hears nothing."""
+        if not self.is_gone:
+            self._to.write(frame(message))
+
+    async def step(self, ask: StepAsk) -> StepReply:
+        """Its reply; ChildGoneError where it ends before."""
+        if self.is_gone:
+            raise ChildGoneError("it has ended")
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[ask.trajectory_id] = future
+        self.say(Asked(ask))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(ask.trajectory_id, None)
+
+    async def kill(self) -> None:
+        """End it with whatever it started."""
+        self.is_gone = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._to.close()
+        await self._process.wait()
+        await self._reading
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await self._from.readexactly(LENGTH.size))
+                if length > MOST_BYTES:
+                    raise ChildGoneError(f"it said {length} bytes at a time")
+                message = _decoder.decode(await self._from.readexactly(length))
+                if isinstance(message, Ready):
+                    self.ready.set_result(message.error)
+                elif isinstance(message, Replied):
+                    waiting = self._waiting.get(message.reply.trajectory_id)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(message.reply)
+        except (asyncio.IncompleteReadError, msgspec.MsgspecError, ChildGoneError) as error:
+            gone = ChildGoneError(f"its process ended ({type(error).__name__})")
+        self.is_gone = True
+        futures: list[asyncio.Future[Any]] = [self.ready, *self._waiting.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(gone)
+
+
+@dataclass
+class Episode:
+    """What it takes to build an episode again.
+
+    Attributes:
+        first: the ask that began it here. turns, known: of all turns so far, and digests of the
+        answers. child: the index of the one that has it.
+    """
+
+    row: str
+    seed: int
+    child: int
+    turns: list[PolicyTurn] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+
+
+class Pool:
+    """The children of a worker, and the episodes that they hold."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config, self._reaper = config, Reaper()
+        self._children: list[Child] = []
+        self._episodes: dict[int, Episode] = {}
+        self._renewing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the first child, whose faults are the user's, then the others."""
+        for _ in range(self._config.children):
+            self._children.append(await Child.start(self._config, self._reaper))
+
+    async def close(self) -> None:
+        """End all of them."""
+        for child in self._children:
+            await child.kill()
+        self._reaper.close()
+
+    def end(self, trajectory_ids: list[int]) -> None:
+        """These episodes are over."""
+        for key in trajectory_ids:
+            self._episodes.pop(key, None)
+        for child in self._children:
+            child.say(Ended(trajectory_ids))
+
+    async def reply(self, ask: StepAsk) -> StepReply:
+        """What becomes of an ask."""
+        episode = self._episode(ask)
+        whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
+        began, error = time.monotonic(), "no child"
+        for _ in range(TRIES):
+            child = self._children[episode.child]
+            # What a child has to do before this step does not count.
+            patience = self._config.timeout_s * (1 + len(episode.turns) + child.asked)
+            try:
+                async with asyncio.timeout(patience):
+                    reply = await child.step(whole)
+                break
+            except TimeoutError:
+                await self._renew(episode.child, child)
+                return self._failed(ask, "timeout", began, f"no answer in {patience:g} s")
+            except ChildGoneError as gone:
+                error = str(gone)
+                await self._renew(episode.child, child)
+        else:
+            return self._failed(ask, "crashed", began, error)
+        if reply.status == "ok" and not reply.step.done:
+            episode.known.append(reply.step.digest)
+        else:
+            self._episodes.pop(ask.trajectory_id, None)
+        return reply
+
+    def _episode(self, ask: StepAsk) -> Episode:
+        episode = self._episodes.get(ask.trajectory_id)
+        if episode is None or len(ask.known) == ask.turn:
+            load = [child.asked for child in self._children]
+            held = [0] * len(load)
+            for other in self._episodes.values():
+                held[other.child] += 1
+            idlest = min(range(len(load)), key=lambda i: (load[i], held[i]))
+            episode = Episode(ask.row, ask.seed, idlest, list(ask.turns), list(ask.known))
+            self._episodes[ask.trajectory_id] = episode
+        else:
+            episode.turns.append(ask.turns[-1])
+        return episode
+
+    def _failed(self, ask: StepAsk, status: str, began: float, error: str) -> StepReply:
+        self._episodes.pop(ask.trajectory_id, None)
+        return StepReply(
+            trajectory_id=ask.trajectory_id,
+            turn=ask.turn,
+            status=status,  # type: ignore[arg-type]
+            seconds=time.monotonic() - began,
+            error=error,
+        )
+
+    async def _renew(self, index: int, child: Child) -> None:
+        """Another child in the place of this one, unless somebody has put one there."""
+        async with self._renewing:
+            if self._children[index] is child:
+                await child.kill()
+                self._children[index] = await Child.start(self._config, self._reaper)
+
+
+async def serve(
+    dealer: Dealer, config: EnvironmentConfig, hello: Hello, *, quiet_s: float, stall_s: float
+) -> None:
+    """Answer until Shutdown."""
+    pool = Pool(config)
+    try:
+        await pool.start()
+        async with asyncio.TaskGroup() as group:
+            await _receive(dealer, pool, hello, group, quiet_s=quiet_s, stall_s=stall_s)
+            for task in asyncio.all_tasks():
+                if task.get_name() == "step":
+                    task.cancel()
+    except* (UserError, RunFailedError) as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await pool.close()
+
+
+async def _receive(
+    dealer: Dealer,
+    pool: Pool,
+    hello: Hello,
+    group: asyncio.TaskGroup,
+    *,
+    quiet_s: float,
+    stall_s: float,
+) -> None:
+    async def one(ask: StepAsk) -> None:
+        await dealer.send(StepReplies(replies=[await pool.reply(ask)]))
+
+    heard = time.monotonic()
+    while True:
+        message = await dealer.receive_within(min(quiet_s, stall_s))
+        if message is None:
+            silent = time.monotonic() - heard
+            if silent >= stall_s:
+                raise RunFailedError(f"no word from the coordinator for {silent:.0f} s")
+            await dealer.send(hello)
+            continue
+        heard = time.monotonic()
+        if isinstance(message, StepRequest):
+            pool.end(message.ended)
+            for ask in message.asks:
+                group.create_task(one(ask), name="step")
+        elif isinstance(message, AskHello):
+            await dealer.send(hello)
+        elif isinstance(message, Refused):
+            raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
+        elif isinstance(message, Shutdown):
+            return

@@ -1,0 +1,79 @@
+"""What coordinator, environment workers and their children say of episodes.
+
+In: turns of the policy as text. Out: what an environment answers. Promise: needs msgspec alone, so
+that a child can run in a Python that has nothing else.
+"""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from headrace.protocol import fields
+
+Role = Literal["system", "user", "tool"]
+
+
+class PolicyTurn(msgspec.Struct, frozen=True, array_like=True):
+    """A turn of the policy: its text without special tokens, and how many tokens it has."""
+
+    text: str
+    tokens: fields.Position
+
+
+class InsertedMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What an environment says to the policy."""
+
+    role: Role
+    content: fields.Prose
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment's answer to a turn.
+
+    Attributes:
+        messages: what the policy reads next. reward: what the turn earned. done: the episode is
+        over. success: whether it was won; None: if it earned anything above 0. metrics: numbers by
+        name.
+    """
+
+    messages: list[InsertedMessage] = []
+    reward: float = 0.0
+    done: bool = False
+    success: bool | None = None
+    metrics: dict[fields.Label, float] = {}
+
+    @property
+    def digest(self) -> str:
+        """Names what a replay has to say again."""
+        said = msgspec.msgpack.encode((self.messages, self.reward, self.done, self.success))
+        return hashlib.sha256(said).hexdigest()
+
+
+class StepAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer the last of these turns of an episode; without any, begin it.
+
+    Attributes:
+        turn: how many turns there are with those that are not here. turns: the last of them; all,
+        where the asked worker has not seen the episode. known: digests of the answers before this
+        one, the reset's first. row: the prompt's row as a JSON object. seed: of the whole group.
+    """
+
+    trajectory_id: int
+    turn: int
+    turns: list[PolicyTurn]
+    known: list[str]
+    row: str
+    seed: int
+
+
+class StepReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a StepAsk. `diverged`: an episode that was built again answered otherwise
+    than before; `lost`: it cannot be built again."""
+
+    trajectory_id: fields.Count
+    turn: fields.Position
+    status: Literal["ok", "timeout", "crashed", "invalid", "diverged", "lost"]
+    step: Step = Step()
+    seconds: fields.Seconds = 0.0
+    error: fields.Prose = ""

@@ -1,0 +1,259 @@
+"""Turns out, answers in: a coordinator in this process, its journal real, its peers scripted."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.persistence.state import State
+from coordinator.run import build
+from headrace.protocol.messages import control as m
+from headrace.protocol.messages.environments import InsertedMessage, Step, StepAsk, StepReply
+from headrace.protocol.records.record_types import Incident
+from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.endpoints import identity_of
+from headrace.trajectory.trajectories import Trajectory
+from tests.coordinator.stage import GENERATOR, LEARNER, MONITOR, Stage
+from tests.coordinator.test_loop import run_config
+
+WORKERS = ("environment-0", "environment-1")
+ROLES: dict[str, m.Role] = {
+    GENERATOR: "generator",
+    LEARNER: "learner",
+    MONITOR: "monitor",
+    **dict.fromkeys(WORKERS, "environment"),
+}
+MORE = Step(messages=[InsertedMessage("tool", "12")], metrics={"calls": 1.0})
+
+
+class EpisodeStage(Stage):
+    """Environment workers instead of reward workers; `sent` has what they were asked, by name."""
+
+    def __init__(
+        self, folder: Path, workers: tuple[str, ...] = WORKERS[:1], **options: Any
+    ) -> None:
+        config = run_config(
+            environment={"name": "calculator"} | options,
+            evaluation={"before": False, "after": False},
+            algorithm={"advantages": {"kind": "egae"}, "value": {"warmup_updates": 0}},
+        )
+        super().__init__(config, folder)
+        self.roles = {k: v for k, v in ROLES.items() if v != "environment" or k in workers}
+        self.identities = {name: identity_of(name) for name in self.roles}
+        self.sent: dict[str, list[StepAsk]] = {name: [] for name in workers}
+        send = self.hub.router.send
+
+        async def keep(identity: str, message: m.Message, **more: Any) -> Any:
+            name = next((n for n, i in self.identities.items() if i == identity), "")
+            if isinstance(message, m.StepRequest):
+                self.sent[name] += message.asks
+            return await send(identity, message, **more)
+
+        self.hub.router.send = keep  # type: ignore[method-assign,assignment]
+
+    async def begin(self) -> None:
+        self.coordinator.phases.record_start()
+        for name, role in self.roles.items():
+            await self.say(name, m.Hello(role=role, name=name, pid=1, host="here", capacity=8))
+        notice = self.notice()
+        assert notice is not None
+        await self.say(LEARNER, notice)
+        await self.say(GENERATOR, m.WeightsLoaded(version=notice.version, gap_s=0.0, load_s=0.0))
+
+    async def answer(self, step: Step, *, name: str = WORKERS[0], **more: Any) -> StepAsk:
+        """Answer the worker's oldest question."""
+        ask = self.sent[name].pop(0)
+        reply = StepReply(
+            trajectory_id=ask.trajectory_id, turn=ask.turn, step=step,
+            **({"status": "ok"} | more),
+        )  # fmt: skip
+        assert await self.say(name, m.StepReplies(replies=[reply]))
+        return ask
+
+    async def turn(self, trajectory: Trajectory, tokens: int, finish: str = "stop") -> None:
+        """A turn of the policy arrives."""
+        lease = self.hub.leases.of(trajectory.trajectory_id)
+        assert lease is not None
+        start, version = trajectory.length, self.hub.state.versions.current
+        chunk = m.TrajectoryChunk(
+            lease_id=lease.lease_id,
+            trajectory_id=trajectory.trajectory_id,
+            chunk_index=trajectory.next_chunk,
+            start=start,
+            token_ids=np.full(tokens, 5, np.int32),
+            logprobs=np.full(tokens, -0.5, np.float32),
+            spans=[Span(version, start, start + tokens)],
+            finish=finish,  # type: ignore[arg-type]
+        )
+        assert await self.say(GENERATOR, m.Chunks(chunks=[chunk]))
+
+    def first(self) -> Trajectory:
+        return next(iter(self.hub.account.trajectories.values()))
+
+    def states(self, trajectory: Trajectory) -> list[tuple[str, bool]]:
+        return [(window.state, window.final) for window in trajectory.windows]
+
+
+def play(folder: Path, story: Any, **options: Any) -> None:
+    async def whole() -> None:
+        stage = EpisodeStage(folder, **options)
+        recorder = asyncio.create_task(stage.hub.recorder.run())
+        try:
+            await stage.begin()
+            await story(stage)
+            await stage.hub.recorder.flush()
+        finally:
+            recorder.cancel()
+            stage.hub.router.close()
+            stage.store.close()
+
+    asyncio.run(whole())
+
+
+def test_a_window_that_ends_with_a_turn_waits_for_what_the_turn_earned(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        assert first.paused
+        assert stage.hub.leases.of(first.trajectory_id) is None
+        ask = await stage.answer(Step())
+        assert (ask.turn, ask.turns, json.loads(ask.row)["prompt"][-1]) == (0, [], "=")
+        await stage.turn(first, 4)
+        assert stage.states(first) == [("closed", False)]
+        assert stage.hub.leases.of(first.trajectory_id) is None
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        ask = await stage.answer(MORE)
+        assert (ask.turn, ask.turns[-1].tokens, ask.known) == (1, 4, [])
+        assert stage.states(first) == [("ready", False)]
+        assert (first.length, first.sampled, first.pieces[-1].source) == (6, 4, "environment")
+        assert stage.hub.leases.of(first.trajectory_id) is not None
+        await stage.turn(first, 4)
+        assert stage.states(first) == [("ready", False), ("closed", False)]
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(reward=2.0, done=True))
+        assert stage.states(first) == [("ready", False), ("ready", True)]
+        assert (first.status, first.reward, first.correct) == ("finished", 2.0, True)
+        earned = {r.position: r.value for r in first.rewards if r.value}
+        assert earned == {9: 2.0}, "the last sampled token, not an inserted one"
+        assert stage.hub.account.ledger.inserted == 2
+
+    play(tmp_path / "run-1", story)
+
+
+def test_limits_end_an_episode_with_what_it_has_earned(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        lease = stage.hub.leases.of(first.trajectory_id)
+        assert lease is not None
+        await stage.turn(first, 2)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(messages=MORE.messages, reward=0.25))
+        assert (first.status, first.reward, first.correct) == ("truncated", 0.25, True)
+        other = next(t for t in stage.hub.account.trajectories.values() if t.paused and not t.steps)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: ask.trajectory_id != other.trajectory_id)
+        await stage.answer(Step())
+        await stage.turn(other, 3, "length")
+        assert (other.status, other.reward, other.reward_status) == ("truncated", 0.0, "ok")
+
+    play(tmp_path / "run-1", story, max_turns=1)
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "words"),
+    [
+        (Step(), {"status": "timeout", "error": "slow"}, "environment_timeout: slow"),
+        (Step(), {"status": "diverged", "error": "x"}, "environment_diverged"),
+        (Step(reward=float("nan"), done=True), {}, "the reward is nan"),
+        (Step(metrics={"a": float("inf")}, done=True), {}, "a metric is not finite"),
+        (Step(), {}, "nothing was said"),
+    ],
+)
+def test_what_cannot_be_answered_fails_and_earns_nothing(
+    tmp_path: Path, step: Step, more: dict[str, Any], words: str
+) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        await stage.turn(first, 4)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(step, **more)
+        assert (first.status, first.reward, first.reward_status) == ("failed", None, None)
+        assert stage.states(first) == [("dropped", False)]
+        await stage.hub.recorder.flush()
+        told = [r.text for r in stage.store.replay() if isinstance(r, Incident)]
+        assert any(words in text for text in told), told
+
+    play(tmp_path / "run-1", story)
+
+
+def test_an_answer_counts_once_and_none_that_was_not_asked_for(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        ask = await stage.answer(Step())
+        replies = [
+            StepReply(trajectory_id=ask.trajectory_id, turn=turn, status="ok", step=MORE)
+            for turn in (0, 1)
+        ]
+        await stage.say(WORKERS[0], m.StepReplies(replies=replies))
+        assert (len(first.steps), first.length) == (1, 0)
+
+    play(tmp_path / "run-1", story)
+
+
+def test_another_worker_is_given_all_turns_and_what_was_said(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        name = next(n for n in WORKERS if any(not a.trajectory_id for a in stage.sent[n]))
+        stage.sent[name].sort(key=lambda ask: ask.trajectory_id)
+        await stage.answer(Step(), name=name)
+        await stage.turn(first, 2)
+        stage.sent[name].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(MORE, name=name)
+        await stage.turn(first, 3)
+        await stage.say(name, m.Goodbye())
+        (other,) = set(WORKERS) - {name}
+        ask = next(a for a in stage.sent[other] if a.trajectory_id == first.trajectory_id)
+        assert ask.turn == 2
+        assert [turn.tokens for turn in ask.turns] == [2, 3]
+        assert ask.known == [Step().digest, MORE.digest]
+
+    play(tmp_path / "run-1", story, workers=WORKERS)
+
+
+def test_a_coordinator_that_takes_over_asks_again(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run-1"
+    seen: dict[int, tuple[bool, int, int]] = {}
+
+    async def story(stage: EpisodeStage) -> None:
+        for _ in range(3):
+            await stage.answer(Step())
+        running = [t for t in stage.hub.account.trajectories.values() if t.steps]
+        await stage.turn(running[0], 4)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(MORE)
+        await stage.turn(running[1], 2)
+        for t in stage.hub.account.trajectories.values():
+            seen[t.trajectory_id] = t.paused, len(t.steps), t.length
+
+    play(run_dir, story)
+    config = run_config(
+        environment={"name": "calculator"},
+        evaluation={"before": False, "after": False},
+        algorithm={"advantages": {"kind": "egae"}, "value": {"warmup_updates": 0}},
+    )
+    coordinator, store = build(config, run_dir, resume=True)
+    try:
+        state: State = coordinator.hub.state
+        found = {
+            t.trajectory_id: (t.paused, len(t.steps), t.length)
+            for t in state.account.trajectories.values()
+        }
+        assert found == seen
+        assert coordinator.parts.episodes is not None
+        assert coordinator.parts.episodes.waiting() == sum(paused for paused, _, _ in seen.values())
+    finally:
+        store.close()
+        coordinator.hub.router.close()

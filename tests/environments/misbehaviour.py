@@ -1,0 +1,81 @@
+"""Environments as users may write them; loaded by file in a child."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Echo:
+    """Says back what it hears, with the turn's number; `STOP` ends the episode."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.turn = options, 0
+
+    def reset(self, row: dict[str, Any], seed: int) -> str | None:
+        return self.options.get("opening")
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        self.turn += 1
+        if turn.text == "HANG" and _first(self.options):
+            time.sleep(60)
+        if turn.text == "DIE" and _first(self.options):
+            os._exit(3)
+        if turn.text == "RAISE":
+            raise ValueError("it broke")
+        if turn.text == "STOP":
+            return {"reward": 1.0, "done": True, "success": True}
+        return {"text": f"{self.turn}:{turn.text}", "metrics": {"words": 1.0}}
+
+
+def _first(options: dict[str, Any]) -> bool:
+    """Whether it has not misbehaved before; without a mark it always does."""
+    if "mark" not in options:
+        return True
+    try:
+        Path(options["mark"]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Patient(Echo):
+    """The same, as coroutines."""
+
+    async def step(self, turn: Any) -> dict[str, Any]:  # type: ignore[override]
+        await asyncio.sleep(0.05)
+        return super().step(turn)
+
+
+class Fickle(Echo):
+    """Answers otherwise in another process."""
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        return super().step(turn) | {"text": str(os.getpid())}
+
+
+class Mortal(Echo):
+    """Cannot be built again."""
+
+    replayable = False
+
+
+class Odd(Echo):
+    """Returns what the first turn says."""
+
+    def step(self, turn: Any) -> Any:
+        return {
+            "bytes": b"no",
+            "list": [1],
+            "field": {"rewards": 1.0},
+            "type": {"reward": "much"},
+            "none": None,
+        }[turn.text]
+
+
+class Half:
+    """Has no step."""
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        return None

@@ -1,0 +1,204 @@
+"""The children of a worker, real processes: order, deadlines, deaths, replays."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.protocol import NoEnvironmentError, maker_of
+from environments.worker import Pool
+from headrace.config.sections.environment import EnvironmentConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+
+FILE = str(Path(__file__).parent / "misbehaviour.py")
+
+
+@asynccontextmanager
+async def pool(
+    thing: str, *, children: int = 1, timeout_s: float = 1.0, **options: Any
+) -> AsyncIterator[Pool]:
+    made = Pool(
+        EnvironmentConfig(
+            name=f"{FILE}:{thing}", options=options, children=children, timeout_s=timeout_s
+        )
+    )
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.close()
+
+
+class Player:
+    """Plays episodes as the coordinator would ask for them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.turns: dict[int, list[PolicyTurn]] = {}
+        self.known: dict[int, list[str]] = {}
+
+    async def begin(self, key: int) -> StepReply:
+        self.turns[key], self.known[key] = [], []
+        return await self._ask(key, fresh=True)
+
+    async def say(self, key: int, text: str, *, fresh: bool = False) -> StepReply:
+        self.turns[key].append(PolicyTurn(text, len(text)))
+        return await self._ask(key, fresh=fresh)
+
+    async def _ask(self, key: int, *, fresh: bool) -> StepReply:
+        turns = self.turns[key]
+        reply = await self.pool.reply(
+            StepAsk(
+                trajectory_id=key,
+                turn=len(turns),
+                turns=turns if fresh else turns[-1:],
+                known=self.known[key] if fresh else [],
+                row=json.dumps({"prompt": "p", "answer": "a"}),
+                seed=7,
+            )
+        )
+        self.known[key].append(reply.step.digest)
+        return reply
+
+
+def play(thing: str, story: Callable[[Player], Awaitable[None]], **options: Any) -> None:
+    async def whole() -> None:
+        async with pool(thing, **options) as made:
+            await story(Player(made))
+
+    asyncio.run(whole())
+
+
+def texts(reply: StepReply) -> list[str]:
+    assert reply.status == "ok", reply
+    return [message.content for message in reply.step.messages]
+
+
+@pytest.mark.parametrize("thing", ["Echo", "Patient"])
+def test_episodes_keep_their_state_apart(thing: str) -> None:
+    async def story(player: Player) -> None:
+        begun = await asyncio.gather(*map(player.begin, range(8)))
+        assert [texts(reply) for reply in begun] == [["hello"]] * 8
+        for number in (1, 2):
+            said = await asyncio.gather(*(player.say(i, f"x{i}") for i in range(8)))
+            assert [texts(reply) for reply in said] == [[f"{number}:x{i}"] for i in range(8)]
+            assert said[0].step.metrics == {"words": 1.0}
+        ended = await player.say(3, "STOP")
+        assert (ended.step.reward, ended.step.done, ended.step.success) == (1.0, True, True)
+
+    play(thing, story, children=2, opening="hello")
+
+
+def test_coroutines_wait_together() -> None:
+    async def story(player: Player) -> None:
+        await asyncio.gather(*map(player.begin, range(30)))
+        began = time.monotonic()
+        await asyncio.gather(*(player.say(i, "x") for i in range(30)))
+        assert time.monotonic() - began < 30 * 0.05 / 2
+
+    play("Patient", story)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [("RAISE", "crashed", "ValueError: it broke"), ("DIE", "crashed", "process ended")],
+)
+def test_what_an_environment_does_ends_its_episode_alone(
+    text: str, status: str, words: str
+) -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        await player.begin(2)
+        assert texts(await player.say(2, "a")) == ["1:a"]
+        reply = await player.say(1, text)
+        assert (reply.status, reply.turn) == (status, 1)
+        assert words in reply.error
+        assert texts(await player.say(2, "b")) == ["2:b"]
+
+    play("Echo", story)
+
+
+def test_one_that_hangs_is_given_up_and_its_neighbours_are_built_again() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        await player.begin(2)
+        assert texts(await player.say(2, "a")) == ["1:a"]
+        reply = await player.say(1, "HANG")
+        assert (reply.status, reply.step.done) == ("timeout", False)
+        assert texts(await player.say(2, "b")) == ["2:b"]
+
+    play("Echo", story, timeout_s=0.3)
+
+
+def test_a_child_that_dies_once_costs_nothing(tmp_path: Path) -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        assert texts(await player.say(1, "a")) == ["1:a"]
+        assert texts(await player.say(1, "DIE")) == ["2:DIE"]
+
+    play("Echo", story, mark=str(tmp_path / "mark"))
+
+
+def test_another_worker_builds_an_episode_from_its_turns() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        await player.say(1, "a")
+        async with pool("Echo") as other:
+            player.pool = other
+            assert texts(await player.say(1, "b", fresh=True)) == ["2:b"]
+
+    play("Echo", story)
+
+
+@pytest.mark.parametrize(("thing", "status"), [("Fickle", "diverged"), ("Mortal", "lost")])
+def test_an_episode_that_cannot_be_built_again(thing: str, status: str) -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        await player.say(1, "a")
+        async with pool(thing) as other:
+            player.pool = other
+            reply = await player.say(1, "b", fresh=True)
+            assert reply.status == status, reply
+            assert "built again" in reply.error
+
+    play(thing, story)
+
+
+@pytest.mark.parametrize("text", ["bytes", "list", "field", "type", "none"])
+def test_what_is_no_step_is_invalid(text: str) -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        assert (await player.say(1, text)).status == "invalid"
+
+    play("Odd", story)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", "no environment 'nothing'"),
+        (f"{FILE}:Nothing", "has no Nothing"),
+        (f"{FILE}:Half", "has no method step"),
+        ("nowhere.py:Echo", "there is no file nowhere.py"),
+        ("json:loads", "TypeError"),
+    ],
+)
+def test_a_name_without_an_environment_is_one_line(name: str, words: str) -> None:
+    with pytest.raises(NoEnvironmentError, match=words) as found:
+        maker_of(name, {})
+    assert "\n" not in str(found.value)
+
+
+def test_a_child_that_cannot_load_it_says_why() -> None:
+    async def start() -> None:
+        async with pool("Half"):
+            pass
+
+    with pytest.raises(UserError, match="has no method step"):
+        asyncio.run(start())

@@ -1,0 +1,122 @@
+"""A run whose policy plays with an environment: processes die in the middle of episodes, and
+nothing is lost."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.exports.sql import ask
+from tests.integration.runs import REPOSITORY, Run, headrace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+RECIPE = REPOSITORY / "recipes" / "calculator.toml"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Its environment's child, worker and coordinator were killed."""
+    run = Run(
+        tmp_path_factory.mktemp("calculator") / "runs",
+        "stop.updates=30",
+        "evaluation.num_prompts=64",
+        "evaluation.before=false",
+        "environment.workers=2",
+        "storage.commit_interval_ms=20",
+        "dashboard.enabled=false",
+        recipe=RECIPE,
+    )
+    try:
+        for update, kill in ((3, _kill_child), (8, _kill_worker), (13, _kill_coordinator)):
+            run.until(lambda at=update: _applied(run) >= at)  # type: ignore[misc]
+            kill(run)
+        assert run.wait() == 0, run.text()
+        yield run
+    finally:
+        run.end()
+
+
+def _applied(run: Run) -> int:
+    return run.applied() if any(run.root.glob("*/supervisor.jsonl")) else 0
+
+
+def _kill_child(run: Run) -> None:
+    children = psutil.Process(run.supervised("environment-0")).children()
+    child = next(c for c in children if "environments.child" in c.cmdline())
+    child.kill()
+
+
+def _kill_worker(run: Run) -> None:
+    os.kill(run.supervised("environment-1"), signal.SIGKILL)
+
+
+def _kill_coordinator(run: Run) -> None:
+    os.kill(run.supervised("coordinator"), signal.SIGKILL)
+
+
+def test_the_books_are_clean_and_no_episode_failed(finished: Run) -> None:
+    audited = headrace("audit", "latest", "--json", "--root", str(finished.root))
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    states = dict(_ask(finished, "select status, count(*) from trajectories group by 1"))
+    assert states.get("failed", 0) == 0
+    assert states["finished"] > 500
+
+
+def test_an_episode_earns_what_its_answer_is_worth(finished: Run) -> None:
+    """The product is worked out again from the prompt and the tokens of the last turn."""
+    rows = _ask(
+        finished,
+        "select prompt, reward, last.text from trajectories t join (select trajectory_id, "
+        "string_agg(token, '' order by position) as text from tokens k where source = 'policy' and "
+        "turn = (select max(turn) from tokens j where j.trajectory_id = k.trajectory_id and "
+        "j.source = 'policy') group by 1) last using (trajectory_id) where status = 'finished'",
+    )
+    assert len(rows) > 500
+    for prompt, reward, text in rows:
+        left, right = prompt[:-1].split("*")
+        assert reward == float(text.removesuffix("<eos>") == str(int(left) * int(right)))
+
+
+def test_inserted_tokens_are_what_the_calculator_says_and_are_never_trained(finished: Run) -> None:
+    rows = _ask(
+        finished,
+        "select string_agg(token, '' order by position), sum(loss_mask) from tokens "
+        "where source = 'environment' group by trajectory_id",
+    )
+    assert len(rows) > 100
+    for text, trained in rows:
+        assert trained == 0
+        assert text.startswith(">")
+        assert text.endswith(">")
+        assert text[1:-1].isdigit(), text
+
+
+def test_learner_and_sampler_agree_behind_inserted_tokens(finished: Run) -> None:
+    """In the first update of the policy, behind two of the value model alone."""
+    (found,) = _ask(
+        finished,
+        "select quantile_cont(abs(learner_logprob - logprob), 0.99), count(*) from tokens "
+        "where source = 'policy' and turn = 1 and trained_at_update = 3 and version = 0",
+    )
+    assert found[1] > 20
+    assert found[0] < 1e-3
+
+
+def _ask(run: Run, query: str) -> list[tuple]:  # type: ignore[type-arg]
+    with ask(run.run_dir, query) as found:
+        return list(found.rows)
+
+
+def test_an_environment_that_is_not_there_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "runs", "environment.name=nowhere.py:Thing", "dashboard.enabled=false",
+        "evaluation.before=false", recipe=RECIPE,
+    )  # fmt: skip
+    try:
+        assert run.wait(120) != 0
+        assert "there is no file nowhere.py" in run.text()
+    finally:
+        run.end()
