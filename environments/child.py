@@ -26,6 +26,7 @@ from environments.protocol import (
     answer,
     begin,
     maker_of,
+    waits,
 )
 from headrace.host.process_reaper import die_with
 from headrace.protocol.messages.environments import Step, StepAsk, StepReply
@@ -45,9 +46,11 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Child to worker: the environment is there, or why it is not."""
+    """Child to worker: the environment is there, or why it is not. `waits`: its steps are
+    coroutines, so that many of them wait together."""
 
     error: str = ""
+    waits: bool = False
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -177,11 +180,12 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     setup = read()
     assert isinstance(setup, Setup)
     try:
-        episodes = Episodes(maker_of(setup.name, setup.options))
+        make, first = maker_of(setup.name, setup.options)
     except NoEnvironmentError as error:
         say(Ready(str(error)))
         return
-    say(Ready())
+    episodes = Episodes(make)
+    say(Ready(waits=waits(first)))
 
     async def one(ask: StepAsk) -> None:
         say(Replied(await episodes.reply(ask)))

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {"calculator": "environments.built_in:Calculator"}
 
@@ -45,8 +45,11 @@ class Environment(Protocol):
         """Answer a turn."""
 
 
-def maker_of(name: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
-    """What makes environments of this name; NoEnvironmentError where nothing does."""
+def maker_of(
+    name: str, options: Mapping[str, Any]
+) -> tuple[Callable[[], Environment], Environment]:
+    """What makes environments of this name, and a first one; NoEnvironmentError where nothing
+    does."""
     target = BUILT_IN.get(name, name)
     source, _, thing = target.rpartition(":")
     if not source:
@@ -68,7 +71,7 @@ def maker_of(name: str, options: Mapping[str, Any]) -> Callable[[], Environment]
     for method in ("reset", "step"):
         if not callable(getattr(first, method, None)):
             raise NoEnvironmentError(f"environment {name} has no method {method}")
-    return lambda: make(**options)
+    return lambda: make(**options), first
 
 
 def _load(source: str) -> Any:
@@ -83,12 +86,17 @@ def _load(source: str) -> Any:
     return module
 
 
+def waits(environment: Environment) -> bool:
+    """Whether its steps are coroutines, so that many of them wait together."""
+    return inspect.iscoroutinefunction(environment.step)
+
+
 async def begin(environment: Environment, row: Mapping[str, Any], seed: int) -> Step:
     """What an episode begins with."""
     said = environment.reset(row, seed)
     said = await said if inspect.isawaitable(said) else said
     if said is None or isinstance(said, str):
-        return Step(messages=[InsertedMessage("user", said)] if said else [])
+        said = {"text": said} if said else {}
     return _step_of(said)
 
 

@@ -45,6 +45,8 @@ from headrace.protocol.transport.sockets import Dealer
 
 START_S = 60.0
 TRIES = 2
+MOST_WAITING = 64
+"""Steps that are coroutines and wait together in one child."""
 _decoder = msgspec.msgpack.Decoder(FromChild)
 
 
@@ -61,7 +63,9 @@ class Child:
         self._process, self._to, self._from = process, process.stdin, process.stdout
         self._waiting: dict[int, asyncio.Future[StepReply]] = {}
         self._reading = asyncio.create_task(self._read())
-        self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.places = asyncio.Semaphore(1)
+        """Steps that it can take now: one, or many where they wait together."""
         self.is_gone = False
 
     @classmethod
@@ -76,19 +80,15 @@ class Child:
         child.say(Setup(config.name, config.options))
         try:
             async with asyncio.timeout(START_S):
-                error = await child.ready
+                ready = await child.ready
         except (ChildGoneError, TimeoutError) as gone:
             await child.kill()
             raise UserError(f"environment {config.name} could not be loaded: {gone}") from gone
-        if error:
+        if ready.error:
             await child.kill()
-            raise UserError(error)
+            raise UserError(ready.error)
+        child.places = asyncio.Semaphore(MOST_WAITING if ready.waits else 1)
         return child
-
-    @property
-    def asked(self) -> int:
-        """Steps that it has not answered."""
-        return len(self._waiting)
 
     def say(self, message: msgspec.Struct) -> None:
         """Send it something; one that is gone hears nothing."""
@@ -124,7 +124,7 @@ class Child:
                     raise ChildGoneError(f"it said {length} bytes at a time")
                 message = _decoder.decode(await self._from.readexactly(length))
                 if isinstance(message, Ready):
-                    self.ready.set_result(message.error)
+                    self.ready.set_result(message)
                 elif isinstance(message, Replied):
                     waiting = self._waiting.get(message.reply.trajectory_id)
                     if waiting is not None and not waiting.done():
@@ -143,15 +143,14 @@ class Episode:
     """What it takes to build an episode again.
 
     Attributes:
-        first: the ask that began it here. turns, known: of all turns so far, and digests of the
-        answers. child: the index of the one that has it.
+        index: of the child that it belongs to. turns: all so far. known: digests of the answers.
+        built: the child that has it as it is now.
     """
 
-    row: str
-    seed: int
-    child: int
+    index: int
     turns: list[PolicyTurn] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
+    built: Child | None = None
 
 
 class Pool:
@@ -162,6 +161,8 @@ class Pool:
         self._children: list[Child] = []
         self._episodes: dict[int, Episode] = {}
         self._renewing = asyncio.Lock()
+        self._careful = asyncio.Lock()
+        """What a child has died of is tried again alone."""
 
     async def start(self) -> None:
         """Start the first child, whose faults are the user's, then the others."""
@@ -185,38 +186,44 @@ class Pool:
         """What becomes of an ask."""
         episode = self._episode(ask)
         whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
-        began, error = time.monotonic(), "no child"
-        for _ in range(TRIES):
-            child = self._children[episode.child]
-            # What a child has to do before this step does not count.
-            patience = self._config.timeout_s * (1 + len(episode.turns) + child.asked)
+        began, error = time.monotonic(), ""
+        for number in range(TRIES):
+            child = self._children[episode.index]
             try:
-                async with asyncio.timeout(patience):
-                    reply = await child.step(whole)
+                async with child.places, self._careful if number else contextlib.nullcontext():
+                    reply = await self._in_time(child, whole, episode)
                 break
             except TimeoutError:
-                await self._renew(episode.child, child)
-                return self._failed(ask, "timeout", began, f"no answer in {patience:g} s")
+                await self._renew(episode.index, child)
+                seconds = f"{self._config.timeout_s:g} s"
+                return self._failed(ask, "timeout", began, f"no answer within {seconds}")
             except ChildGoneError as gone:
                 error = str(gone)
-                await self._renew(episode.child, child)
+                await self._renew(episode.index, child)
         else:
             return self._failed(ask, "crashed", began, error)
+        episode.built = child
         if reply.status == "ok" and not reply.step.done:
             episode.known.append(reply.step.digest)
         else:
             self._episodes.pop(ask.trajectory_id, None)
         return reply
 
+    async def _in_time(self, child: Child, ask: StepAsk, episode: Episode) -> StepReply:
+        """The child's reply; TimeoutError where that takes too long. What it has to do again before
+        has as much time for each turn."""
+        steps = 1 if episode.built is child else 1 + len(ask.turns)
+        async with asyncio.timeout(self._config.timeout_s * steps):
+            return await child.step(ask)
+
     def _episode(self, ask: StepAsk) -> Episode:
         episode = self._episodes.get(ask.trajectory_id)
         if episode is None or len(ask.known) == ask.turn:
-            load = [child.asked for child in self._children]
-            held = [0] * len(load)
+            held = [0] * len(self._children)
             for other in self._episodes.values():
-                held[other.child] += 1
-            idlest = min(range(len(load)), key=lambda i: (load[i], held[i]))
-            episode = Episode(ask.row, ask.seed, idlest, list(ask.turns), list(ask.known))
+                held[other.index] += 1
+            fewest = min(range(len(held)), key=held.__getitem__)
+            episode = Episode(fewest, list(ask.turns), list(ask.known))
             self._episodes[ask.trajectory_id] = episode
         else:
             episode.turns.append(ask.turns[-1])

@@ -64,12 +64,13 @@ def build_engine(config: RunConfig) -> Engine:
     )
 
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
-    longest = task.max_prompt_length + task.max_response_length
+    longest = config.longest
     context = context_length(model)
     if context is not None and context < longest:
+        more = "" if config.environment is None else " + environment.max_inserted"
         raise UserError(
-            f"max_prompt_length + max_response_length = {longest} tokens, but the model's context "
-            f"is {context}; lower task.max_prompt_length or task.max_response_length"
+            f"max_prompt_length + max_response_length{more} = {longest} tokens, but the model's "
+            f"context is {context}; lower task.max_prompt_length or task.max_response_length"
         )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
     if generator.engine == "torch":

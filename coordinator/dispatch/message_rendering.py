@@ -30,15 +30,16 @@ class Rendering:
         if is_chat:
             self._frame([InsertedMessage("user", "")])
 
-    def ids(self, messages: Sequence[InsertedMessage], *, most: int) -> tuple[Int32, int]:
-        """At most `most` ids, and how many were cut off the ends of the messages' texts."""
+    def ids(self, messages: Sequence[InsertedMessage], *, most: int) -> tuple[Int32, int] | None:
+        """At most `most` ids, and how many were cut off the ends of the messages' texts; None where
+        there is no room for any, or for a chat's frame."""
         texts = [message.content for message in messages]
         frames = self._frame(messages) if self._is_chat else [""] * (len(texts) + 1)
         inside = [self._encode(text, special=False) for text in texts]
         around = [self._encode(frame, special=True) for frame in frames]
         room = most - sum(map(len, around))
-        if room < 0:
-            raise UserError(f"environment.max_inserted={most} has no room for a chat's frame")
+        if room < 0 or most == 0:
+            return None
         found, cut = list(around[0]), 0
         for content, frame in zip(inside, around[1:], strict=True):
             kept = content[:room]

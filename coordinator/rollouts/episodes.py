@@ -174,7 +174,7 @@ class Episodes:
             problem = f"environment_invalid: the reward is {step.reward:g}"
         elif not all(map(math.isfinite, step.metrics.values())):
             problem = "environment_invalid: a metric is not finite"
-        elif not (step.messages or step.done or reply.turn == 0):
+        elif not (step.done or reply.turn == 0 or any(m.content for m in step.messages)):
             problem = "environment_invalid: the episode goes on, and nothing was said"
         ids = np.zeros(0, np.int32)
         if problem is None and not step.done and step.messages:
@@ -196,11 +196,12 @@ class Episodes:
             raise UserError("a reset says something, and the prompt is a chat: put it into the row")
         if is_chat not in self._rendering:
             self._rendering[is_chat] = self._prompts.rendering(is_chat=is_chat)
-        ids, lost = self._rendering[is_chat].ids(step.messages, most=self._config.max_inserted)
-        if lost:
-            text = f"{lost} tokens of an answer are over environment.max_inserted, and were cut off"
-            self._hub.incident("info", "environment_cut", text)
-        return ids
+        room = self._config.max_inserted - (trajectory.length - trajectory.sampled)
+        found = self._rendering[is_chat].ids(step.messages, most=room)
+        if found is None or found[1]:
+            text = f"trajectory {trajectory.trajectory_id}: its environment says more than that"
+            self._hub.incident("info", "environment_cut", f"{text} (environment.max_inserted)")
+        return np.zeros(0, np.int32) if found is None else found[0]
 
     def _record(self, name: str, trajectory: Trajectory, reply: StepReply, ids: Int32) -> None:
         """The answer is one record: its tokens and all that is known of it."""
@@ -242,8 +243,11 @@ class Episodes:
         steps, task = trajectory.steps, self._hub.config.task
         if trajectory.paused or not steps:
             return False
-        over = trajectory.sampled >= task.max_response_length
-        return steps[-1].done or over or steps[-1].turn >= self._config.max_turns
+        step, pieces = steps[-1], trajectory.pieces
+        # What goes on has been told something, unless there was no room for it.
+        full = step.turn > 0 and not (pieces and pieces[-1].turn == step.turn)
+        full |= trajectory.sampled >= task.max_response_length
+        return step.done or full or step.turn >= self._config.max_turns
 
     def truncated(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """Trajectories that ended without their environment, by a limit of tokens or a failure;

@@ -128,7 +128,10 @@ class Intake:
         status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
         if trajectory.paused:
             status = None  # A turn ended, and the environment says what follows.
-        full = trajectory.sampled >= self._hub.config.task.max_response_length
+        config = self._hub.config
+        full = trajectory.sampled >= config.task.max_response_length
+        if config.environment is not None and config.environment.max_turn_tokens is not None:
+            full |= trajectory.turn_tokens >= config.environment.max_turn_tokens
         if status is None and chunk.finish in ("window", "held") and full:
             status = "truncated"
         if chunk.finish == "failed":

@@ -112,7 +112,7 @@ class Activations:
 
 def longest_trajectory(config: RunConfig) -> int:
     """Tokens of the longest prompt with the longest response."""
-    return config.task.max_prompt_length + config.task.max_response_length
+    return config.longest
 
 
 def policy_packs(config: RunConfig) -> list[PackShape]:

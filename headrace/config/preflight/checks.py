@@ -106,7 +106,7 @@ def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
     shape = json.loads((Path(config.model.path) / "config.json").read_text())
     shape = shape.get("text_config", shape)
     family, window = shape.get("model_type"), shape.get("sliding_window")
-    longest = config.task.max_prompt_length + config.task.max_response_length
+    longest = config.longest
     where, instead = f"model.path = {config.model.path!r}", 'generator.engine = "torch"'
     if family == "cohere2" and window and longest > window:
         raise UserError(

@@ -32,8 +32,10 @@ class EnvironmentConfig(StrictModel):
     """Most tokens that the policy samples in a turn; a longer one truncates the episode. None:
     `task.max_response_length`, which bounds all turns together."""
 
-    max_inserted: int = Field(default=256, ge=1)
-    """Most tokens that one answer of the environment inserts; the rest is cut off."""
+    max_inserted: int = Field(default=1024, ge=1)
+    """Most tokens that the environment inserts into an episode, in all turns together. An answer
+    is cut to what is left of them; where that is not enough for a chat's frame, the episode is
+    truncated."""
 
     timeout_s: float = Field(default=30.0, gt=0)
     """Deadline of a reset and of a step."""

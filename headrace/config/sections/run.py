@@ -62,6 +62,12 @@ class RunConfig(StrictModel):
         return self.transport.self_test_s is not None and not self.evaluation.only
 
     @property
+    def longest(self) -> int:
+        """Most tokens of a sequence: the prompt, and what policy and environment may write."""
+        inserted = 0 if self.environment is None else self.environment.max_inserted
+        return self.task.max_prompt_length + self.task.max_response_length + inserted
+
+    @property
     def window(self) -> int:
         """Most tokens of a trajectory trained in one update (synchronous: the whole response)."""
         if self.schedule.mode == "synchronous" or self.schedule.window is None:

@@ -161,6 +161,22 @@ def test_limits_end_an_episode_with_what_it_has_earned(tmp_path: Path) -> None:
     play(tmp_path / "run-1", story, max_turns=1)
 
 
+def test_an_episode_ends_where_there_is_no_room_for_an_answer(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        await stage.turn(first, 2)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(messages=[InsertedMessage("tool", "12345")]))
+        assert (first.status, first.length) == ("running", 2 + 3), "cut to what is left"
+        await stage.turn(first, 2)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(messages=MORE.messages, reward=0.5))
+        assert (first.status, first.length, first.reward) == ("truncated", 7, 0.5)
+
+    play(tmp_path / "run-1", story, max_inserted=3)
+
+
 @pytest.mark.parametrize(
     ("step", "more", "words"),
     [
