@@ -24,7 +24,10 @@ import msgspec
 
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
-BUILT_IN = {"calculator": "environments.built_in:Calculator"}
+BUILT_IN = {
+    "calculator": "environments.built_in:Calculator",
+    "guess": "environments.built_in:Guess",
+}
 
 
 class NoEnvironmentError(Exception):

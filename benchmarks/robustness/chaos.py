@@ -42,13 +42,18 @@ from typing import Any, get_args
 from benchmarks.kit.command_line import command_line, take_engine, take_rows
 from benchmarks.kit.rows import RESULTS, Rows, result_line
 from benchmarks.robustness.chaos_facts import ended_badly, facts, whole
-from benchmarks.robustness.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Kind, draw
+from benchmarks.robustness.chaos_faults import KILLS, ROLES, STOPS, Kind, draw
 from benchmarks.robustness.chaos_job import SMALL, Job
 from benchmarks.robustness.chaos_place import open_place
 
 FAULTS_A_RUN = 20
-CHILDREN = {"vllm": WITH_CHILDREN, "torch": ("reward",), "fake": ("reward",)}
-"""Roles with processes of their own, by engine."""
+CHILDREN = {"vllm": ("generator",), "torch": (), "fake": ()}
+"""Roles with processes of their own, by engine, besides whoever scores or plays."""
+EPISODES = (
+    "environment.name=benchmarks.robustness.chaos_job:ManyTurns", "environment.workers=2",
+    "reward.answer_marker=null",
+)  # fmt: skip
+"""Instead of rewards."""
 OVERRIDES = (
     *SMALL, "generator.max_num_seqs=32", "generator.kv_cache_gib=0.25",
     "checkpoint.every_updates=4", "stop.train_time_s=null", "stop.tokens=100000000",
@@ -66,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=40, help="faults in all")
     take_engine(parser, "fake")
     parser.add_argument("--generators", type=int, default=1, help="generators of a run")
+    parser.add_argument(
+        "--episodes", action="store_true", help="of several turns, with an environment"
+    )
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     take_rows(parser, RESULTS / "chaos.jsonl", resumes=True)
@@ -76,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number
         count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)
-        key = f"{args.engine}/{args.generators}/{count}/{seed}"
-        wanted[key] = (args.engine, args.generators, seed, count)
+        key = f"{args.engine}/{args.generators}/{count}/{seed}" + "/episodes" * args.episodes
+        wanted[key] = (args.engine, args.generators, seed, count, args.episodes)
     found = [rows.rows[key] for key in wanted if key in rows.rows]
     lacking = {key: run for key, run in wanted.items() if key not in rows.rows}
     for key, row in _runs(lacking, args.jobs):
@@ -95,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _runs(
-    wanted: dict[str, tuple[str, int, int, int]], jobs: int
+    wanted: dict[str, tuple[str, int, int, int, bool]], jobs: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The row of each run as it ends, so many runs at a time."""
     if jobs == 1:
@@ -109,20 +117,26 @@ def _runs(
         pool.shutdown(cancel_futures=True)
 
 
-def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, Any]:
+def one_run(
+    engine: str, generators: int, seed: int, count: int, episodes: bool = False
+) -> dict[str, Any]:
     """One run with `count` faults drawn by the seed: its row."""
+    judge = "environment" if episodes else "reward"
+    roles = [judge if role == "reward" else role for role in ROLES]
     with open_place() as place:
         server = place.database if seed % 2 else None
         without = place.missing.keys() | (set() if server else {"freeze_sql", "lose_sql"})
         kinds = [kind for kind in get_args(Kind) if kind not in without]
-        faults = draw(seed, count, kinds, children=CHILDREN[engine])
+        children = (*CHILDREN[engine], judge)
+        faults = draw(seed, count, kinds, children=children, roles=roles)
         chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
         sql = [f"storage.database={server.url}"] if server else []
-        job = Job(place, (*OVERRIDES, *chosen, *sql))
+        job = Job(place, (*OVERRIDES, *(EPISODES if episodes else ()), *chosen, *sql))
         course = job.play(faults)
         by_kind = [done.fault.kind for done in course.done]
         return {
             "engine": engine,
+            "episodes": episodes,
             "seed": seed,
             "faults": len(course.done),
             "kills": sum(kind in KILLS for kind in by_kind),

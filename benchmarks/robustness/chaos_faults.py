@@ -43,8 +43,8 @@ KINDS: dict[Kind, Drawn] = {
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")
 ROLES = ("coordinator", "learner", "generator", "reward")
-WITH_CHILDREN = ("generator", "reward")
-"""Roles that start processes of their own: an inference engine, children that score."""
+WITH_CHILDREN = ("generator", "reward", "environment")
+"""Roles that start processes of their own: an inference engine, children that score or play."""
 SETTLED = 0.7
 """The share of faults before which the run has gone on after the last one; the others come while
 it still recovers."""
@@ -66,14 +66,21 @@ class Fault:
     wait_s: float
 
 
-def draw(seed: int, count: int, kinds: Sequence[Kind], *, children: Sequence[str]) -> list[Fault]:
+def draw(
+    seed: int,
+    count: int,
+    kinds: Sequence[Kind],
+    *,
+    children: Sequence[str],
+    roles: Sequence[str] = ROLES,
+) -> list[Fault]:
     """`count` faults of these kinds. `children`: the roles that have child processes."""
     dice = random.Random(seed)
     weights = [KINDS[kind].weight for kind in kinds]
     found = []
     for kind in dice.choices(list(kinds), weights, k=count):
         if kind in ("kill", "stop", "reset"):
-            role = dice.choice(ROLES)
+            role = dice.choice(list(roles))
         elif kind in ("kill_child", "stop_child"):
             role = dice.choice(list(children))
         else:

@@ -7,20 +7,22 @@ processes that the job's supervisor started are signalled; nothing of the job ou
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Fault
 from benchmarks.robustness.chaos_place import Place
 from headrace.host.install import ROOT
+from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 from headrace.run_files.update_log import read_applied
 from headrace_cli.launch.monitor import coordinator_of
 
@@ -44,6 +46,22 @@ SMALL = (
 )  # fmt: skip
 """Updates follow soon upon each other, and no end is set."""
 Found = TypeVar("Found")
+
+
+class ManyTurns:
+    """An environment of two to six turns, whose words and rewards follow from seed and turns."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        """Begin."""
+        self._draw = random.Random(seed)
+        self._left = self._draw.randint(2, 6)
+
+    def step(self, turn: PolicyTurn) -> Step:
+        """Some digits, the last of which counts what was said."""
+        self._left -= 1
+        said = "".join(self._draw.choices("123456789", k=4)) + str(len(turn.text) % 9)
+        messages = [InsertedMessage("user", said)]
+        return Step(messages=messages, reward=turn.tokens % 3 / 4, done=not self._left)
 
 
 def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,59 @@
+"""The environments that come with Headrace, by hand."""
+
+from collections import Counter
+
+import pytest
+
+from environments.built_in import Calculator, Guess
+from headrace.protocol.messages.environments import PolicyTurn, Step
+
+
+def said(step: Step) -> str:
+    return "".join(message.content for message in step.messages)
+
+
+def turn(text: str) -> PolicyTurn:
+    return PolicyTurn(text, len(text))
+
+
+def test_a_calculator_calculates_and_judges() -> None:
+    made = Calculator()
+    made.reset({"answer": "4042"}, 0)
+    assert said(made.step(turn("[47*86]"))) == ">4042>"
+    assert said(made.step(turn("[1*1]"))) == ">1>"
+    for text, reward in (("4042", 1.0), ("4043", 0.0), ("[47*86", 0.0), ("", 0.0)):
+        step = made.step(turn(text))
+        assert (step.reward, step.done, step.success) == (reward, True, reward == 1.0)
+    blank = Calculator(blank=True)
+    blank.reset({"answer": "4042"}, 0)
+    assert said(blank.step(turn("[47*86]"))) == ">>"
+
+
+def play(seed: int, letters: str = "abcdefg", *, fresh: bool = False) -> tuple[float, int]:
+    """Bisection: what it earns, and in how many turns."""
+    made = Guess(letters=letters, fresh=fresh)
+    made.reset({}, seed)
+    low, high = 0, len(letters) - 1
+    for number in range(1, 9):
+        middle = (low + high) // 2
+        step = made.step(turn(letters[middle]))
+        if step.done:
+            return step.reward, number
+        low, high = (low, middle - 1) if said(step) == "<" else (middle + 1, high)
+        low, high = min(low, len(letters) - 1), max(high, 0)
+    raise AssertionError("it never ends")
+
+
+def test_bisection_finds_every_letter_and_none_that_is_drawn_anew() -> None:
+    found = [play(seed) for seed in range(200)]
+    assert {reward for reward, _ in found} == {1.0}
+    assert Counter(turns for _, turns in found).keys() == {1, 2, 3}
+    assert sum(play(seed, fresh=True)[0] for seed in range(200)) < 100
+
+
+@pytest.mark.parametrize("text", ["", "ab", "z", "<"])
+def test_what_is_no_letter_loses(text: str) -> None:
+    made = Guess()
+    made.reset({}, 1)
+    step = made.step(turn(text))
+    assert (step.reward, step.done, step.success) == (0.0, True, False)
