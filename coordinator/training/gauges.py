@@ -179,6 +179,7 @@ class Gauges:
                 "schedule/scoring": float(scoring),
                 "schedule/learner_busy": float(account.taken is not None),
                 "schedule/held": float(self._hub.leases.waiting()),
+                "schedule/paused": float(len(self._hub.leases.paused)),
                 "weights/slowest_loaded": float(
                     min((g.loaded for g in generators.values()), default=-1)
                 ),
@@ -216,8 +217,17 @@ def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     if not trajectories:
         return {}
     lengths = [t.sampled for t in trajectories]
+    played = [t for t in trajectories if t.steps]
+    episodes = (
+        {
+            "environment/turns": statistics.fmean(t.steps[-1].turn for t in played),
+            "environment/step_s": statistics.fmean(s.seconds for t in played for s in t.steps),
+        }
+        if played
+        else {}
+    )
     rewards = [t.reward for t in trajectories if t.reward is not None]
-    return {
+    return episodes | {
         "response_length/mean": statistics.fmean(lengths),
         "response_length/max": float(max(lengths)),
         "response_length/min": float(min(lengths)),

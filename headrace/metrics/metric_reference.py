@@ -33,6 +33,7 @@ SECTIONS = {
     "actor": "The policy's loss and optimizer, from the learner, once an update.",
     "critic": "The value model's loss, outputs and targets, from the learner, once an update.",
     "egae": "What happens at the cuts of unfinished windows.",
+    "environment": "Episodes of several turns, where a run has an environment.",
     "heartbeat": "Signs of life; `NAME` is a process such as `generator-0`. A gauge.",
     "idle": "Who waits for whom. The side that waits much has too much hardware.",
     "ledger": "Where every journaled response token is. generated = trained_policy + ready + "
