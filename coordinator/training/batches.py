@@ -161,7 +161,7 @@ def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
     compares = item.windows and rules.compares != "nobody"
     return Shard(
         sequences=[_sequence(trajectory, item.end, rules, group.aside)],
-        windows=[_window(trajectory, w, masked, number, kl) for w, masked in item.windows],
+        windows=[_window(trajectory, w, masked, number, kl, rules) for w, masked in item.windows],
         values=[_value(trajectory, number, rules, kl)] if item.value else [],
         groups=[_scores(trajectory, state, rules)] if compares else [],
     )
@@ -181,7 +181,12 @@ def _sequence(
 
 
 def _window(
-    trajectory: Trajectory, window: Window, masked: WindowMask, sequence: int, kl: float | None
+    trajectory: Trajectory,
+    window: Window,
+    masked: WindowMask,
+    sequence: int,
+    kl: float | None,
+    rules: BatchRules,
 ) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
@@ -201,6 +206,7 @@ def _window(
         finished=window.final,
         score=_score(trajectory) if window.final else 0.0,
         correct=window.final and bool(trajectory.correct),
+        turns=trajectory.turns_between(window.start, window.end) if rules.by_turn else [],
     )
 
 
@@ -226,6 +232,7 @@ def _value(
         score=_score(trajectory),
         coefficients=_coefficients(trajectory, 0, trajectory.length, kl),
         logprobs=trajectory.logprobs if rules.value_logprobs else _NO_LOGPROBS,
+        turns=trajectory.turns_between(0, trajectory.length) if rules.by_turn else [],
     )
 
 

@@ -48,6 +48,12 @@ def mask_window(
     for start, end in trajectory.sampled_between(window.start, window.end):
         sampled[start - window.start : end - window.start] = True
     margin = 0 if window.final else rules.boundary_mask
+    border = np.ones(size, np.bool_)
+    if rules.by_turn:
+        # The border is that of a turn that goes on, and ends with it.
+        last = trajectory.turns_between(window.start, window.end)[-1]
+        border[: max(0, last.start - window.start)] = False
+        margin = 0 if last.ended else margin
     left = sampled[::-1].cumsum()[::-1]  # sampled tokens from here to the window's end
     truncated = rules.skips_truncated and trajectory.status == "truncated"
     logprobs = trajectory.logprobs[window.start : window.end]
@@ -55,7 +61,7 @@ def mask_window(
     held_by = {
         "non_finite": ~np.isfinite(logprobs),
         "stale": ages > rules.max_age,
-        "boundary_mask": left <= margin,
+        "boundary_mask": (left <= margin) & border,
         "overlong": np.full(size, truncated),
         "zero_weight": weights <= 0,
     }

@@ -51,6 +51,15 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     media: fields.Digest | None = None
 
 
+class TurnRun(msgspec.Struct, frozen=True, array_like=True):
+    """A turn of the policy: what it sampled from position `start` on, up to `end`; `ended`: no more
+    of it follows."""
+
+    start: fields.Position
+    end: fields.Position
+    ended: bool
+
+
 class Weight(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) count `value` times in the policy's loss. Tokens under no such run count
     once."""

@@ -25,6 +25,7 @@ from headrace.protocol.token_spans import (
     Piece,
     Reward,
     Span,
+    TurnRun,
     Weight,
 )
 from headrace.trajectory.transitions import ValueState
@@ -226,6 +227,23 @@ class Trajectory:
             return self.tokens
         runs = self.sampled_between(0, self.length)
         return np.concatenate([self.tokens[:0], *(self.tokens[a:b] for a, b in runs)])
+
+    def turns_between(self, start: int, end: int) -> list[TurnRun]:
+        """Turns of the policy that have tokens in [start, end), up to `end`; where one has ended is
+        known by its environment's answer, or by the end of all."""
+        own = [p for p in self.pieces if p.source == "policy"]
+        runs: dict[int, tuple[int, int]] = {} if own else {0: (0, self.length)}
+        for piece in own:
+            first, _ = runs.get(piece.turn, (piece.start, 0))
+            runs[piece.turn] = first, piece.end
+        return [
+            TurnRun(first, min(last, end), last <= end and self._has_ended(turn))
+            for turn, (first, last) in runs.items()
+            if first < end and last > start
+        ]
+
+    def _has_ended(self, turn: int) -> bool:
+        return self.ended or turn < len(self.steps) - 1
 
     def position_after(self, start: int, tokens: int) -> int:
         """The position right after the next `tokens` sampled ones from `start` on."""

@@ -41,9 +41,10 @@ def judge(
     penalty: Tensor,
 ) -> WindowAdvantages:
     """What the windows' tokens are worth, by `values` [T] of the update's start, those behind cut
-    windows [S] where the algorithm asks for them, and what the divergence costs each token [T]."""
+    windows where the algorithm asks for them, and what the divergence costs each token [T]."""
     rewards = windows.rewards.to(place.dtype)
-    segments = windows.segments._replace(bootstrap_value=at_cuts)
+    cuts = None if at_cuts is None else at_cuts[windows.windows_of]
+    segments = windows.segments._replace(bootstrap_value=cuts)
     raw = algorithm.advantages(rewards, penalty, values, segments, windows.groups)
     whole = place.total(moments(raw, windows.mask))
     advantages = algorithm.normalise(raw, windows.mask, whole)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard
-from headrace.protocol.token_spans import KL, Coefficient, Float32, MarkName, Reward
+from headrace.protocol.token_spans import KL, Coefficient, Float32, MarkName, Reward, TurnRun
 from learner.batching.group_statistics import Groups
-from learner.batching.segments import Segments, segments_of
+from learner.batching.segments import Segments, segment_ids, segment_sums, segments_of
 from learner.batching.token_reads import (
     Reads,
     as_the_critic_reads,
@@ -26,7 +26,7 @@ from learner.batching.token_reads import (
     sampled_answers,
     sampled_windows,
 )
-from learner.batching.trainable_tokens import Int64, TrainableTokens
+from learner.batching.trainable_tokens import Int64, TrainableTokens, count_before
 from learner.device import Place
 
 Shape = Callable[[Tensor, Tensor], Tensor]
@@ -35,20 +35,21 @@ Shape = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class PolicyHalf:
-    """This rank's windows, their sampled tokens laid end to end: T tokens, S windows.
+    """This rank's windows, their sampled tokens laid end to end: T tokens in S segments, which are
+    the windows, or the turns in each where credit ends with a turn.
 
     Attributes:
         sequences: what the windows stand in. windows: as they came. sampled: where the T tokens
-        are. reads: the T tokens. segments: the windows, each with its lambda. mask: [T] bool,
-        tokens in the loss: those with a loss weight above 0. weights: [T] float32, what each
-        token's loss is multiplied by; None where all are 1. The
-            counts that losses are divided by count tokens, whatever their weight.
-        behaviour: [T] float32 logprobs of the sampler. rewards: [T] float32, what each token
-        earned; shaped at the end of an answer. right: [S] bool, the answer ends here and counts as
-        right. versions: [T] int64, the weight version that sampled each token. kl_coef: the
-        divergence's coefficient, or [T] float32 where samples have their own. hot: [T] bool, tokens
-        marked as drawn by FIRE's high temperature. groups: the scores of whole groups, for
-        critic-free advantages. same_version: [T] bool, whole prefix sampled by the learner's
+        are. reads: the T tokens. segments: each with its lambda; finished where an answer, or its
+        turn, ends. windows_of: [S] int64, the window of each segment. mask: [T] bool, tokens in the
+        loss: those with a loss weight above 0. weights: [T] float32, what each token's loss is
+        multiplied by; None where all are 1. The counts that losses are divided by count tokens,
+        whatever their weight. behaviour: [T] float32 logprobs of the sampler. rewards: [T] float32,
+        what each token earned; shaped at the end of an answer. right: [S] bool, the answer ends
+        here and counts as right. versions: [T] int64, the weight version that sampled each token.
+        kl_coef: the divergence's coefficient, or [T] float32 where samples have their own. hot: [T]
+        bool, tokens marked as drawn by FIRE's high temperature. groups: the scores of whole groups,
+        for critic-free advantages. same_version: [T] bool, whole prefix sampled by the learner's
         version.
     """
 
@@ -57,6 +58,7 @@ class PolicyHalf:
     sampled: TrainableTokens
     reads: Reads
     segments: Segments
+    windows_of: Tensor
     mask: Tensor
     weights: Tensor | None
     behaviour: Tensor
@@ -71,7 +73,8 @@ class PolicyHalf:
 
 @dataclass(frozen=True, eq=False)
 class ValueHalf:
-    """This rank's ended trajectories: all their sampled tokens, [T], in S answers. `reads` are the
+    """This rank's ended trajectories: all their sampled tokens, [T], in S segments: answers, or
+    their turns. `answers` [A + 1] is where each answer begins in the T tokens. `reads` are the
     critic's, `policy_reads` a policy's, which is not told what the critic alone is; `rewards` [T]
     are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent); `positions` [T] are
     where the tokens stand, inserted ones counted."""
@@ -79,6 +82,7 @@ class ValueHalf:
     reads: Reads
     policy_reads: Reads
     segments: Segments
+    answers: list[int]
     rewards: Tensor
     behaviour: Tensor
     kl_coef: float | Tensor
@@ -99,14 +103,12 @@ class Totals(NamedTuple):
 
 def totals_of(windows: PolicyHalf, finished: ValueHalf, place: Place) -> Totals:
     """The counts by which losses are normalised."""
-    trained = np.bincount(
-        windows.sampled.segments[windows.mask.cpu().numpy()], minlength=len(windows.windows)
-    )
+    trained = segment_sums(windows.mask, segment_ids(windows.segments), windows.windows_of.numel())
     answers = finished.segments.length_so_far
     own = [
         int(trained.sum()),
         int((trained > 0).sum()),
-        sum(w.length for w in windows.windows if is_right(w)),
+        int(windows.segments.length_so_far[windows.right].sum()),
         int(answers.sum()),
         int((answers > 0).sum()),
     ]
@@ -127,10 +129,18 @@ def policy_half(
     without a coefficient of their own."""
     windows, sequences = shard.windows, shard.sequences
     sampled = sampled_windows(sequences, windows)
+    parts = [
+        _Part(i, count, length, ended)
+        for i, w in enumerate(windows)
+        for count, length, ended in (
+            _turns(sampled, i, sequences[w.sequence], w.turns)
+            or [(int(sampled.lengths[i]), w.length, w.finished)]
+        )
+    ]
     segments = segments_of(
-        sampled.lengths.tolist(),
-        finished=[w.finished for w in windows],
-        length_so_far=[w.length for w in windows],
+        [part.tokens for part in parts],
+        finished=[part.ended for part in parts],
+        length_so_far=[part.length for part in parts],
         device=device,
     )
     segments = segments._replace(lam=lambdas(segments.length_so_far, segments.finished))
@@ -143,11 +153,14 @@ def policy_half(
         sampled=sampled,
         reads=reads_of(sequences, windows, sampled),
         segments=segments,
+        windows_of=torch.tensor([part.window for part in parts], dtype=torch.int64, device=device),
         mask=torch.from_numpy(mask).to(device),
         weights=None if (weights[mask] == 1).all() else torch.from_numpy(weights).to(device),
         behaviour=_tensor(sampled.pick([w.logprobs for w in windows], np.float32), device),
         rewards=_earned(sampled, [w.rewards for w in windows], segments, shape),
-        right=torch.tensor([is_right(w) for w in windows], dtype=torch.bool, device=device),
+        right=torch.tensor(
+            [is_right(windows[part.window]) for part in parts], dtype=torch.bool, device=device
+        ),
         versions=torch.from_numpy(versions).to(device),
         kl_coef=_coefficient(KL, kl_coef, sampled, [w.coefficients for w in windows], device),
         hot=_marked("hot", windows, sampled, device),
@@ -162,18 +175,48 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
     sampled = sampled_answers(sequences, shard.values)
     reads = reads_of(sequences, shard.values, sampled)
     told = any(sequence.aside is not None for sequence in shard.sequences)
-    lengths = sampled.lengths.tolist()
+    lengths = [
+        count
+        for i, v in enumerate(shard.values)
+        for count, _, _ in (
+            _turns(sampled, i, sequences[v.sequence], v.turns)
+            or [(int(sampled.lengths[i]), 0, True)]
+        )
+    ]
     segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
     behaviour = [_logprobs(v.logprobs, sequences[v.sequence]) for v in shard.values]
     return ValueHalf(
         reads=reads,
         policy_reads=reads_of(shard.sequences, shard.values, sampled) if told else reads,
         segments=segments,
+        answers=[0, *np.cumsum(sampled.lengths).tolist()],
         rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
         behaviour=_tensor(sampled.pick(behaviour, np.float32), device),
         kl_coef=_coefficient(KL, kl_coef, sampled, [v.coefficients for v in shard.values], device),
         positions=torch.from_numpy(sampled.positions).to(device),
     )
+
+
+class _Part(NamedTuple):
+    """A segment: tokens of a window, and of its answer or turn so far."""
+
+    window: int
+    tokens: int
+    length: int
+    ended: bool
+
+
+def _turns(
+    sampled: TrainableTokens, segment: int, sequence: BatchSequence, turns: Sequence[TurnRun]
+) -> list[tuple[int, int, bool]]:
+    """Of each turn its tokens in a stretch, those up to the stretch's end, and whether it ended."""
+    found = []
+    for turn in turns:
+        inside = sampled.between(segment, turn.start, turn.end)
+        runs = sequence.sampled
+        length = count_before(runs, turn.end) - count_before(runs, turn.start)
+        found.append((inside.stop - inside.start, length, turn.ended))
+    return found
 
 
 def _earned(

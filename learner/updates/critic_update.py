@@ -146,7 +146,7 @@ class CriticUpdate(ModelUpdate):
     def _sources(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
         """Where each token's and each cut's value stands in old + extra + [0]; what stands for
         V(s_l) at the end of an answer is never read."""
-        offsets = self._finished.segments.cu_lengths.tolist()
+        offsets = self._finished.answers
         own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
         counts = windows.sampled.lengths
         next_extra = offsets[-1]

@@ -256,7 +256,7 @@ def _diagnostics(
         name: windows.sampled.spread(figures[name].to(torch.float32).cpu().numpy())
         for name in COLUMN_NAMES
     }
-    lams = windows.segments.lam.tolist()
+    lams = dict(zip(windows.windows_of.tolist(), windows.segments.lam.tolist(), strict=True))
     return [
         TokenDiagnostics(
             window_id=window.window_id,

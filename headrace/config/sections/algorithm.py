@@ -218,6 +218,11 @@ class AlgorithmConfig(StrictModel):
     value: ValueTargetConfig | None = None
     """The value model. None: critic-free."""
 
+    turns: Literal["episode", "turn"] = "episode"
+    """How far credit goes where an environment answers turns. episode: the recursion runs over all
+    sampled tokens, so a turn is credited with what later ones earn. turn: it ends with the turn,
+    which counts as an answer of its own (PAG)."""
+
     admit: Literal["all", "mixed_groups"] = "all"
     """mixed_groups: drop groups whose trajectories all have the same score, before shaping, and
     issue others in their place (DAPO's dynamic sampling)."""

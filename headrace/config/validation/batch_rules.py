@@ -29,15 +29,14 @@ class BatchRules:
 
     Attributes:
         boundary_mask: last sampled tokens of a window whose trajectory goes on that are kept out of
-            the loss.
-        skips_truncated: answers that met the length limit are kept out of the policy's loss.
-        max_age: most updates between the sampling of a token and its training. compares: whose
-        scores an advantage needs beside its own: nobody's, the whole group's, or a
-            group of the trajectory alone.
-        value_logprobs: the value model's half needs the sampler's logprobs. mixed_groups: groups in
-        which all scores are equal are not trained. masked_marks: tokens with such a mark are kept
-        out of the loss. stays_with_rank: all windows of a trajectory go to one learner rank, in
-        every batch. kl_of_prompt: which prompts have a KL coefficient of their own.
+        the loss. skips_truncated: answers that met the length limit are kept out of the policy's
+        loss. max_age: most updates between the sampling of a token and its training. compares:
+        whose scores an advantage needs beside its own: nobody's, the whole group's, or a group of
+        the trajectory alone. value_logprobs: the value model's half needs the sampler's logprobs.
+        mixed_groups: groups in which all scores are equal are not trained. masked_marks: tokens
+        with such a mark are kept out of the loss. by_turn: credit ends with a turn.
+        stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
+        kl_of_prompt: which prompts have a KL coefficient of their own.
     """
 
     boundary_mask: int
@@ -47,6 +46,7 @@ class BatchRules:
     value_logprobs: bool
     mixed_groups: bool
     masked_marks: frozenset[MarkName] = frozenset()
+    by_turn: bool = False
     stays_with_rank: bool = False
     kl_of_prompt: KlOfPrompt = _none_of_its_own
 
@@ -67,6 +67,7 @@ def batch_rules(config: RunConfig) -> BatchRules:
         value_logprobs=algorithm.kl is not None and algorithm.kl.where == "reward",
         mixed_groups=algorithm.admit == "mixed_groups",
         masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
+        by_turn=algorithm.turns == "turn",
         stays_with_rank=config.learner.context == "carried",
         kl_of_prompt=_kl_of_prompt(config),
     )

@@ -78,7 +78,7 @@ def _too_long_for_a_message(config: RunConfig) -> bool:
     """Whether one answer, with all that is known of its tokens, can be too large for a message."""
     longest = longest_part_bytes(
         opening=config.task.max_prompt_length,
-        length=config.task.max_response_length,
+        length=config.longest - config.task.max_prompt_length,
         window=config.window,
         members=config.schedule.num_generations,
         aside=config.task.max_response_length if config.algorithm.reads_anchors else 0,
@@ -136,6 +136,22 @@ RULES: tuple[Rule, ...] = (
         "reward",
         lambda c: c.environment is not None and c.reward != RewardConfig(),
         "does not go with an environment, which pays itself; leave the section out",
+    ),
+    Rule(
+        "algorithm.turns",
+        lambda c: c.algorithm.turns == "turn" and c.environment is None,
+        "ends credit with a turn, and without an environment there is one turn; leave it out",
+    ),
+    Rule(
+        "algorithm.turns",
+        lambda c: c.algorithm.turns == "turn" and _group(c) is not None,
+        "does not go with advantages by group: turns of siblings do not correspond",
+    ),
+    Rule(
+        "algorithm.penalties.positive_nll_coef",
+        lambda c: c.algorithm.turns == "turn" and c.algorithm.penalties.positive_nll_coef != 0,
+        "would imitate all turns of an episode that ended well, wrong ones too; leave it out where "
+        'algorithm.turns = "turn"',
     ),
     Rule(
         "generator.chunk_tokens",

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.protocol.token_spans import Coefficient, Float32, Int32, Mark, Reward, Span
+from headrace.protocol.token_spans import (
+    Coefficient,
+    Float32,
+    Int32,
+    Mark,
+    Reward,
+    Span,
+    TurnRun,
+)
 
 
 class BatchSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +63,9 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     score: float = 0.0
     correct: bool = False
+    turns: list[TurnRun] = []
+    """Where credit ends with a turn: those in the window, up to its end; the first may have begun
+    before it."""
 
 
 class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +80,8 @@ class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     logprobs: Float32
     coefficients: list[Coefficient] = []
+    turns: list[TurnRun] = []
+    """Where credit ends with a turn: all of them."""
 
 
 class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +174,7 @@ def longest_part_bytes(
         rewards=rewards[:window],
         coefficients=coefficients[: window + 1],
         marks=[Mark("hot", 0, 0)] * window,
+        turns=[TurnRun(0, 0, True)] * window,
     )
     value = ValueTrajectory(
         trajectory_id=0,
@@ -170,6 +184,7 @@ def longest_part_bytes(
         score=0.0,
         logprobs=np.zeros(length, np.float32),
         coefficients=coefficients,
+        turns=[TurnRun(0, 0, True)] * length,
     )
     group = GroupScores(
         group_id=0,

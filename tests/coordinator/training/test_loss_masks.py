@@ -7,9 +7,10 @@ import pytest
 
 from coordinator.training.batches import PreparedBatch
 from coordinator.training.loss_masks import mask_window
-from headrace.protocol.records.record_types import MaskedRun
-from headrace.protocol.token_spans import Weight
+from headrace.protocol.records.record_types import ChunkArrived, ClosedWindow, MaskedRun
+from headrace.protocol.token_spans import EnvironmentStep, Piece, Span, Streams, Weight
 from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
 from tests.coordinator.test_turns import rules
 from tests.coordinator.world import World, counts, make_config, policy_windows
 
@@ -95,3 +96,43 @@ def test_a_token_whose_weight_is_nothing_is_masked_and_said_to_be() -> None:
     trajectory.weights.append(Weight(0.0, 1, 3))
     trajectory.weights.append(Weight(0.5, 3, 4))
     assert masked(trajectory) == [MaskedRun("zero_weight", 1, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("end", "turns", "by_turn", "expected"),
+    [
+        (6, 2, False, [(2, 3), (5, 6)]),
+        (6, 2, True, [(5, 6)]),
+        (7, 2, True, [(5, 7)]),
+        (3, 2, True, []),
+        (3, 1, True, [(1, 3)]),
+    ],
+)
+def test_a_border_is_that_of_a_turn_that_goes_on(
+    end: int, turns: int, by_turn: bool, expected: list[tuple[int, int]]
+) -> None:
+    """Tokens 0 to 2 are a turn, 3 and 4 are inserted, 5 to 7 are the next one."""
+    trajectory = Trajectory(0, 0, "train", np.array([1], np.int32), 0)
+    step = EnvironmentStep(turn=0, digest="")
+    for start, size, streams in (
+        (0, 0, Streams(step=step)),
+        (0, 3, None),
+        (3, 2, Streams(pieces=[Piece("environment", "tool", 1, 3, 5)], step=step)),
+        (5, 3, None),
+    )[: 2 * turns]:
+        trajectory.append(
+            ChunkArrived(
+                at=0.0, trajectory_id=0, lease_id=0, chunk_index=trajectory.next_chunk,
+                generator="g", start=start, token_ids=np.zeros(size, np.int32),
+                logprobs=np.full(size, -1.0, np.float32),
+                spans=[Span(0, start, start + size)] if streams is None else [], streams=streams,
+            )
+        )  # fmt: skip
+    tokens = end - 2 * (end > 3)
+    closed = ClosedWindow(
+        window_id=0, trajectory_id=0, index=0, start=0, end=end, tokens=tokens,
+        min_version=0, max_version=0, final=False,
+    )  # fmt: skip
+    trajectory.windows.append(Window.closed(closed))
+    runs = masked(trajectory, boundary_mask=2, by_turn=by_turn)
+    assert [(run.start, run.end) for run in runs] == expected
