@@ -60,3 +60,56 @@ class Guess:
         if self._fresh:
             self._hidden = self._draw.choice(self._letters)
         return Step(messages=[InsertedMessage("user", said)])
+
+
+class Pag:
+    """Attempt, verify, revise (PAG, arXiv 2506.10406): the policy answers, says whether that is
+    right, and answers again where it says `wrong`; a verdict that is neither word ends the episode.
+
+    An answer earns 1 where it is the row's `answer`, a verdict 1 where it is true, a revision
+    `alpha` times what it has won over the attempt besides (Eq. of section 3.2: 2, 1, 0 or -1). So
+    often as `given` says the attempt is inserted, a random one of `candidates`, so that there
+    are wrong ones to judge. `always`: every verdict is followed by a revision, for comparison.
+    """
+
+    def __init__(
+        self, *, verify: str = "V", revise: str = "R", right: str = "+", wrong: str = "-",
+        alpha: float = 1.0, given: float = 0.0, candidates: str = "0123456789",
+        always: bool = False,
+    ) -> None:  # fmt: skip
+        self._verify, self._revise, self._words = verify, revise, (right, wrong)
+        self._alpha, self._given, self._candidates = alpha, given, candidates
+        self._always = always
+        self._answer, self._attempt = "", ""
+        self._next = "attempt"
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+        """Ask for an attempt, or give one and ask for the verdict."""
+        draw = Random(seed)
+        self._answer = str(row["answer"])
+        if draw.random() >= self._given:
+            return None
+        self._attempt, self._next = draw.choice(self._candidates), "verdict"
+        return self._attempt + self._verify
+
+    def step(self, turn: PolicyTurn) -> Step:
+        """Judge what was asked for."""
+        said, act = turn.text.strip(), self._next
+        if act == "attempt":
+            self._attempt, self._next = said, "verdict"
+            return _ask(self._verify, float(said == self._answer))
+        was_right = self._attempt == self._answer
+        if act == "verdict":
+            right, wrong = self._words
+            true = float(said == (right if was_right else wrong))
+            if said == wrong or (self._always and said == right):
+                self._next = "revision"
+                return _ask(self._revise, true)
+            return Step(reward=true, done=True, success=was_right)
+        is_right = said == self._answer
+        bonus = self._alpha * (is_right - was_right)
+        return Step(reward=is_right + bonus, done=True, success=is_right)
+
+
+def _ask(text: str, reward: float) -> Step:
+    return Step(messages=[InsertedMessage("user", text)], reward=reward)

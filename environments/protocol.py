@@ -27,6 +27,7 @@ from headrace.protocol.messages.environments import PolicyTurn, Step
 BUILT_IN = {
     "calculator": "environments.built_in:Calculator",
     "guess": "environments.built_in:Guess",
+    "pag": "environments.built_in:Pag",
 }
 
 

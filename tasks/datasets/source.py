@@ -19,6 +19,7 @@ from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
 from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS
+from tasks.procedural.first_digit import FIRST_DIGIT
 from tasks.procedural.graph_walk import GRAPH_WALK
 from tasks.procedural.products import PRODUCTS
 from tasks.procedural.shift_register import SHIFT_REGISTER
@@ -28,7 +29,15 @@ from tasks.rows import Row, prompt_hash, prompt_text
 
 PROCEDURAL_TASKS = {
     task.name: task
-    for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK, SHIFT_REGISTER, STRAIGHT_LINE, PRODUCTS)
+    for task in (
+        CHAIN_SUMS,
+        TRACKING,
+        GRAPH_WALK,
+        SHIFT_REGISTER,
+        STRAIGHT_LINE,
+        PRODUCTS,
+        FIRST_DIGIT,
+    )
 }
 
 

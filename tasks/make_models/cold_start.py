@@ -28,9 +28,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from tasks.datasets.source import PROCEDURAL_TASKS
 from tasks.make_models.policy_check import check_policy, print_check
-from tasks.procedural.base import Phase, ProceduralTask, Sizes, draw_prompt, prompt_row
+from tasks.procedural.base import EOS, Phase, ProceduralTask, Sizes, draw_prompt, prompt_row
 from tasks.procedural.chain_sums import MIXTURE, Mixture, taught_in
-from tasks.procedural.character_tokenizer import BOS, EOS, MAX_LENGTH, PAD, build_tokenizer
+from tasks.procedural.character_tokenizer import BOS, MAX_LENGTH, PAD, build_tokenizer
 
 STEPS = 1400
 BATCH = 32

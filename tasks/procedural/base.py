@@ -20,6 +20,8 @@ from typing import Literal
 from headrace.errors import UserError
 from tasks.rows import Row, prompt_hash
 
+EOS = "<eos>"
+"""The end token of their tokenizers (`character_tokenizer`)."""
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
 

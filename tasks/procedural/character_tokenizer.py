@@ -13,7 +13,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
+from tasks.procedural.base import EOS
+
+PAD, BOS, UNKNOWN = "<pad>", "<bos>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, UNKNOWN)
 MAX_LENGTH = 512
 """Tokens that a procedural task's prompt and answer have together, unless it says otherwise."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from random import Random
 
-from tasks.procedural.base import Phase, ProceduralTask
-from tasks.procedural.character_tokenizer import EOS
+from tasks.procedural.base import EOS, Phase, ProceduralTask
 from tasks.rows import Row
 
 CALLS = 0.3

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from environments.built_in import Calculator, Guess
+from environments.built_in import Calculator, Guess, Pag
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 
@@ -57,3 +57,47 @@ def test_what_is_no_letter_loses(text: str) -> None:
     made.reset({}, 1)
     step = made.step(turn(text))
     assert (step.reward, step.done, step.success) == (0.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("turns", "rewards", "success"),
+    [
+        ("4+", [1, 1], True),
+        ("4-4", [1, 0, 1], True),
+        ("4-7", [1, 0, -1], False),
+        ("7-4", [0, 1, 2], True),
+        ("7-8", [0, 1, 0], False),
+        ("7+", [0, 0], False),
+        ("7?", [0, 0], False),
+        ("4?", [1, 0], True),
+    ],
+)
+def test_turns_of_pag_earn_what_the_paper_says(
+    turns: str, rewards: list[float], success: bool
+) -> None:
+    """Attempt, verdict, revision; what is no verdict earns nothing and asks for no revision."""
+    made = Pag()
+    assert made.reset({"answer": "4"}, 0) is None
+    steps = [made.step(turn(each)) for each in turns]
+    assert [step.reward for step in steps] == rewards
+    assert [step.done for step in steps] == [False] * (len(turns) - 1) + [True]
+    assert [said(step) for step in steps] == [*"VR"[: len(turns) - 1], ""]
+    assert steps[-1].success is success
+
+
+def test_given_attempts_of_pag_are_judged_alike() -> None:
+    given = []
+    for seed in range(500):
+        made = Pag(given=0.4)
+        opening = made.reset({"answer": "4"}, seed)
+        if opening is not None:
+            given.append(opening[0])
+            assert opening[1] == "V"
+            assert made.step(turn("+")).reward == float(opening[0] == "4")
+    assert 150 < len(given) < 250
+    assert len(set(given)) == 10
+    always = Pag(always=True)
+    always.reset({"answer": "4"}, 0)
+    always.step(turn("4"))
+    step = always.step(turn("+"))
+    assert (step.reward, said(step), step.done) == (1.0, "R", False)

@@ -12,8 +12,8 @@ class EnvironmentConfig(StrictModel):
     `reward`."""
 
     name: str
-    """A built-in name (`calculator`, `guess`), `FILE.py:THING` or `PACKAGE:THING`; THING is a
-    class, or a function that makes an environment."""
+    """A built-in name (`calculator`, `guess`, `pag`), `FILE.py:THING` or `PACKAGE:THING`; THING is
+    a class, or a function that makes an environment."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments of the class or the function."""

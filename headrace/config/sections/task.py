@@ -110,6 +110,19 @@ class ProductsConfig(ProceduralConfig):
     """Most digits of a factor."""
 
 
+class FirstDigitConfig(ProceduralConfig):
+    """Procedural copies of the first of some digits: the task of the environment `pag`. A term is a
+    digit."""
+
+    kind: Literal["first_digit"]
+
+    min_terms: int = Field(default=4, ge=2, le=8)
+    """Fewest digits."""
+
+    max_terms: int = Field(default=4, ge=2, le=8)
+    """Most digits."""
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -168,6 +181,7 @@ SingleTask = (
     | ShiftRegisterConfig
     | StraightLineConfig
     | ProductsConfig
+    | FirstDigitConfig
     | DatasetConfig
 )
 
