@@ -21,6 +21,7 @@ from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.first_digit import FIRST_DIGIT
 from tasks.procedural.graph_walk import GRAPH_WALK
+from tasks.procedural.hidden_letter import HIDDEN_LETTER
 from tasks.procedural.products import PRODUCTS
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
@@ -37,6 +38,7 @@ PROCEDURAL_TASKS = {
         STRAIGHT_LINE,
         PRODUCTS,
         FIRST_DIGIT,
+        HIDDEN_LETTER,
     )
 }
 

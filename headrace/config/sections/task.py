@@ -123,6 +123,19 @@ class FirstDigitConfig(ProceduralConfig):
     """Most digits."""
 
 
+class HiddenLetterConfig(ProceduralConfig):
+    """Procedural numbers that say nothing: the task of the environment `guess`. A term is a
+    digit."""
+
+    kind: Literal["hidden_letter"]
+
+    min_terms: int = Field(default=5, ge=2, le=8)
+    """Fewest digits."""
+
+    max_terms: int = Field(default=5, ge=2, le=8)
+    """Most digits."""
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -182,6 +195,7 @@ SingleTask = (
     | StraightLineConfig
     | ProductsConfig
     | FirstDigitConfig
+    | HiddenLetterConfig
     | DatasetConfig
 )
 
