@@ -62,6 +62,10 @@ class Guess:
         return Step(messages=[InsertedMessage("user", said)])
 
 
+ANSWER, VERDICT = 0, 1
+"""Acts of PAG: attempts and revisions are one."""
+
+
 class Pag:
     """Attempt, verify, revise (PAG, arXiv 2506.10406): the policy answers, says whether that is
     right, and answers again where it says `wrong`; a verdict that is neither word ends the episode.
@@ -83,33 +87,42 @@ class Pag:
         self._answer, self._attempt = "", ""
         self._next = "attempt"
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+    def reset(self, row: Mapping[str, Any], seed: int) -> Step:
         """Ask for an attempt, or give one and ask for the verdict."""
         draw = Random(seed)
         self._answer = str(row["answer"])
         if draw.random() >= self._given:
-            return None
+            return Step(act=ANSWER)
         self._attempt, self._next = draw.choice(self._candidates), "verdict"
-        return self._attempt + self._verify
+        return Step(messages=[InsertedMessage("user", self._attempt + self._verify)], act=VERDICT)
 
     def step(self, turn: PolicyTurn) -> Step:
         """Judge what was asked for."""
         said, act = turn.text.strip(), self._next
         if act == "attempt":
             self._attempt, self._next = said, "verdict"
-            return _ask(self._verify, float(said == self._answer))
+            right = float(said == self._answer)
+            return _ask(self._verify, right, VERDICT, first_right=right)
         was_right = self._attempt == self._answer
         if act == "verdict":
-            right, wrong = self._words
-            true = float(said == (right if was_right else wrong))
-            if said == wrong or (self._always and said == right):
+            right_word, wrong = self._words
+            true = float(said == (right_word if was_right else wrong))
+            recall = {"right_recall" if was_right else "wrong_recall": true}
+            if said == wrong or (self._always and said == right_word):
                 self._next = "revision"
-                return _ask(self._revise, true)
-            return Step(reward=true, done=True, success=was_right)
+                return _ask(self._revise, true, ANSWER, revised=1.0, **recall)
+            metrics = {"revised": 0.0, **recall}
+            return Step(reward=true, done=True, success=was_right, metrics=metrics)
         is_right = said == self._answer
-        bonus = self._alpha * (is_right - was_right)
-        return Step(reward=is_right + bonus, done=True, success=is_right)
+        gain = float(is_right - was_right)
+        return Step(
+            reward=is_right + self._alpha * gain,
+            done=True,
+            success=is_right,
+            metrics={"revision_gain": gain, "changed": float(said != self._attempt)},
+        )
 
 
-def _ask(text: str, reward: float) -> Step:
-    return Step(messages=[InsertedMessage("user", text)], reward=reward)
+def _ask(text: str, reward: float, act: int, **metrics: float) -> Step:
+    said = [InsertedMessage("user", text)]
+    return Step(messages=said, reward=reward, act=act, metrics=metrics)

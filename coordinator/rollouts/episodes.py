@@ -230,6 +230,7 @@ class Episodes:
                         done=step.done,
                         success=step.success,
                         metrics=step.metrics,
+                        act=step.act,
                         seconds=reply.seconds,
                     ),
                 ),

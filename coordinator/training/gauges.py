@@ -212,6 +212,15 @@ def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float
     }
 
 
+def _by_name(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of what environments say under each name, of those steps that say it."""
+    found: dict[str, list[float]] = {}
+    for each in metrics:
+        for name, value in each.items():
+            found.setdefault(f"environment/{name}", []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     """Lengths and rewards of the trajectories that end in a batch."""
     if not trajectories:
@@ -221,6 +230,7 @@ def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     episodes = (
         {
             "environment/turns": statistics.fmean(t.steps[-1].turn for t in played),
+            **_by_name([s.metrics for t in played for s in t.steps]),
             "environment/step_s": statistics.fmean(s.seconds for t in played for s in t.steps),
         }
         if played

@@ -71,6 +71,7 @@ _ALL = (
     MetricInfo("egae/boundary_advantage_abs", "reward", "mean |advantage| of the last 8 tokens of unfinished windows before whitening", "not above egae/advantage_abs"),
     MetricInfo("egae/lambda", "", "mean lambda of the policy's advantages in force", "0.5 to 1"),
     MetricInfo("egae/lambda_by_length", "", "mean lambda of windows, by the tokens of the response so far", "0.5 to 1", LENGTHS),
+    MetricInfo("environment/NAME", "", "what an environment says of its steps, the mean of those that say it"),
     MetricInfo("environment/step_s", "s", "mean time in which an environment answered"),
     MetricInfo("environment/turns", "turns", "mean turns of the policy in episodes that end in the batch"),
     MetricInfo("heartbeat/NAME", "s", "since the coordinator last heard the process of that name", "a few seconds"),

@@ -26,6 +26,10 @@ Position = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A token position, a chunk's index, or a number of trajectories: a 32-bit column holds it."""
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A process id."""
+MOST_ACTS = 4
+"""Kinds of turns that advantages are normalised by."""
+Act = Annotated[int, Meta(ge=0, lt=MOST_ACTS)]
+"""The kind of a turn, by number."""
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A duration: finite and not negative."""
 NAME = r"^[A-Za-z0-9._-]{1,64}\Z"

@@ -53,11 +53,12 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 class TurnRun(msgspec.Struct, frozen=True, array_like=True):
     """A turn of the policy: what it sampled from position `start` on, up to `end`; `ended`: no more
-    of it follows."""
+    of it follows. `act`: what kind of turn its environment says it is."""
 
     start: fields.Position
     end: fields.Position
     ended: bool
+    act: fields.Act = 0
 
 
 class Weight(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +105,7 @@ class EnvironmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     done: bool = False
     success: bool | None = None
     metrics: dict[fields.Label, float] = {}
+    act: fields.Act = 0
     seconds: fields.Seconds = 0.0
 
 

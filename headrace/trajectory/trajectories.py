@@ -237,7 +237,12 @@ class Trajectory:
             first, _ = runs.get(piece.turn, (piece.start, 0))
             runs[piece.turn] = first, piece.end
         return [
-            TurnRun(first, min(last, end), last <= end and self._has_ended(turn))
+            TurnRun(
+                first,
+                min(last, end),
+                last <= end and self._has_ended(turn),
+                self.steps[turn].act if turn < len(self.steps) else 0,
+            )
             for turn, (first, last) in runs.items()
             if first < end and last > start
         ]

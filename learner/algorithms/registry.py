@@ -125,17 +125,16 @@ class Algorithm:
     Attributes:
         window: most tokens of one window. lambdas: ([S] length so far, [S] finished) -> [S] lambda
         of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N] their
-        sampled tokens) -> [N] with
-            what the length costs added; of windows, of value trajectories and of groups.
-        advantages, normalise: rewards to what the loss sees. returns: (rewards [T], windows) ->
-        discounted sums up to each window's end, and where they
-            reach the end of the trajectory.
-        uses_critic: advantages read values. asks_at_cuts: advantages read V(s_l) of cut windows.
-        ratio: logprobs to ratio and weight. uses_proximal: the ratio reads logprobs recomputed at
-        the update's start. policy_loss: log ratio and advantages to token losses. aggregate: token
-        losses to weights. entropy_coef, positive_nll_coef: weights of further terms. kl: divergence
-        from the reference, None without one. hot: what becomes of hot tokens.
-        value: None for critic-free algorithms.
+        sampled tokens) -> [N] with what the length costs added; of windows, of value trajectories
+        and of groups. advantages, normalise: rewards to what the loss sees. whitens_by_act:
+        normalise turns of each act apart. returns: (rewards [T], windows) -> discounted sums up to
+        each window's end, and where they reach the end of the trajectory. uses_critic: advantages
+        read values. asks_at_cuts: advantages read V(s_l) of cut windows. ratio: logprobs to ratio
+        and weight. uses_proximal: the ratio reads logprobs recomputed at the update's start.
+        policy_loss: log ratio and advantages to token losses. aggregate: token losses to weights.
+        entropy_coef, positive_nll_coef: weights of further terms. kl: divergence from the
+        reference, None without one. hot: what becomes of hot tokens. value: None for critic-free
+        algorithms.
     """
 
     window: int
@@ -143,6 +142,7 @@ class Algorithm:
     shape_rewards: Callable[[Tensor, Tensor], Tensor]
     advantages: AdvantageFunction
     normalise: NormaliseFunction
+    whitens_by_act: bool
     returns: Callable[[Tensor, Segments], ValueTargets]
     uses_critic: bool
     asks_at_cuts: bool
@@ -183,6 +183,7 @@ def build_algorithm(
         shape_rewards=_shape(config.overlong, longest),
         advantages=_advantages(advantages),
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
+        whitens_by_act=isinstance(advantages, EgaeConfig) and advantages.whiten_by_act,
         returns=partial(monte_carlo_returns, gamma=_gamma(advantages)),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",

@@ -6,12 +6,18 @@ model is run here, so the same numbers give the same advantages whenever they ar
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from headrace.protocol.fields import MOST_ACTS
 from learner.algorithms.advantages import moments
 from learner.algorithms.registry import Algorithm
 from learner.batching.batch import PolicyHalf
+from learner.batching.segments import segment_ids
 from learner.device import Place
+
+LEAST_SPREAD = 1e-4
+"""Below it a division would blow up rounding."""
 
 
 class WindowAdvantages(NamedTuple):
@@ -46,8 +52,28 @@ def judge(
     cuts = None if at_cuts is None else at_cuts[windows.windows_of]
     segments = windows.segments._replace(bootstrap_value=cuts)
     raw = algorithm.advantages(rewards, penalty, values, segments, windows.groups)
-    whole = place.total(moments(raw, windows.mask))
-    advantages = algorithm.normalise(raw, windows.mask, whole)
+    if algorithm.whitens_by_act:
+        acts = windows.acts[segment_ids(segments)]
+        advantages = _by_act(algorithm, place, raw, windows.mask, acts)
+    else:
+        whole = place.total(moments(raw, windows.mask))
+        advantages = algorithm.normalise(raw, windows.mask, whole)
     return WindowAdvantages(
         values, raw, advantages, *algorithm.returns(rewards + penalty, segments)
     )
+
+
+def _by_act(algorithm: Algorithm, place: Place, raw: Tensor, mask: Tensor, acts: Tensor) -> Tensor:
+    """[T] advantages normalised among the trained tokens of each act, 0 elsewhere; those of an act
+    that hardly differ are only centred. Source: PAG (RoleAdvNorm), with our `whiten`."""
+    masks = [mask & (acts == act) for act in range(MOST_ACTS)]
+    whole = place.total(torch.stack([moments(raw, each) for each in masks]))
+    found = torch.zeros_like(raw)
+    for each, (count, total, squares) in zip(masks, whole, strict=True):
+        mean = total / count.clamp(min=1.0)
+        spread = (squares / count.clamp(min=1.0) - mean.square()).clamp(min=0.0).sqrt()
+        scaled = algorithm.normalise(raw, each, torch.stack([count, total, squares]))
+        centred = (raw - mean).to(raw.dtype)
+        is_flat = (spread < LEAST_SPREAD) & (count >= 2.0)
+        found = torch.where(each, torch.where(is_flat, centred, scaled), found)
+    return found

@@ -59,6 +59,7 @@ class PolicyHalf:
     reads: Reads
     segments: Segments
     windows_of: Tensor
+    acts: Tensor
     mask: Tensor
     weights: Tensor | None
     behaviour: Tensor
@@ -130,11 +131,11 @@ def policy_half(
     windows, sequences = shard.windows, shard.sequences
     sampled = sampled_windows(sequences, windows)
     parts = [
-        _Part(i, count, length, ended)
+        part
         for i, w in enumerate(windows)
-        for count, length, ended in (
+        for part in (
             _turns(sampled, i, sequences[w.sequence], w.turns)
-            or [(int(sampled.lengths[i]), w.length, w.finished)]
+            or [_Part(i, int(sampled.lengths[i]), w.length, w.finished)]
         )
     ]
     segments = segments_of(
@@ -154,6 +155,7 @@ def policy_half(
         reads=reads_of(sequences, windows, sampled),
         segments=segments,
         windows_of=torch.tensor([part.window for part in parts], dtype=torch.int64, device=device),
+        acts=torch.tensor([part.act for part in parts], dtype=torch.int64, device=device),
         mask=torch.from_numpy(mask).to(device),
         weights=None if (weights[mask] == 1).all() else torch.from_numpy(weights).to(device),
         behaviour=_tensor(sampled.pick([w.logprobs for w in windows], np.float32), device),
@@ -176,11 +178,11 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
     reads = reads_of(sequences, shard.values, sampled)
     told = any(sequence.aside is not None for sequence in shard.sequences)
     lengths = [
-        count
+        part.tokens
         for i, v in enumerate(shard.values)
-        for count, _, _ in (
+        for part in (
             _turns(sampled, i, sequences[v.sequence], v.turns)
-            or [(int(sampled.lengths[i]), 0, True)]
+            or [_Part(i, int(sampled.lengths[i]), v.length, True)]
         )
     ]
     segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
@@ -204,18 +206,20 @@ class _Part(NamedTuple):
     tokens: int
     length: int
     ended: bool
+    act: int = 0
 
 
 def _turns(
     sampled: TrainableTokens, segment: int, sequence: BatchSequence, turns: Sequence[TurnRun]
-) -> list[tuple[int, int, bool]]:
-    """Of each turn its tokens in a stretch, those up to the stretch's end, and whether it ended."""
+) -> list[_Part]:
+    """Each turn in a stretch."""
     found = []
     for turn in turns:
         inside = sampled.between(segment, turn.start, turn.end)
         runs = sequence.sampled
         length = count_before(runs, turn.end) - count_before(runs, turn.start)
-        found.append((inside.stop - inside.start, length, turn.ended))
+        tokens = inside.stop - inside.start
+        found.append(_Part(segment, tokens, length, turn.ended, turn.act))
     return found
 
 

@@ -77,7 +77,7 @@ def test_turns_of_pag_earn_what_the_paper_says(
 ) -> None:
     """Attempt, verdict, revision; what is no verdict earns nothing and asks for no revision."""
     made = Pag()
-    assert made.reset({"answer": "4"}, 0) is None
+    assert made.reset({"answer": "4"}, 0) == Step()
     steps = [made.step(turn(each)) for each in turns]
     assert [step.reward for step in steps] == rewards
     assert [step.done for step in steps] == [False] * (len(turns) - 1) + [True]
@@ -89,11 +89,14 @@ def test_given_attempts_of_pag_are_judged_alike() -> None:
     given = []
     for seed in range(500):
         made = Pag(given=0.4)
-        opening = made.reset({"answer": "4"}, seed)
-        if opening is not None:
+        begun = made.reset({"answer": "4"}, seed)
+        if opening := said(begun):
             given.append(opening[0])
-            assert opening[1] == "V"
-            assert made.step(turn("+")).reward == float(opening[0] == "4")
+            assert (opening[1], begun.act) == ("V", 1)
+            step = made.step(turn("+"))
+            assert step.reward == float(opening[0] == "4")
+            recall = "right_recall" if opening[0] == "4" else "wrong_recall"
+            assert step.metrics == {"revised": 0.0, recall: step.reward}
     assert 150 < len(given) < 250
     assert len(set(given)) == 10
     always = Pag(always=True)

@@ -120,3 +120,25 @@ def test_an_environment_that_is_not_there_ends_the_run_with_the_reason(tmp_path:
         assert "there is no file nowhere.py" in run.text()
     finally:
         run.end()
+
+
+def test_attempts_verdicts_and_revisions_are_trained_turn_by_turn(tmp_path: Path) -> None:
+    """The recipe of PAG: each turn is paid, and whatever its environment says of it is a metric."""
+    run = Run(
+        tmp_path / "runs", "stop.updates=6", "dashboard.enabled=false", "evaluation.before=false",
+        "evaluation.after=false", "schedule.batch_windows=32", "schedule.window=3",
+        recipe=REPOSITORY / "recipes" / "pag.toml",
+    )  # fmt: skip
+    try:
+        assert run.wait(120) == 0, run.text()
+        names = {name for (name,) in _ask(run, "select distinct name from metrics")}
+        assert {
+            f"environment/{what}" for what in ("right_recall", "wrong_recall", "turns")
+        } <= names
+        audited = headrace("audit", "latest", "--root", str(run.root))
+        assert audited.returncode == 0, audited.stdout
+        rewards = _ask(run, "select distinct reward from trajectories where status = 'finished'")
+        assert {r for (r,) in rewards} <= {-1.0, 0.0, 1.0, 2.0, 3.0}
+        assert len(rewards) > 2
+    finally:
+        run.end()

@@ -33,6 +33,10 @@ class EgaeConfig(StrictModel):
     whiten: bool = True
     """Subtract the mean and divide by the standard deviation over the batch's trained tokens."""
 
+    whiten_by_act: bool = False
+    """Whiten the turns of each act by themselves, such as answers and verdicts (PAG). Which act a
+    turn is its environment says; goes with `turns = "turn"`."""
+
     clamp: float | None = Field(default=10.0, gt=0)
     """Bound of the advantage's absolute value. None: no bound."""
 

@@ -148,6 +148,13 @@ RULES: tuple[Rule, ...] = (
         "does not go with advantages by group: turns of siblings do not correspond",
     ),
     Rule(
+        "algorithm.advantages.whiten_by_act",
+        lambda c: (egae := _egae(c)) is not None
+        and egae.whiten_by_act
+        and c.algorithm.turns != "turn",
+        'goes together with algorithm.turns = "turn"',
+    ),
+    Rule(
         "algorithm.penalties.positive_nll_coef",
         lambda c: c.algorithm.turns == "turn" and c.algorithm.penalties.positive_nll_coef != 0,
         "would imitate all turns of an episode that ended well, wrong ones too; leave it out where "

@@ -34,7 +34,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         messages: what the policy reads next. reward: what the turn earned. done: the episode is
         over. success: whether it was won; None: if it earned anything above 0. metrics: numbers by
-        name.
+        name. act: of the turn that follows, see `algorithm.advantages.whiten_by_act`.
     """
 
     messages: list[InsertedMessage] = []
@@ -42,11 +42,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = False
     success: bool | None = None
     metrics: dict[fields.Label, float] = {}
+    act: fields.Act = 0
 
     @property
     def digest(self) -> str:
         """Names what a replay has to say again."""
-        said = msgspec.msgpack.encode((self.messages, self.reward, self.done, self.success))
+        said = msgspec.msgpack.encode(
+            (self.messages, self.reward, self.done, self.success, self.act)
+        )
         return hashlib.sha256(said).hexdigest()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
@@ -191,3 +192,30 @@ def test_targets_and_counts_are_those_of_turns() -> None:
     assert by_turns.segments.length_so_far.tolist() == [2, 2, 3, 1]
     assert by_turns.segments.finished.tolist() == [True, False, True, True]
     assert by_turns.windows_of.tolist() == [0, 0, 1, 1]
+
+
+def test_each_act_is_whitened_by_itself() -> None:
+    """Attempt and revision are one act, the verdict is another: numbers of ours, by n - 1."""
+    config = {
+        "advantages": {
+            "kind": "egae", "gae_lambda_policy": 1.0, "clamp": None, "whiten_by_act": True
+        },
+        "value": {},
+    }  # fmt: skip
+    made = build_algorithm(AlgorithmConfig.model_validate(config), window=100)
+    shard = Episode([2, 2, 2], REWARDS).shard(6, by_turn=True)
+    (window,) = shard.windows
+    acts = [structs.replace(turn, act=i % 2) for i, turn in enumerate(window.turns)]
+    for flat in (False, True):
+        values = [*VALUES[:2], 0.5, 0.5, *VALUES[4:]] if flat else VALUES
+        half = policy_half(
+            structs.replace(shard, windows=[structs.replace(window, turns=acts)]),
+            version=0, lambdas=made.lambdas, shape=made.shape_rewards, kl_coef=0.0, device=CPU,
+        )  # fmt: skip
+        found = judge(
+            made, PLACE, half, values=torch.tensor(values, dtype=torch.float64), at_cuts=None,
+            penalty=torch.zeros(6, dtype=torch.float64),
+        ).advantages.tolist()  # fmt: skip
+        verdicts = [0.0, 0.0] if flat else [0.7071, -0.7071]
+        expected = [-0.8117, -0.9072, *verdicts, 1.0027, 0.7162]
+        assert found == pytest.approx(expected, abs=1e-4)
