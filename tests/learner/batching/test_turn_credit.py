@@ -1,5 +1,6 @@
 """Credit that ends with a turn: golden numbers, and a slow twin over random episodes."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from learner.algorithms.segment_advantages import judge
 from learner.algorithms.value_targets import monte_carlo_returns
 from learner.batching.batch import policy_half, totals_of, value_half
 from learner.device import Place
+from tests.learner.test_golden import Meeting, ThreadPlace
 
 CPU = torch.device("cpu")
 PLACE = Place(device=CPU, dtype=torch.float64)
@@ -194,15 +196,17 @@ def test_targets_and_counts_are_those_of_turns() -> None:
     assert by_turns.windows_of.tolist() == [0, 0, 1, 1]
 
 
+BY_ACT = {
+    "advantages": {
+        "kind": "egae", "gae_lambda_policy": 1.0, "clamp": None, "whiten_by_act": True
+    },
+    "value": {},
+}  # fmt: skip
+
+
 def test_each_act_is_whitened_by_itself() -> None:
     """Attempt and revision are one act, the verdict is another: numbers of ours, by n - 1."""
-    config = {
-        "advantages": {
-            "kind": "egae", "gae_lambda_policy": 1.0, "clamp": None, "whiten_by_act": True
-        },
-        "value": {},
-    }  # fmt: skip
-    made = build_algorithm(AlgorithmConfig.model_validate(config), window=100)
+    made = build_algorithm(AlgorithmConfig.model_validate(BY_ACT), window=100)
     shard = Episode([2, 2, 2], REWARDS).shard(6, by_turn=True)
     (window,) = shard.windows
     acts = [structs.replace(turn, act=i % 2) for i, turn in enumerate(window.turns)]
@@ -219,3 +223,42 @@ def test_each_act_is_whitened_by_itself() -> None:
         verdicts = [0.0, 0.0] if flat else [0.7071, -0.7071]
         expected = [-0.8117, -0.9072, *verdicts, 1.0027, 0.7162]
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_act_is_whitened_over_all_ranks() -> None:
+    """One rank has verdicts alone, the other one answers and a verdict."""
+    made = build_algorithm(AlgorithmConfig.model_validate(BY_ACT), window=100)
+    episodes = [Episode([2, 3], [1.0, 0.5]), Episode([4], [2.0])]
+    acts = [[0, 1], [1]]
+    halves = []
+    for episode, numbers in zip(episodes, acts, strict=True):
+        shard = episode.shard(100, by_turn=True)
+        (window,) = shard.windows
+        turns = [structs.replace(t, act=a) for t, a in zip(window.turns, numbers, strict=True)]
+        halves.append(
+            policy_half(
+                structs.replace(shard, windows=[structs.replace(window, turns=turns)]),
+                version=0,
+                lambdas=made.lambdas,
+                shape=made.shape_rewards,
+                kl_coef=0.0,
+                device=CPU,
+            )
+        )
+    values = [torch.tensor(v, dtype=torch.float64) for v in ([0.1, 0.3, 0.2, 0.6, 0.4], [0.5] * 4)]
+    meeting = Meeting(2)
+
+    def rank_of(rank: int) -> list[float]:
+        place = ThreadPlace(CPU, rank=rank, world=2, dtype=torch.float64, meeting=meeting)
+        found = judge(
+            made, place, halves[rank], values=values[rank], at_cuts=None,
+            penalty=torch.zeros_like(values[rank]),
+        )  # fmt: skip
+        return [float(x) for x in found.advantages]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(rank_of, range(2)))
+    raw = [1 - 0.1, 1 - 0.3, 0.5 - 0.2, 0.5 - 0.6, 0.5 - 0.4, *[1.5] * 4]
+    answers, verdicts = np.array(raw[:2]), np.array(raw[2:])
+    expected = [(x - x.mean()) / x.std(ddof=1) for x in (answers, verdicts)]
+    assert [*found[0], *found[1]] == pytest.approx([*expected[0], *expected[1]], abs=1e-5)
