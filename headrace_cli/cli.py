@@ -50,6 +50,7 @@ WORK = {
     "generator": "headrace_cli.commands.run.generator.generator",
     "stop": "headrace_cli.commands.inspection.runs.stop",
     "eval": "headrace_cli.commands.run.evaluate.evaluate",
+    "try-environment": "headrace_cli.commands.run.try_environment.try_environment",
     "score": "headrace_cli.commands.data.prompt_scores.score",
     "dashboard": "headrace_cli.commands.inspection.dashboard.dashboard",
     "runs": "headrace_cli.commands.inspection.runs.runs",
@@ -167,6 +168,13 @@ def _training(command: Maker) -> None:
         "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
     )
     take(evaluate, "overrides")
+
+    play = command(
+        "try-environment", "play episodes of a recipe's environment, a line for each turn",
+        "headrace try-environment recipes/calculator.toml --episodes 3",
+        takes="recipe overrides root",
+    )  # fmt: skip
+    play.add_argument("--episodes", type=int, default=1, metavar="N", help="how many (1)")
 
     score = command(
         "score", "what a policy's answers to each training prompt earn, to select from",

@@ -28,7 +28,7 @@ Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A process id."""
 MOST_ACTS = 4
 """Kinds of turns that advantages are normalised by."""
-Act = Annotated[int, Meta(ge=0, lt=MOST_ACTS)]
+Act = Annotated[int, Meta(ge=0, le=MOST_ACTS - 1)]
 """The kind of a turn, by number."""
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A duration: finite and not negative."""

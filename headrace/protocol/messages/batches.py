@@ -140,14 +140,15 @@ def _entry_bytes(entry: int | tuple[int, int] | msgspec.Struct) -> int:
 
 
 def longest_part_bytes(
-    *, opening: int, length: int, window: int, members: int, aside: int = 0
+    *, opening: int, length: int, window: int, members: int, aside: int = 0, turns: int = 0
 ) -> int:
     """Bytes of the part that no cutting makes smaller: one answer with all that can be known of
     each token, in a window or for the value model, and the scores of its group.
 
     Args:
         opening: tokens before position 0. length: positions of the answer. window: positions of a
-        window. members: trajectories of a group. aside: tokens that the value model alone reads.
+        window. members: trajectories of a group. aside: tokens that the value model alone reads. turns: of the
+        policy, where credit ends with them.
     """
     # One object stands for all of a list's entries: their sizes are the same.
     rewards = [Reward(0.0, 0)] * length
@@ -174,7 +175,7 @@ def longest_part_bytes(
         rewards=rewards[:window],
         coefficients=coefficients[: window + 1],
         marks=[Mark("hot", 0, 0)] * window,
-        turns=[TurnRun(0, 0, True)] * window,
+        turns=[TurnRun(0, 0, True)] * turns,
     )
     value = ValueTrajectory(
         trajectory_id=0,
@@ -184,7 +185,7 @@ def longest_part_bytes(
         score=0.0,
         logprobs=np.zeros(length, np.float32),
         coefficients=coefficients,
-        turns=[TurnRun(0, 0, True)] * length,
+        turns=[TurnRun(0, 0, True)] * turns,
     )
     group = GroupScores(
         group_id=0,

@@ -15,7 +15,7 @@ from headrace.protocol.messages.batches import (
     part_bytes,
 )
 from headrace.protocol.messages.control import BatchPart
-from headrace.protocol.token_spans import Coefficient, Mark, Reward, Span
+from headrace.protocol.token_spans import Coefficient, Mark, Reward, Span, TurnRun
 from headrace.protocol.transport.codec import message_codec
 
 INDEX = st.integers(0, 2**31 - 1)
@@ -37,16 +37,17 @@ SEQUENCES = st.builds(
     BatchSequence, trajectory_id=NUMBER, group_id=NUMBER, token_ids=IDS, opening=INDEX,
     sampled=several(RUN), aside=st.none() | IDS,
 )  # fmt: skip
+TURNS = several(st.builds(TurnRun, INDEX, INDEX, st.booleans(), st.integers(0, 3)))
 WINDOWS = st.builds(
     PolicyWindow, window_id=NUMBER, trajectory_id=NUMBER, sequence=INDEX, start=INDEX, end=INDEX,
     length=INDEX, logprobs=FLOATS, loss_weights=FLOATS,
     spans=several(st.builds(Span, NUMBER, INDEX, INDEX)), rewards=REWARDS,
     coefficients=COEFFICIENTS, marks=several(st.builds(Mark, st.just("hot"), INDEX, INDEX)),
-    finished=st.booleans(), score=VALUE, correct=st.booleans(),
+    finished=st.booleans(), score=VALUE, correct=st.booleans(), turns=TURNS,
 )  # fmt: skip
 VALUES = st.builds(
     ValueTrajectory, trajectory_id=NUMBER, sequence=INDEX, length=INDEX, rewards=REWARDS,
-    score=VALUE, logprobs=FLOATS, coefficients=COEFFICIENTS,
+    score=VALUE, logprobs=FLOATS, coefficients=COEFFICIENTS, turns=TURNS,
 )  # fmt: skip
 GROUPS = st.builds(
     GroupScores, group_id=NUMBER, trajectory_ids=several(NUMBER), scores=FLOATS, lengths=IDS

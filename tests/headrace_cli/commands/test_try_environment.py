@@ -1,0 +1,52 @@
+"""`headrace try-environment` as a person plays."""
+
+import io
+
+import pytest
+
+from headrace_cli.cli import main
+from tests.integration.runs import REPOSITORY
+
+RECIPES = REPOSITORY / "recipes"
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    code = main(["try-environment", *words])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_an_episode_is_played(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(RECIPES / "calculator.toml")
+    code, out, _ = played(monkeypatch, capsys, "[12*12]\n144\n[1*1]\n", recipe, "--episodes=2")
+    assert code == 0
+    assert "tool      >144>" in out
+    assert "over      reward 0, lost" in out
+    assert out.count("prompt ") == 2, "the second one ends with the lines"
+
+
+def test_limits_and_rewards_are_those_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(RECIPES / "calculator.toml")
+    _, out, _ = played(monkeypatch, capsys, "[2*3]\n[4*5]\n", recipe)
+    assert "truncated reward 0, lost" in out
+    prompt = out.splitlines()[0].split()[1]
+    left, right = prompt[:-1].split("*")
+    _, out, _ = played(monkeypatch, capsys, f"{int(left) * int(right)}\n", recipe)
+    assert "over      reward 1, won" in out
+
+
+def test_a_recipe_without_one_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = played(monkeypatch, capsys, "", str(RECIPES / "quickstart.toml"))
+    assert (code, "has no [environment]" in err) == (2, True)
+    recipe = str(RECIPES / "calculator.toml")
+    code, _, err = played(monkeypatch, capsys, "", recipe, "environment.name=nothing")
+    assert (code, "no environment 'nothing'" in err) == (2, True)
