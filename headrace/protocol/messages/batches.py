@@ -147,8 +147,8 @@ def longest_part_bytes(
 
     Args:
         opening: tokens before position 0. length: positions of the answer. window: positions of a
-        window. members: trajectories of a group. aside: tokens that the value model alone reads. turns: of the
-        policy, where credit ends with them.
+        window. members: trajectories of a group. aside: tokens that the value model alone reads.
+        turns: of the policy, where credit ends with them.
     """
     # One object stands for all of a list's entries: their sizes are the same.
     rewards = [Reward(0.0, 0)] * length
