@@ -22,21 +22,22 @@ from headrace.trajectory.windows import Window, trajectory_of
 from tests.headrace.protocol.samples import sample_of
 
 TABLE = """
-                    generator reward learner monitor
-    Hello           yes       yes    yes     yes
-    Heartbeat       yes       yes    yes     yes
-    Goodbye         yes       yes    yes     yes
-    Chunks          yes       -      -       -
-    GeneratorReport yes       -      -       -
-    WeightsLoaded   yes       -      -       -
-    Scores          -         yes    -       -
-    WeightNotice    -         -      yes     -
-    UpdateDone      -         -      yes     -
-    CheckpointDone  -         -      yes     -
-    Trouble         -         -      yes     -
-    Progress        yes       -      yes     -
-    StatusRequest   -         -      -       yes
-    Command         -         -      -       yes
+                    generator reward environment learner monitor
+    Hello           yes       yes    yes         yes     yes
+    Heartbeat       yes       yes    yes         yes     yes
+    Goodbye         yes       yes    yes         yes     yes
+    Chunks          yes       -      -           -       -
+    GeneratorReport yes       -      -           -       -
+    WeightsLoaded   yes       -      -           -       -
+    Scores          -         yes    -           -       -
+    StepReplies     -         -      yes         -       -
+    WeightNotice    -         -      -           yes     -
+    UpdateDone      -         -      -           yes     -
+    CheckpointDone  -         -      -           yes     -
+    Trouble         -         -      -           yes     -
+    Progress        yes       -      -           yes     -
+    StatusRequest   -         -      -           -       yes
+    Command         -         -      -           -       yes
 """
 _ROLES, *_ROWS = [line.split() for line in TABLE.strip().splitlines()]
 ALLOWED = {

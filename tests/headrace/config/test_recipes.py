@@ -32,7 +32,11 @@ def test_it_loads_and_nothing_is_wrong(path: Path) -> None:
 def test_it_names_every_slot(path: Path) -> None:
     """Nothing of an algorithm is left to a default that a reader would have to look up."""
     written = tomllib.loads(path.read_text(encoding="utf-8"))["algorithm"]
-    assert unnamed(load_recipe(path).algorithm, written) == []
+    assert set(unnamed(load_recipe(path).algorithm, written)) <= WITH_ENVIRONMENT
+
+
+WITH_ENVIRONMENT = {"turns", "advantages.whiten_by_act"}
+"""Slots that mean something where a recipe has an environment; these have none."""
 
 
 def unnamed(model: BaseModel, written: dict[str, Any], prefix: str = "") -> list[str]:
