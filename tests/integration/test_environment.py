@@ -25,6 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "evaluation.num_prompts=64",
         "evaluation.before=false",
         "environment.workers=2",
+        "schedule.window=8",
         "storage.commit_interval_ms=20",
         "dashboard.enabled=false",
         recipe=RECIPE,
