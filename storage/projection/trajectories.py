@@ -34,7 +34,6 @@ def _extend() -> Prepared:
         .where(Trajectory.trajectory_id == bindparam("b_key"))
         .values(
             status=case((Trajectory.status == "issued", "running"), else_=Trajectory.status),
-            generator=bindparam("b_generator"),
             finish=bindparam("b_finish"),
             length=case((length > Trajectory.length, length), else_=Trajectory.length),
             sampled=Trajectory.sampled + bindparam("b_sampled"),
@@ -108,7 +107,8 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
 
 
 def assign_leases(connection: Connection, run: int, records: list[Placed]) -> None:
-    """The generator that works on a trajectory."""
+    """The generator that works on a trajectory: the last one that was told to, because a batch is
+    projected kind by kind, and chunks of one that had it before may stand in it."""
     latest = {r.trajectory_id: {"generator": r.generator} for _, r in records}
     update_rows(connection, run, Trajectory.trajectory_id, latest)
 
@@ -129,7 +129,7 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
                 "b_inserted": 0,
             },
         )
-        row["b_last"], row["b_generator"], row["b_finish"] = offset, r.generator, r.finish
+        row["b_last"], row["b_finish"] = offset, r.finish
         if tokens := len(r.token_ids):
             if row["b_at"] is None:
                 row["b_at"] = r.at
