@@ -199,14 +199,15 @@ _ALL = (
 # fmt: on
 
 METRICS: dict[str, MetricInfo] = {info.name: info for info in _ALL}
-"""By name; NAME in a name stands for that of a process, a source of rewards or a domain."""
+"""By name; NAME in a name stands for that of a process, a source of rewards, a domain or
+what an environment says."""
 
 
 def pattern_of(name: str) -> str:
-    """The name under which METRICS describes a metric: that of a process, a source of rewards or a
-    domain is NAME there."""
+    """The name under which METRICS describes a metric: that of a process, a source of rewards, a
+    domain or what an environment says is NAME there."""
     prefix, _, rest = name.partition("/")
-    if prefix in ("heartbeat", "memory"):
+    if prefix in ("heartbeat", "memory") or (prefix == "environment" and name not in METRICS):
         return f"{prefix}/NAME"
     return f"{prefix}/NAME/{rest.rpartition('/')[2]}" if prefix in ("mixture", "rewards") else name
 
