@@ -8,43 +8,27 @@ In: the command line, and the configuration from the coordinator's Welcome. Out:
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from environments.worker import serve
-from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages.control import Goodbye, Hello
-from headrace.protocol.transport.endpoints import identity_of
-from headrace.protocol.transport.sockets import Dealer, Link, Pulse
-from rewards.run import join, run_worker
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.control import Hello, Message
+from headrace.protocol.transport.sockets import Dealer, Link
+from rewards.run import run_worker
+from rewards.worker.membership import take_part
 
 
 async def work(link: Link, name: str) -> None:
     """Join the run at `link`, answer until it ends, and take leave, saying why where it failed."""
     hello = Hello(role="environment", name=name, pid=os.getpid(), host=socket.gethostname())
-    identity = identity_of(name)
-    dealer = Dealer(link, identity)
-    cause: str | None = None
-    try:
-        config = await join(dealer, hello)
-        if config is None:
-            return
-        if config.environment is None:
-            raise UserError("this run has no environment")
-        transport = config.transport
-        with Pulse(link, identity, interval_s=transport.heartbeat_s):
-            await serve(
-                dealer,
-                config.environment,
-                hello,
-                quiet_s=transport.heartbeat_timeout_s,
-                stall_s=transport.stall_timeout_s,
-            )
-    except (UserError, RunFailedError) as error:
-        cause = str(error)
-        raise
-    finally:
-        await dealer.send(Goodbye(failed=cause))
-        dealer.close()
+    await take_part(link, hello, _answer)
+
+
+async def _answer(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Message]) -> None:
+    if config.environment is None:
+        raise UserError("this run has no environment")
+    await serve(dealer, config.environment, messages)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

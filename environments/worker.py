@@ -4,7 +4,6 @@ In: StepRequests. Out: StepReplies. Promises: an episode stays with one child; a
 its deadline is a `timeout` of that episode alone: its child is killed, and the other episodes of
 that child are built again in another one, from the seeds and turns that this worker has kept; an
 environment that ends its process does so twice before its episode is given up as `crashed`.
-Silence: after `quiet_s` without a message the worker says Hello again, after `stall_s` it gives up.
 """
 
 import asyncio
@@ -13,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,14 +32,7 @@ from environments.child import (
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.process_reaper import Reaper
-from headrace.protocol.messages.control import (
-    AskHello,
-    Hello,
-    Refused,
-    Shutdown,
-    StepReplies,
-    StepRequest,
-)
+from headrace.protocol.messages.control import Message, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
 from headrace.protocol.transport.sockets import Dealer
 
@@ -248,14 +241,22 @@ class Pool:
 
 
 async def serve(
-    dealer: Dealer, config: EnvironmentConfig, hello: Hello, *, quiet_s: float, stall_s: float
+    dealer: Dealer, config: EnvironmentConfig, messages: AsyncIterator[Message]
 ) -> None:
-    """Answer until Shutdown."""
+    """Answer until there are no more messages."""
     pool = Pool(config)
+
+    async def answer(ask: StepAsk) -> None:
+        await dealer.send(StepReplies(replies=[await pool.reply(ask)]))
+
     try:
         await pool.start()
         async with asyncio.TaskGroup() as group:
-            await _receive(dealer, pool, hello, group, quiet_s=quiet_s, stall_s=stall_s)
+            async for message in messages:
+                if isinstance(message, StepRequest):
+                    pool.end(message.ended)
+                    for ask in message.asks:
+                        group.create_task(answer(ask), name="step")
             for task in asyncio.all_tasks():
                 if task.get_name() == "step":
                     task.cancel()
@@ -263,37 +264,3 @@ async def serve(
         raise errors.exceptions[0] from None
     finally:
         await pool.close()
-
-
-async def _receive(
-    dealer: Dealer,
-    pool: Pool,
-    hello: Hello,
-    group: asyncio.TaskGroup,
-    *,
-    quiet_s: float,
-    stall_s: float,
-) -> None:
-    async def one(ask: StepAsk) -> None:
-        await dealer.send(StepReplies(replies=[await pool.reply(ask)]))
-
-    heard = time.monotonic()
-    while True:
-        message = await dealer.receive_within(min(quiet_s, stall_s))
-        if message is None:
-            silent = time.monotonic() - heard
-            if silent >= stall_s:
-                raise RunFailedError(f"no word from the coordinator for {silent:.0f} s")
-            await dealer.send(hello)
-            continue
-        heard = time.monotonic()
-        if isinstance(message, StepRequest):
-            pool.end(message.ended)
-            for ask in message.asks:
-                group.create_task(one(ask), name="step")
-        elif isinstance(message, AskHello):
-            await dealer.send(hello)
-        elif isinstance(message, Refused):
-            raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
-        elif isinstance(message, Shutdown):
-            return

@@ -11,69 +11,32 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from headrace.config.sections.process import TransportConfig
 from headrace.config.sections.run import RunConfig
-from headrace.errors import RunFailedError, UserError, exit_code
+from headrace.errors import exit_code
 from headrace.host import stack_dumps
-from headrace.protocol.messages.control import Goodbye, Hello, Refused, Shutdown, Welcome
-from headrace.protocol.transport.endpoints import identity_of
-from headrace.protocol.transport.sockets import Dealer, Link, Pulse
+from headrace.protocol.messages.control import Hello, Message
+from headrace.protocol.transport.sockets import Dealer, Link
 from rewards.worker.loop import serve
+from rewards.worker.membership import take_part
 from rewards.worker.pool import Pool
 
-HELLO_EVERY_S = 2.0
 log = logging.getLogger("rewards")
 
 
 async def work(link: Link, name: str) -> None:
     """Join the run at `link`, score until it ends, and take leave, saying why where it failed."""
     hello = Hello(role="reward", name=name, pid=os.getpid(), host=socket.gethostname())
-    identity = identity_of(name)
-    dealer = Dealer(link, identity)
-    cause: str | None = None
-    try:
-        config = await join(dealer, hello)
-        if config is None:
-            return
-        pool = Pool(config.reward)
-        transport = config.transport
-        for source, settings in config.reward.each().items():
-            log.info("%s: %s in %d children", source, settings.kind, settings.children)
-        with Pulse(link, identity, interval_s=transport.heartbeat_s):
-            await serve(
-                dealer,
-                pool,
-                hello,
-                quiet_s=transport.heartbeat_timeout_s,
-                stall_s=transport.stall_timeout_s,
-                drain_s=max(s.timeout_s for s in config.reward.each().values()),
-            )
-    except (UserError, RunFailedError) as error:
-        cause = str(error)
-        raise
-    finally:
-        await dealer.send(Goodbye(failed=cause))
-        dealer.close()
+    await take_part(link, hello, _score)
 
 
-async def join(dealer: Dealer, hello: Hello) -> RunConfig | None:
-    """Say Hello until there is a Welcome; its configuration, or None when the run is over."""
-    patience = TransportConfig().stall_timeout_s
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
-        await dealer.send(hello)
-        message = await dealer.receive_within(HELLO_EVERY_S)
-        if isinstance(message, Welcome):
-            return RunConfig.model_validate_json(message.config)
-        if isinstance(message, Refused):
-            raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
-        if isinstance(message, Shutdown):
-            return None
-    raise RunFailedError(f"no coordinator answered for {patience:.0f} s")
+async def _score(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Message]) -> None:
+    pool, sources = Pool(config.reward), config.reward.each()
+    for source, settings in sources.items():
+        log.info("%s: %s in %d children", source, settings.kind, settings.children)
+    await serve(dealer, pool, messages, drain_s=max(s.timeout_s for s in sources.values()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -40,6 +40,11 @@ def ends_right(row: Row, response: str) -> bool:
     return is_correct(response, row.answer)
 
 
+def is_answer(row: Row, response: str) -> bool:
+    """Whether a response is the row's answer and nothing else."""
+    return response == row.answer
+
+
 @dataclass(frozen=True, slots=True)
 class ProceduralTask:
     """A task whose prompts are made from a random number generator and a number of terms."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tasks.procedural.base import EOS, Phase, ProceduralTask
-from tasks.rows import Row
+from tasks.procedural.base import EOS, Phase, ProceduralTask, is_answer
 
 ATTEMPTS, VERDICTS, REVISIONS = 0.55, 0.75, 0.75
 """Shares of what is taught that are right."""
@@ -47,11 +46,6 @@ def style_of(response: str) -> str:
     return "digit" if response in set(DIGITS) else "other"
 
 
-def is_right(row: Row, response: str) -> bool:
-    """Whether a turn is the answer."""
-    return response == row.answer
-
-
 FIRST_DIGIT = ProceduralTask(
     name="first_digit",
     characters=DIGITS + "?VR+-",
@@ -62,6 +56,6 @@ FIRST_DIGIT = ProceduralTask(
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=is_right,
+    is_right=is_answer,
     min_terms=4,
 )

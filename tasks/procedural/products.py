@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from random import Random
 
-from tasks.procedural.base import EOS, Phase, ProceduralTask
-from tasks.rows import Row
+from tasks.procedural.base import EOS, Phase, ProceduralTask, is_answer
 
 CALLS = 0.3
 """Share of the taught answers that ask the calculator."""
@@ -47,11 +46,6 @@ def style_of(response: str) -> str:
     return "guess" if response.isdigit() else "other"
 
 
-def is_right(row: Row, response: str) -> bool:
-    """Whether a turn is the product."""
-    return response == row.answer
-
-
 PRODUCTS = ProceduralTask(
     name="products",
     characters="0123456789*=[]>",
@@ -62,6 +56,6 @@ PRODUCTS = ProceduralTask(
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=is_right,
+    is_right=is_answer,
     min_terms=2,
 )

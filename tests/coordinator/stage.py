@@ -18,6 +18,7 @@ from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostic
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.codec import MAGIC, message_codec
 from headrace.protocol.transport.endpoints import identity_of
+from headrace.trajectory.trajectories import Trajectory
 from storage.run_store import RunStore
 from tests.coordinator.test_loop import run_config
 
@@ -75,8 +76,14 @@ class Stage:
         found = next(leases, None)
         if found is None:
             return None
-        trajectory, lease = self.hub.account.trajectories[found[0]], found[1]
+        trajectory = self.hub.account.trajectories[found[0]]
         size = min(2, self.config.task.max_response_length - trajectory.length)
+        return self.chunk_of(trajectory, size)
+
+    def chunk_of(self, trajectory: Trajectory, size: int, finish: str = "stop") -> m.Chunks:
+        """The next `size` tokens of a response that is being generated."""
+        lease = self.hub.leases.of(trajectory.trajectory_id)
+        assert lease is not None
         start, version = trajectory.length, self.hub.state.versions.current
         chunk = m.TrajectoryChunk(
             lease_id=lease.lease_id,
@@ -86,7 +93,7 @@ class Stage:
             token_ids=np.full(size, 5, np.int32),
             logprobs=np.full(size, -0.5, np.float32),
             spans=[Span(version, start, start + size)],
-            finish="stop",
+            finish=finish,  # type: ignore[arg-type]
         )
         return m.Chunks(chunks=[chunk])
 

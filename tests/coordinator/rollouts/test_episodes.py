@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from coordinator.persistence.state import State
@@ -13,7 +12,6 @@ from coordinator.run import build
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.environments import InsertedMessage, Step, StepAsk, StepReply
 from headrace.protocol.records.record_types import Incident
-from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.stage import GENERATOR, LEARNER, MONITOR, Stage
@@ -75,20 +73,7 @@ class EpisodeStage(Stage):
 
     async def turn(self, trajectory: Trajectory, tokens: int, finish: str = "stop") -> None:
         """A turn of the policy arrives."""
-        lease = self.hub.leases.of(trajectory.trajectory_id)
-        assert lease is not None
-        start, version = trajectory.length, self.hub.state.versions.current
-        chunk = m.TrajectoryChunk(
-            lease_id=lease.lease_id,
-            trajectory_id=trajectory.trajectory_id,
-            chunk_index=trajectory.next_chunk,
-            start=start,
-            token_ids=np.full(tokens, 5, np.int32),
-            logprobs=np.full(tokens, -0.5, np.float32),
-            spans=[Span(version, start, start + tokens)],
-            finish=finish,  # type: ignore[arg-type]
-        )
-        assert await self.say(GENERATOR, m.Chunks(chunks=[chunk]))
+        assert await self.say(GENERATOR, self.chunk_of(trajectory, tokens, finish))
 
     def first(self) -> Trajectory:
         return next(iter(self.hub.account.trajectories.values()))

@@ -1,0 +1,89 @@
+"""How a worker belongs to a run: it joins, hears what it is asked, and takes leave.
+
+In: a link to the coordinator, what the worker says of itself, and what it does. Out: messages, as
+they come. Silence: after a heartbeat timeout without a message the worker says Hello again (a
+restarted coordinator has forgotten it), after the stall timeout it gives up. Failure:
+RunFailedError, also where the coordinator refuses the worker; leave is taken in every case.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from headrace.config.sections.process import TransportConfig
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.control import (
+    AskHello,
+    Goodbye,
+    Hello,
+    Message,
+    Refused,
+    Shutdown,
+    Welcome,
+)
+from headrace.protocol.transport.endpoints import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link, Pulse
+
+HELLO_EVERY_S = 2.0
+
+Serve = Callable[[Dealer, RunConfig, AsyncIterator[Message]], Awaitable[None]]
+"""What a worker does with the configuration and the messages that it gets until Shutdown."""
+
+
+async def take_part(link: Link, hello: Hello, serve: Serve) -> None:
+    """Join the run at `link`, serve until it ends, and take leave, saying why where it failed."""
+    identity = identity_of(hello.name)
+    dealer = Dealer(link, identity)
+    cause: str | None = None
+    try:
+        config = await _join(dealer, hello)
+        if config is None:
+            return
+        with Pulse(link, identity, interval_s=config.transport.heartbeat_s):
+            await serve(dealer, config, _messages(dealer, hello, config.transport))
+    except (UserError, RunFailedError) as error:
+        cause = str(error)
+        raise
+    finally:
+        await dealer.send(Goodbye(failed=cause))
+        dealer.close()
+
+
+async def _join(dealer: Dealer, hello: Hello) -> RunConfig | None:
+    """Say Hello until there is a Welcome; its configuration, or None when the run is over."""
+    patience = TransportConfig().stall_timeout_s
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        await dealer.send(hello)
+        message = await dealer.receive_within(HELLO_EVERY_S)
+        if isinstance(message, Welcome):
+            return RunConfig.model_validate_json(message.config)
+        if isinstance(message, Refused):
+            raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
+        if isinstance(message, Shutdown):
+            return None
+    raise RunFailedError(f"no coordinator answered for {patience:.0f} s")
+
+
+async def _messages(
+    dealer: Dealer, hello: Hello, transport: TransportConfig
+) -> AsyncIterator[Message]:
+    quiet_s, stall_s = transport.heartbeat_timeout_s, transport.stall_timeout_s
+    heard = time.monotonic()
+    while True:
+        message = await dealer.receive_within(min(quiet_s, stall_s))
+        if message is None:
+            silent = time.monotonic() - heard
+            if silent >= stall_s:
+                raise RunFailedError(f"no word from the coordinator for {silent:.0f} s")
+            await dealer.send(hello)
+            continue
+        heard = time.monotonic()
+        if isinstance(message, AskHello):
+            await dealer.send(hello)
+        elif isinstance(message, Refused):
+            raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
+        elif isinstance(message, Shutdown):
+            return
+        else:
+            yield message
