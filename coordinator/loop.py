@@ -133,12 +133,9 @@ class Coordinator:
             case m.Chunks():
                 message = await self.parts.self_test.receive(name, message)
                 ended = await self.parts.intake.receive(name, message)
-                if (episodes := self.parts.episodes) is not None:
-                    self._rewarded(episodes.truncated(ended))
-                    ended = [t for t in ended if not t.complete]
-                for trajectory in ended:
-                    self.parts.scoring.add(trajectory)
-                self.parts.training.admit(ended)
+                if self.parts.episodes is not None:
+                    self.parts.episodes.end(ended)
+                self._ended(ended)
             case m.GeneratorReport():
                 self.parts.generation.report(name, message)
                 self.parts.gauges.reported(name, message)
@@ -148,10 +145,10 @@ class Coordinator:
                     self.parts.self_test.not_loaded(name, message.error)
             case m.Scores():
                 message = self.parts.self_test.scored(message)
-                self._rewarded(self.parts.scoring.receive(name, message))
+                self._ended(self.parts.scoring.receive(name, message))
             case m.StepReplies():
                 assert self.parts.episodes is not None
-                self._rewarded(self.parts.episodes.receive(name, message))
+                self._ended(self.parts.episodes.receive(name, message))
             case m.WeightNotice():
                 await self.parts.training.published(message)
             case m.UpdateDone():
@@ -170,12 +167,14 @@ class Coordinator:
 
     def expire(self) -> None:
         """Wait no longer for what has passed its deadline."""
-        self._rewarded(self.parts.scoring.expire())
+        self._ended(self.parts.scoring.expire())
 
-    def _rewarded(self, trajectories: list[Trajectory]) -> None:
-        """Rewards have come."""
+    def _ended(self, trajectories: list[Trajectory]) -> None:
+        """Trajectories have ended: they wait for their reward, or it has come."""
         for trajectory in trajectories:
-            if trajectory.purpose == "train":
+            if trajectory.reward_status is None:
+                self.parts.scoring.add(trajectory)
+            elif trajectory.purpose == "train":
                 self.parts.gauges.scored(trajectory)
         self.parts.training.admit(trajectories)
 

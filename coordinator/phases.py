@@ -171,8 +171,9 @@ class Phases:
         """Everyone is here, and their first work was sound."""
         learner = self.parts.training.ready or self.hub.config.evaluation.only
         peers = self.hub.peers
-        judges = peers.rewards if self.parts.episodes is None else peers.environments
-        here = learner and self.parts.generation.all_loaded() and bool(judges)
+        judged = bool(peers.rewards) or not self.hub.config.is_scored
+        judged &= bool(peers.environments) or self.parts.episodes is None
+        here = learner and self.parts.generation.all_loaded() and judged
         return here and self.parts.self_test.passed()
 
     def _evaluates_first(self) -> bool:

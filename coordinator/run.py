@@ -148,7 +148,6 @@ def _take_over(coordinator: Coordinator) -> None:
     hub.settle_windows(list(hub.account.active.values()))
     if (episodes := coordinator.parts.episodes) is not None:
         episodes.restore()
-        return
     for trajectory in hub.account.trajectories.values():
         coordinator.parts.scoring.add(trajectory)
     hub.recorder.keep_short()

@@ -64,7 +64,7 @@ class SelfTest:
         self._asked: tuple[str, float] | None = None
         """The reward worker, and when."""
         skips = not hub.config.self_tests or hub.state.given > 0
-        self._rewarded = skips or hub.config.environment is not None
+        self._rewarded = skips or not hub.config.is_scored
         self._is_over = skips
         """The run has begun to train, or did before."""
 

@@ -1,5 +1,5 @@
 """A process that holds environments: `python -m environments.child WORKER_PID`, started by
-`environments.worker` only.
+`environments.worker` only, in any Python from 3.10 on that has msgspec.
 
 In: frames on stdin, first the environment's name and options, then StepAsks. Out: frames on the
 original stdout, a StepReply for each ask in the order of completion. Steps that are no coroutines
@@ -28,6 +28,7 @@ from environments.protocol import (
     maker_of,
     waits,
 )
+from environments.tools import CallFormat, Tools
 from headrace.host.process_reaper import die_with
 from headrace.protocol.messages.environments import Step, StepAsk, StepReply
 from headrace.protocol.transport.stdio import take_streams
@@ -43,14 +44,16 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     name: str
     options: dict[str, Any]
+    calls: CallFormat = "hermes"
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Child to worker: the environment is there, or why it is not. `waits`: its steps are
-    coroutines, so that many of them wait together."""
+    coroutines, so that many of them wait together. `tools`: JSON schemas of those it has."""
 
     error: str = ""
     waits: bool = False
+    tools: list[dict[str, Any]] = []
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -150,6 +153,9 @@ class Episodes:
         episode = self._known[ask.trajectory_id] = Episode(self._make())
         if ask.turn == 0:
             return episode
+        if not getattr(episode.environment, "keeps_state", True):
+            episode.turns = ask.turn - 1
+            return episode
         if not getattr(episode.environment, "replayable", True):
             raise LostError("its process ended, and it cannot be built again")
         if len(ask.turns) != ask.turn or len(ask.known) != ask.turn:
@@ -180,22 +186,30 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     setup = read()
     assert isinstance(setup, Setup)
     try:
-        make, first = maker_of(setup.name, setup.options)
+        make, first = maker_of(setup.name, setup.options, setup.calls)
     except NoEnvironmentError as error:
         say(Ready(str(error)))
         return
     episodes = Episodes(make)
-    say(Ready(waits=waits(first)))
+    tools = [tool.schema for tool in first.tools.values()] if isinstance(first, Tools) else []
+    say(Ready(waits=waits(first), tools=tools))
 
     async def one(ask: StepAsk) -> None:
-        say(Replied(await episodes.reply(ask)))
+        reply = await episodes.reply(ask)
+        try:
+            say(Replied(reply))
+        except ValueError as error:  # a text that UTF-8 cannot say
+            unsaid = {"status": "invalid", "step": Step(), "error": str(error)}
+            say(Replied(msgspec.structs.replace(reply, **unsaid)))
 
-    async with asyncio.TaskGroup() as group:
-        while (message := await asyncio.to_thread(read)) is not None:
-            if isinstance(message, Ended):
-                episodes.end(message.trajectory_ids)
-            elif isinstance(message, Asked):
-                group.create_task(one(message.ask))
+    answering: set[asyncio.Task[None]] = set()
+    while (message := await asyncio.to_thread(read)) is not None:
+        if isinstance(message, Ended):
+            episodes.end(message.trajectory_ids)
+        elif isinstance(message, Asked):
+            answering.add(task := asyncio.create_task(one(message.ask)))
+            task.add_done_callback(answering.discard)
+    await asyncio.gather(*answering)
 
 
 def main() -> None:

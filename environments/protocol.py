@@ -10,7 +10,10 @@ In: a name, options. Out: a function that makes environments. An environment is 
 
 Both may be coroutines. The same row, seed and turns must give the same answers, because an episode
 whose process died is built again by them; an environment that cannot promise that says
-`replayable = False`, and its episode then ends as failed.
+`replayable = False`, and its episode then ends as failed. One that keeps nothing from turn to turn
+says `keeps_state = False`, and nothing is done again.
+
+A list of functions is an environment, too: see `environments.tools`.
 """
 
 import importlib
@@ -22,6 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from environments.tools import CallFormat, ToolError, Tools
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {
@@ -50,10 +54,10 @@ class Environment(Protocol):
 
 
 def maker_of(
-    name: str, options: Mapping[str, Any]
+    name: str, options: Mapping[str, Any], calls: CallFormat = "hermes"
 ) -> tuple[Callable[[], Environment], Environment]:
     """What makes environments of this name, and a first one; NoEnvironmentError where nothing
-    does."""
+    does. `calls`: how a policy writes calls of tools."""
     target = BUILT_IN.get(name, name)
     source, _, thing = target.rpartition(":")
     if not source:
@@ -66,9 +70,13 @@ def maker_of(
         make = getattr(module, thing, None)
         if make is None:
             raise NoEnvironmentError(f"{source} has no {thing}")
+        if isinstance(functions := make, list | tuple):
+            make = lambda: Tools(functions, calls)  # noqa: E731
         first = make(**options)
     except NoEnvironmentError:
         raise
+    except ToolError as error:
+        raise NoEnvironmentError(f"environment {name}: {error}") from error
     except Exception as error:  # it is somebody else's code
         line = " ".join(str(error).split())
         raise NoEnvironmentError(f"environment {name}: {type(error).__name__}: {line}") from error
@@ -92,6 +100,8 @@ def _load(source: str) -> Any:
 
 def waits(environment: Environment) -> bool:
     """Whether its steps are coroutines, so that many of them wait together."""
+    if isinstance(environment, Tools):
+        return environment.waits
     return inspect.iscoroutinefunction(environment.step)
 
 

@@ -7,17 +7,24 @@ environment that ends its process does so twice before its episode is given up a
 """
 
 import asyncio
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import environments
+import headrace
 from environments.child import (
     LENGTH,
     MOST_BYTES,
@@ -59,28 +66,37 @@ class Child:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.places = asyncio.Semaphore(1)
         """Steps that it can take now: one, or many where they wait together."""
+        self.tools: list[dict[str, Any]] = []
         self.is_gone = False
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
         """A child that has the environment; UserError where it cannot be had."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "environments.child", str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, process_group=0,
-        )  # fmt: skip
+        other = {} if config.python is None else {"PYTHONPATH": _own_packages()}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                config.python or sys.executable, "-m", "environments.child", str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, process_group=0,
+                env={**os.environ, **other},
+            )  # fmt: skip
+        except OSError as error:
+            text = f"environment.python={config.python!r} cannot be started: {error}"
+            raise UserError(text) from error
         reaper.watch(process.pid)
         child = cls(process)
-        child.say(Setup(config.name, config.options))
+        child.say(Setup(config.name, config.options, config.call_format))
         try:
             async with asyncio.timeout(START_S):
                 ready = await child.ready
         except (ChildGoneError, TimeoutError) as gone:
             await child.kill()
-            raise UserError(f"environment {config.name} could not be loaded: {gone}") from gone
+            needs = f"; {config.python} needs msgspec" if config.python else ""
+            raise UserError(f"environment {config.name} was not loaded: {gone}{needs}") from gone
         if ready.error:
             await child.kill()
             raise UserError(ready.error)
         child.places = asyncio.Semaphore(MOST_WAITING if ready.waits else 1)
+        child.tools = ready.tools
         return child
 
     def say(self, message: msgspec.Struct) -> None:
@@ -129,6 +145,28 @@ class Child:
         for future in futures:
             if not future.done():
                 future.set_exception(gone)
+
+
+@cache
+def _own_packages() -> str:
+    """A folder with the two packages that a child needs, and nothing else of our Python's, whose
+    versions another one may not bear."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-child-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for package in (environments, headrace):
+        (folder / package.__name__).symlink_to(Path(package.__path__[0]).resolve())
+    return str(folder)
+
+
+async def tools_of(config: EnvironmentConfig) -> list[dict[str, Any]]:
+    """JSON schemas of the tools that an environment has; UserError where it cannot be had."""
+    reaper = Reaper()
+    try:
+        child = await Child.start(config, reaper)
+        await child.kill()
+    finally:
+        reaper.close()
+    return child.tools
 
 
 @dataclass
@@ -188,8 +226,7 @@ class Pool:
                 break
             except TimeoutError:
                 await self._renew(episode.index, child)
-                seconds = f"{self._config.timeout_s:g} s"
-                return self._failed(ask, "timeout", began, f"no answer within {seconds}")
+                return self._failed(ask, "timeout", began, "no answer before the deadline")
             except ChildGoneError as gone:
                 error = str(gone)
                 await self._renew(episode.index, child)
@@ -205,8 +242,10 @@ class Pool:
     async def _in_time(self, child: Child, ask: StepAsk, episode: Episode) -> StepReply:
         """The child's reply; TimeoutError where that takes too long. What it has to do again before
         has as much time for each turn."""
-        steps = 1 if episode.built is child else 1 + len(ask.turns)
-        async with asyncio.timeout(self._config.timeout_s * steps):
+        seconds = self._config.timeout_s
+        if episode.built is not child:
+            seconds = seconds * len(ask.turns) + (self._config.reset_timeout_s or seconds)
+        async with asyncio.timeout(seconds):
             return await child.step(ask)
 
     def _episode(self, ask: StepAsk) -> Episode:

@@ -54,7 +54,8 @@ class GenerationRequest:
     """One stream of tokens. `prompt_ids` is all that is known (prompt and earlier response);
     `position` is how many of these are earlier response, so that the draws of a resumed response
     are not those of its beginning. `top_k` -1: all tokens. `temperature` 0: greedy. `fire`: how a
-    hot first token is drawn, whatever the other sampling settings are."""
+    hot first token is drawn, whatever the other sampling settings are. `cache_version`: the weights
+    whose keys and values a prefix cache may answer with; -1: those that are loaded."""
 
     request_id: str
     prompt_ids: list[int]
@@ -65,6 +66,7 @@ class GenerationRequest:
     top_p: float = 1.0
     top_k: int = -1
     fire: FireSampling | None = None
+    cache_version: int = -1
 
     @property
     def hot(self) -> FireSampling | None:

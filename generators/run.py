@@ -67,7 +67,7 @@ def build_engine(config: RunConfig) -> Engine:
     longest = config.longest
     context = context_length(model)
     if context is not None and context < longest:
-        more = "" if config.environment is None else " + environment.max_inserted"
+        more = " + environment.max_inserted" if config.environment else ""
         raise UserError(
             f"max_prompt_length + max_response_length{more} = {longest} tokens, but the model's "
             f"context is {context}; lower task.max_prompt_length or task.max_response_length"

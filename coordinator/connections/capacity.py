@@ -38,6 +38,10 @@ class Capacity:
         self._forget(name)
         self._idle.discard(name)
 
+    def has(self, name: str) -> bool:
+        """Whether this one has room."""
+        return self._free.get(name, 0) > 0
+
     def most(self) -> str:
         """Who could take most. LookupError: nobody has room."""
         if self.total == 0:

@@ -7,7 +7,8 @@ A chat's frame around messages is the difference of two renderings of the model'
 conversation that ends with an answer, and the same with the messages behind it.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,35 @@ from headrace.protocol.token_spans import Int32
 
 _ANSWER = "c8b07e"
 _MARK = "f3a9d{}e1"
+_TOOLS = """You may call functions, whose signatures are here:
+{}
+To call one, write its name and arguments as JSON:
+<tool_call>
+{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>
+The results follow, and then you go on."""
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
 
 
 class Rendering:
     """Messages to ids by a tokenizer and, for chats, its template."""
 
-    def __init__(self, tokenizer: Any, *, is_chat: bool) -> None:
-        """UserError where the template of a chat drops or changes what stands before a message."""
-        self._tokenizer, self._is_chat = tokenizer, is_chat
+    def __init__(self, tokenizer: Any, *, is_chat: bool, appends: bool = False) -> None:
+        """UserError where the template of a chat drops or changes what stands before a message.
+        With `appends` that is taken: what was sampled stays as it is."""
+        self._tokenizer, self._is_chat, self._appends = tokenizer, is_chat, appends
         if is_chat:
-            self._frame([InsertedMessage("user", "")])
+            self._frame([InsertedMessage("user", "")], is_first=False)
 
-    def ids(self, messages: Sequence[InsertedMessage], *, most: int) -> tuple[Int32, int] | None:
+    def ids(
+        self, messages: Sequence[InsertedMessage], *, most: int, is_first: bool = False
+    ) -> tuple[Int32, int] | None:
         """At most `most` ids, and how many were cut off the ends of the messages' texts; None where
-        there is no room for any, or for a chat's frame."""
+        there is no room for any, or for a chat's frame. `is_first`: they follow the prompt."""
         texts = [message.content for message in messages]
-        frames = self._frame(messages) if self._is_chat else [""] * (len(texts) + 1)
+        frames = [""] * (len(texts) + 1)
+        if self._is_chat:
+            frames = self._frame(messages, is_first=is_first)
         inside = [self._encode(text, special=False) for text in texts]
         around = [self._encode(frame, special=True) for frame in frames]
         room = most - sum(map(len, around))
@@ -53,33 +66,61 @@ class Rendering:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)
         return list(ids["input_ids"])
 
-    def _frame(self, messages: Sequence[InsertedMessage]) -> list[str]:
+    def _frame(self, messages: Sequence[InsertedMessage], *, is_first: bool) -> list[str]:
         """What stands before, between and behind the texts of the messages."""
         marks = [_MARK.format(number) for number in range(len(messages))]
         said = [
             {"role": message.role, "content": mark, "name": "tool"}
             for message, mark in zip(messages, marks, strict=True)
         ]
-        before = self._render(_OPENING, answers=False)
-        whole = self._render([*_OPENING, *said], answers=True)
-        end = before.rindex(_ANSWER) + len(_ANSWER)
-        closing = self._tokenizer.eos_token or ""
-        if closing in before[end:]:
-            end = before.index(closing, end) + len(closing)
-        if whole[:end] != before[:end] or any(whole.count(mark) != 1 for mark in marks):
+        opening = _OPENING[:1] if is_first else _OPENING
+        before = chat_text(self._tokenizer, opening, begins_answer=False)
+        whole = chat_text(self._tokenizer, [*opening, *said], begins_answer=True)
+        ends = [len(before)] * 2 if is_first else [self._behind(before), self._behind(whole)]
+        changes = before[: ends[0]] != whole[: ends[1]] and not (self._appends and not is_first)
+        if changes or any(whole.count(mark) != 1 for mark in marks):
             raise UserError(
                 "the model's chat template changes earlier messages when others follow them, so "
-                "that an environment's messages cannot be appended; take another template"
+                "that an environment's messages cannot be appended; set environment.template = "
+                '"append" where only reasoning is dropped, or take another template'
             )
-        frames, rest = [], whole[end:]
+        frames, rest = [], whole[ends[1] :]
         for mark in marks:
             frame, rest = rest.split(mark, 1)
             frames.append(frame)
         return [*frames, rest]
 
-    def _render(self, messages: Sequence[dict[str, str]], *, answers: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=answers
-            )
-        )
+    def _behind(self, text: str) -> int:
+        """Where the answer in a conversation ends, its end token included; 0 where it is not."""
+        if _ANSWER not in text:
+            return 0
+        end = text.rindex(_ANSWER) + len(_ANSWER)
+        closing = self._tokenizer.eos_token or ""
+        at = text.find(closing, end) if closing else -1
+        return end if at < 0 else at + len(closing)
+
+
+def chat_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    begins_answer: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """A conversation by the tokenizer's template. Where that shows no tools, a system message says
+    what there are, and how Hermes calls them."""
+    plain = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=begins_answer
+    )
+    if not tools:
+        return str(plain)
+    shown = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=begins_answer, tools=list(tools)
+    )
+    if shown != plain:
+        return str(shown)
+    text, rest = _TOOLS.format("\n".join(map(json.dumps, tools))), list(messages)
+    if rest and rest[0]["role"] == "system":
+        text = f"{rest.pop(0)['content']}\n\n{text}"
+    told = [{"role": "system", "content": text}, *rest]
+    return chat_text(tokenizer, told, begins_answer=begins_answer)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.dispatch.message_rendering import Rendering
+from coordinator.dispatch.message_rendering import Rendering, chat_text
 from coordinator.dispatch.mixture import Mixture, MixtureProgress
 from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
@@ -95,8 +95,13 @@ class Prompts:
             if not isinstance(row.prompt, str)
             else [{"role": "user", "content": row.prompt}]
         )
-        text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+        environment = self._config.environment
+        text = chat_text(
+            self._tokenizer,
+            messages,
+            # An environment may say something between the prompt and the first answer.
+            begins_answer=environment is None,
+            tools=environment.tools if environment else (),
         )
         return EncodedPrompt(
             text, _ids(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -108,7 +113,9 @@ class Prompts:
 
     def rendering(self, *, is_chat: bool) -> Rendering:
         """How an environment's messages become tokens."""
-        return Rendering(self._tokenizer, is_chat=is_chat)
+        environment = self._config.environment
+        appends = environment is not None and environment.template == "append"
+        return Rendering(self._tokenizer, is_chat=is_chat, appends=appends)
 
     def line_tokens(self) -> LineTokens:
         """The tokens that end lines; each id of the vocabulary is decoded once."""

@@ -106,7 +106,7 @@ class StallWatch:
         elif newest >= 0 and not parts.generation.all_loaded():
             late = [name for name, one in peers.generators.items() if one.loaded != newest]
             yield "weights", f"{names(late)} to load version {newest}{self._how_far(*late)}"
-        if parts.episodes is None and not peers.rewards:
+        if hub.config.is_scored and not peers.rewards:
             yield "reward workers", "a reward worker to join"
         if parts.episodes is not None and not peers.environments:
             yield "environments", "an environment worker to join"

@@ -20,6 +20,7 @@ from coordinator.connections.peers import EnvironmentPeer
 from coordinator.dispatch.message_rendering import Rendering
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
+from coordinator.rollouts.limits import limit_of_episode
 from headrace.config.sections.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Hello, StepReplies, StepRequest
@@ -81,8 +82,8 @@ class Episodes:
         for trajectory in list(self._hub.account.trajectories.values()):
             if trajectory.paused and not trajectory.ended:
                 self._queue.append(trajectory.trajectory_id)
-            if not trajectory.ended and self._is_over(trajectory):
-                self._end(trajectory, "finished" if trajectory.steps[-1].done else "truncated")
+            if not trajectory.ended and not trajectory.paused and trajectory.steps:
+                self._end_if_over(trajectory)
             elif trajectory.complete and trajectory.reward_status is None:
                 self._reward(trajectory)
 
@@ -123,23 +124,16 @@ class Episodes:
         group = self._hub.account.groups[trajectory.group_id]
         first = self._hub.account.members(trajectory.group_id)[0]
         count = len(trajectory.steps)
-        turns = [self._turn(trajectory, i) for i in range(0 if fresh else max(0, count - 1), count)]
+        own = [trajectory.turn(i) for i in range(0 if fresh else max(0, count - 1), count)]
         row = {"id": group.prompt_id, "prompt": group.prompt, "answer": group.answer}
         return StepAsk(
             trajectory_id=trajectory.trajectory_id,
             turn=count,
-            turns=turns,
+            turns=[PolicyTurn(self._prompts.decode(ids), ids.size) for ids in own],
             known=[step.digest for step in trajectory.steps] if fresh else [],
             row=json.dumps(json.loads(group.info) | row),
             seed=first.seed,
         )
-
-    def _turn(self, trajectory: Trajectory, number: int) -> PolicyTurn:
-        ids = trajectory.tokens
-        if trajectory.pieces:
-            own = [p for p in trajectory.pieces if p.source == "policy" and p.turn == number]
-            ids = np.concatenate([ids[:0], *(ids[p.start : p.end] for p in own)])
-        return PolicyTurn(self._prompts.decode(ids), ids.size)
 
     # -- in ---------------------------------------------------------------------------------------
 
@@ -177,7 +171,7 @@ class Episodes:
         elif not (step.done or reply.turn == 0 or any(m.content for m in step.messages)):
             problem = "environment_invalid: the episode goes on, and nothing was said"
         ids = np.zeros(0, np.int32)
-        if problem is None and not step.done and step.messages:
+        if problem is None and not step.done:
             try:
                 ids = self._render(trajectory, step)
             except UserError as error:
@@ -186,21 +180,26 @@ class Episodes:
             self._fail(trajectory, problem)
             return
         self._record(name, trajectory, reply, ids)
-        if self._is_over(trajectory):
-            self._end(trajectory, "finished" if step.done else "truncated")
+        self._end_if_over(trajectory)
 
     def _render(self, trajectory: Trajectory, step: Step) -> Int32:
-        group = self._hub.account.groups[trajectory.group_id]
+        """What follows a turn, or at first the prompt: a chat's begins its answer even where a
+        reset says nothing."""
+        group, is_first = self._hub.account.groups[trajectory.group_id], not trajectory.steps
         is_chat = bool(group.messages) or self._hub.config.model.chat_template == "always"
-        if is_chat and not trajectory.steps:
-            raise UserError("a reset says something, and the prompt is a chat: put it into the row")
+        if not step.messages and not (is_chat and is_first):
+            return np.zeros(0, np.int32)
         if is_chat not in self._rendering:
             self._rendering[is_chat] = self._prompts.rendering(is_chat=is_chat)
         room = self._config.max_inserted - (trajectory.length - trajectory.sampled)
-        found = self._rendering[is_chat].ids(step.messages, most=room)
+        if self._config.max_context is not None:
+            used = trajectory.opening.size + trajectory.length
+            room = min(room, self._config.max_context - used - 1)
+        found = self._rendering[is_chat].ids(step.messages, most=max(0, room), is_first=is_first)
         if found is None or found[1]:
             text = f"trajectory {trajectory.trajectory_id}: its environment says more than that"
-            self._hub.incident("info", "environment_cut", f"{text} (environment.max_inserted)")
+            limits = "environment.max_inserted, environment.max_context"
+            self._hub.incident("info", "environment_cut", f"{text} ({limits})")
         return np.zeros(0, np.int32) if found is None else found[0]
 
     def _record(self, name: str, trajectory: Trajectory, reply: StepReply, ids: Int32) -> None:
@@ -239,20 +238,16 @@ class Episodes:
 
     # -- the end of an episode --------------------------------------------------------------------
 
-    def _is_over(self, trajectory: Trajectory) -> bool:
-        """Whether the environment ended the episode, or a limit does."""
-        steps, task = trajectory.steps, self._hub.config.task
-        if trajectory.paused or not steps:
-            return False
-        step, pieces = steps[-1], trajectory.pieces
-        # What goes on has been told something, unless there was no room for it.
-        full = step.turn > 0 and not (pieces and pieces[-1].turn == step.turn)
-        full |= trajectory.sampled >= task.max_response_length
-        return step.done or full or step.turn >= self._config.max_turns
+    def _end_if_over(self, trajectory: Trajectory) -> None:
+        """End an episode where its environment does, or a limit."""
+        if trajectory.steps[-1].done:
+            self._end(trajectory, "finished")
+        elif (limit := limit_of_episode(trajectory, self._hub.config)) is not None:
+            self._end(trajectory, "truncated", limit)
 
-    def truncated(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """Trajectories that ended without their environment, by a limit of tokens or a failure;
-        those of them that earned what they had earned so far."""
+    def end(self, trajectories: list[Trajectory]) -> None:
+        """Trajectories ended without their environment, by a limit of tokens or a failure; those
+        that were cut short earned what they had earned so far."""
         cut_short = [trajectory for trajectory in trajectories if trajectory.complete]
         for trajectory in cut_short:
             self._reward(trajectory)
@@ -261,7 +256,6 @@ class Episodes:
             worker.knows.difference_update(over)
             worker.ended += over
         self._hub.settle_windows(cut_short)
-        return cut_short
 
     def _end(self, trajectory: Trajectory, status: TrajectoryStatus, error: str = "") -> None:
         self._hub.record_event(
@@ -282,7 +276,10 @@ class Episodes:
         self._end(trajectory, "failed", problem)
 
     def _reward(self, trajectory: Trajectory) -> None:
-        """The episode's reward is the sum of its turns', which are paid where they were earned."""
+        """The episode's reward is the sum of its turns', which are paid where they were earned;
+        one that is scored besides has to wait."""
+        if self._config.scored:
+            return
         total = sum(step.reward for step in trajectory.steps)
         told = trajectory.steps[-1].success if trajectory.steps else None
         last = max(0, trajectory.spans[-1].end - 1) if trajectory.spans else 0

@@ -13,6 +13,7 @@ from typing import Literal
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.lease_reconciliation import LeaseReconciliation
+from coordinator.rollouts.limits import tokens_left
 from headrace.protocol.messages.control import (
     FireSampling,
     GeneratorReport,
@@ -47,6 +48,8 @@ class Generation:
             )
         self._newest_loaded: dict[str, int] = {}
         """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
+        self._cached_at: dict[int, str] = {}
+        """By trajectory, where there are turns: who sampled last."""
         self._all_held = False
         """Every training lease in force was told to end."""
         self._awaited_until: float | None = None
@@ -215,11 +218,10 @@ class Generation:
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}
-        room = self._hub.peers.room
-        idle = room.any_idle
+        idle = self._hub.peers.room.any_idle
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
-            name = room.most()
+            name = self._choose(trajectory)
             self._hub.peers.generators[name].add_lease(trajectory.trajectory_id)
             lease = self._make_lease(trajectory)
             by_generator.setdefault(name, []).append(lease)
@@ -236,6 +238,19 @@ class Generation:
         for name, leases in by_generator.items():
             self._hub.recorder.after(partial(self._send_leases, name, leases), hurry=idle)
 
+    def _choose(self, trajectory: Trajectory) -> str:
+        """Who samples it: the one with most room, but for later turns the one that has the earlier
+        ones cached, if it has room."""
+        room, known = self._hub.peers.room, self._hub.account.trajectories
+        if self._hub.config.environment is None:
+            return room.most()
+        name = self._cached_at.get(trajectory.trajectory_id, "")
+        name = name if room.has(name) else room.most()
+        self._cached_at[trajectory.trajectory_id] = name
+        if len(self._cached_at) > 2 * len(known) + 1000:
+            self._cached_at = {i: n for i, n in self._cached_at.items() if i in known}
+        return name
+
     async def _send_leases(self, name: str, leases: list[Lease]) -> None:
         """Send those that are still in force."""
         given = self._hub.leases.given
@@ -250,10 +265,7 @@ class Generation:
 
     def _make_lease(self, trajectory: Trajectory) -> Lease:
         config, state = self._hub.config, self._hub.state
-        left = config.task.max_response_length - trajectory.sampled
-        if config.environment is not None and config.environment.max_turn_tokens is not None:
-            left = min(left, config.environment.max_turn_tokens - trajectory.turn_tokens)
-        total = trajectory.length + left
+        total = trajectory.length + min(tokens_left(trajectory, config).values())
         evaluation = trajectory.purpose == "eval"
         border = trajectory.length + config.window - trajectory.open_tokens
         stops = self._hub.scheduler.stops_at_border() and not evaluation
@@ -262,6 +274,8 @@ class Generation:
             # What older weights sample could not be trained any more.
             oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
         sampling = config.evaluation if evaluation else config.generator
+        cached = trajectory.spans if config.environment is not None else []
+        kept = bool(cached) and config.generator.kv_on_update == "keep"
         return Lease(
             lease_id=state.next_lease,
             trajectory_id=trajectory.trajectory_id,
@@ -278,6 +292,7 @@ class Generation:
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
             version_at_least=max(oldest, 0),
+            cache_version=cached[0].version if kept else -1,
             fire=None if evaluation or trajectory.sampled else self._fire,
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut, holds_lease
 from coordinator.hub import Hub
+from coordinator.rollouts.limits import tokens_left
 from headrace.protocol.messages.control import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
 from headrace.protocol.records.record_types import TrajectoryEnded
 from headrace.trajectory.trajectories import Trajectory
@@ -128,10 +129,8 @@ class Intake:
         status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
         if trajectory.paused:
             status = None  # A turn ended, and the environment says what follows.
-        config = self._hub.config
-        full = trajectory.sampled >= config.task.max_response_length
-        if config.environment is not None and config.environment.max_turn_tokens is not None:
-            full |= trajectory.turn_tokens >= config.environment.max_turn_tokens
+        left = tokens_left(trajectory, self._hub.config)
+        full = [name for name, amount in left.items() if amount <= 0]
         if status is None and chunk.finish in ("window", "held") and full:
             status = "truncated"
         if chunk.finish == "failed":
@@ -142,13 +141,14 @@ class Intake:
             )
             status = "failed" if trajectory.failures >= MAX_FAILURES else None
         if status is not None:
+            limit = full[0] if full and self._hub.config.environment is not None else None
             self._hub.record_event(
                 TrajectoryEnded(
                     at=time.time(),
                     trajectory_id=trajectory.trajectory_id,
                     status=status,  # type: ignore[arg-type]
                     length=trajectory.length,
-                    error=cut(chunk.error),
+                    error=cut(chunk.error) or limit,
                 )
             )
 

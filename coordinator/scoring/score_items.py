@@ -28,8 +28,9 @@ class ScoreItems:
         self._sources, self._with_ids = config.each(), config.token_ids
 
     def whole(self, trajectory: Trajectory, source: str) -> ScoreItem:
-        """An answer that ended."""
-        return self._item(trajectory, source, trajectory.sampled_tokens(), with_ids=self._with_ids)
+        """An answer that ended; of an episode its last turn."""
+        own = trajectory.turn(-1) if trajectory.steps else trajectory.sampled_tokens()
+        return self._item(trajectory, source, own, with_ids=self._with_ids)
 
     def group(self, siblings: Sequence[Trajectory], source: str) -> ScoreItem:
         """All answers to a prompt that have an end."""

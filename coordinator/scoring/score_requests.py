@@ -242,7 +242,11 @@ class Scoring:
         lines, score = self._hub.lines, self._outcomes.get(trajectory.trajectory_id)
         if score is None:
             return
-        ok, rewards = score.status == "ok", score.rewards
+        ok, rewards, reward = score.status == "ok", score.rewards, score.reward
+        if ok and trajectory.steps:
+            # What its environment has paid stands at its turns already.
+            rewards = [Reward(score.reward, max(0, trajectory.spans[-1].end - 1))]
+            reward += sum(step.reward for step in trajectory.steps)
         if ok and lines is not None and trajectory.purpose == "train":
             if lines.awaits(trajectory):
                 return
@@ -253,7 +257,7 @@ class Scoring:
             at=time.time(),
             trajectory_id=trajectory.trajectory_id,
             status=score.status,
-            reward=score.reward if ok else None,
+            reward=reward if ok else None,
             rewards=rewards,
             correct=score.correct if ok else None,
             parts=score.parts,

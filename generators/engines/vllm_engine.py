@@ -292,7 +292,7 @@ class VllmEngine:
     async def _submit(self, request: GenerationRequest, live: _Live) -> Any:
         """Put the request into vLLM, never in the middle of a weight load; its output queue, or
         None when it was aborted while it waited. The prompt's salt keeps blocks that older weights
-        computed out of the prefix cache's answers."""
+        computed out of the prefix cache's answers, but for a later turn those of its first one."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
 
@@ -301,7 +301,8 @@ class VllmEngine:
         if live.aborted:
             return None
         live.version, live.submitted = self.version, True
-        prompt = tokens_input(request.prompt_ids, cache_salt=f"v{self.version}")
+        version = self.version if request.cache_version < 0 else request.cache_version
+        prompt = tokens_input(request.prompt_ids, cache_salt=f"v{version}")
         self._submitting += 1
         try:
             return await self._engine.add_request(

@@ -207,6 +207,7 @@ class GeneratorLoop:
             top_p=lease.top_p,
             top_k=lease.top_k,
             fire=lease.fire,
+            cache_version=lease.cache_version,
         )
         try:
             async for delta in self._engine.generate(request):

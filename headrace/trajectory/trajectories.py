@@ -109,11 +109,16 @@ class Trajectory:
     @property
     def turn_tokens(self) -> int:
         """Sampled tokens of the turn that goes on, or has ended last."""
+        return self.turn(self.pieces[-1].turn if self.pieces else 0).size
+
+    def turn(self, number: int) -> Int32:
+        """[n] what the policy sampled in a turn; -1: in its last one."""
+        own = [p for p in self.pieces if p.source == "policy"]
         if not self.pieces:
-            return self.sampled
-        last = self.pieces[-1].turn
-        own = [p for p in self.pieces if p.source == "policy" and p.turn == last]
-        return sum(p.end - p.start for p in own)
+            return self.tokens
+        number = own[-1].turn if own and number < 0 else number
+        runs = [self.tokens[p.start : p.end] for p in own if p.turn == number]
+        return np.concatenate([self.tokens[:0], *runs])
 
     @property
     def tokens(self) -> Int32:

@@ -160,7 +160,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
             "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
             environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
-        for index in range(0 if config.environment else config.reward.workers)
+        for index in range(config.reward.workers if config.is_scored else 0)
     ]  # fmt: skip
     specs += [
         spec(

@@ -64,8 +64,16 @@ class RunConfig(StrictModel):
     @property
     def longest(self) -> int:
         """Most tokens of a sequence: the prompt, and what policy and environment may write."""
-        inserted = 0 if self.environment is None else self.environment.max_inserted
-        return self.task.max_prompt_length + self.task.max_response_length + inserted
+        answered = self.task.max_prompt_length + self.task.max_response_length
+        if self.environment is None:
+            return answered
+        longest = answered + self.environment.max_inserted
+        return min(longest, self.environment.max_context or longest)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether reward workers score answers: not where an environment alone pays."""
+        return self.environment is None or self.environment.scored
 
     @property
     def window(self) -> int:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
 from headrace.config.sections.generator import FireConfig
-from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import longest_part_bytes
 
@@ -134,9 +133,12 @@ RULES: tuple[Rule, ...] = (
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
     ),
     Rule(
-        "reward",
-        lambda c: c.environment is not None and c.reward != RewardConfig(),
-        "does not go with an environment, which pays itself; leave the section out",
+        "environment.max_context",
+        lambda c: c.environment is not None
+        and c.environment.max_context is not None
+        and c.environment.max_context <= c.task.max_prompt_length,
+        "{c.environment.max_context} leaves nothing behind a prompt of task.max_prompt_length = "
+        "{c.task.max_prompt_length}; use more",
     ),
     Rule(
         "algorithm.turns",

@@ -147,7 +147,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     `next_border`, which inserted tokens move, and every `window` positions from there, without a
     stop. `version_at_least`: do not start before these weights are loaded. `next_chunk` is the
     index of the first chunk. `fire`: the first sampled token is drawn hot; a lease with a prefix
-    has that token already and draws none."""
+    has that token already and draws none. `cache_version`: where keys and values are kept over
+    updates, the weights under which a prefix cache has earlier turns; -1: the newest alone."""
 
     lease_id: int
     trajectory_id: int
@@ -165,6 +166,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     version_at_least: int = 0
     fire: FireSampling | None = None
     next_border: int = 0
+    cache_version: fields.LoadedVersion = -1
 
 
 class Leases(Message, frozen=True, kw_only=True, tag=True):

@@ -16,6 +16,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
+from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import plan_processes
@@ -27,7 +28,7 @@ def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
     found = resolve_learner(config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16)
     for check in start_checks(found.config, hardware):
         check()
-    checked = check_reward(found.config)
+    checked = check_reward(check_environment(found.config))
     say_overruled(config, found)
     return checked
 

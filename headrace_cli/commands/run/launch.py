@@ -25,6 +25,7 @@ from headrace.errors import UserError
 from headrace.host.hardware import own_address, torch_cuda
 from headrace.protocol.transport.sockets import is_loopback
 from headrace.run_files import run_folder
+from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.checks.preflight import say_overruled
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
@@ -61,7 +62,7 @@ def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
     # Which products its processor has the learner sees itself.
     found = resolve_learner(config, on_gpu=on_gpu, bfloat16=True)
     plan_hosts(found.config, Path(config.root), gpus=gpus)
-    checked = check_reward(found.config)
+    checked = check_reward(check_environment(found.config))
     say_overruled(config, found)
     return checked
 

@@ -1,0 +1,222 @@
+"""Plain functions as tools of a policy.
+
+In: functions with type hints and docstrings, the text of a turn. Out: their JSON schemas for a chat
+template, the calls in the text, and an environment that answers them in their order. Promises: what
+cannot be read, or raises, is answered as `{"error": ...}` and counted, and never ends the episode;
+a turn without a call does. Needs msgspec alone.
+"""
+
+import asyncio
+import inspect
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+
+from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+
+CallFormat = Literal["hermes", "qwen", "llama"]
+"""hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, also Qwen 2.5 and 3. qwen:
+Qwen3-Coder's `<function=NAME><parameter=NAME>VALUE</parameter></function>`. llama: Llama 3's
+`{"name": ..., "parameters": {...}}`, several of them separated by `;`."""
+MOST_CALLS = 16
+"""Calls of one turn that are answered."""
+
+
+class ToolError(Exception):
+    """A function that is no tool, or a call that cannot be made; one line."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call as a policy writes it."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function, and its arguments as a struct that checks them."""
+
+    function: Callable[..., Any]
+    arguments: type[msgspec.Struct]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Tool":
+        """ToolError where its arguments have no type hints, or its docstring says nothing."""
+        name = getattr(function, "__name__", type(function).__name__)
+        if not inspect.getdoc(function):
+            raise ToolError(f"tool {name} has no docstring: say what it does")
+        hints, said = get_type_hints(function, include_extras=True), _described(function)
+        fields: list[Any] = []
+        for key, parameter in inspect.signature(function).parameters.items():
+            if key not in hints or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+                raise ToolError(
+                    f"tool {name}: argument {key} has no type hint, or is not a plain one"
+                )
+            hint: Any = Annotated[hints[key], msgspec.Meta(description=said.get(key))]
+            default = [] if parameter.default is parameter.empty else [parameter.default]
+            fields.append((key, hint, *default))
+        try:
+            made = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+            msgspec.json.schema(made)
+        except TypeError as error:
+            raise ToolError(f"tool {name}: {error}") from error
+        return cls(function, made)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        whole = msgspec.json.schema(self.arguments)
+        others = whole["$defs"]
+        parameters = others.pop(self.arguments.__name__)
+        del parameters["title"]
+        if others:
+            parameters["$defs"] = others
+        meaning = inspect.getdoc(self.function) or ""
+        said = {"name": self.arguments.__name__, "description": _SECTION.split(meaning)[0].strip()}
+        return {"type": "function", "function": {**said, "parameters": parameters}}
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the types that the function asks for; ToolError where they are none."""
+        try:
+            bound = msgspec.convert(given, self.arguments, strict=False)
+        except msgspec.ValidationError:
+            # A format may write every value as text.
+            try:
+                bound = msgspec.convert(
+                    {key: _read(value) for key, value in given.items()}, self.arguments
+                )
+            except msgspec.ValidationError as error:
+                raise ToolError(str(error)) from error
+        return {key: getattr(bound, key) for key in self.arguments.__struct_fields__}
+
+
+_SECTION = re.compile(r"^\s*(?:Args|Arguments|Returns|Raises|Yields|Example|Examples):\s*$", re.M)
+_ARGUMENT = re.compile(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+(?:\n\s{8,}.+)*)", re.M)
+
+
+def _described(function: Callable[..., Any]) -> dict[str, str]:
+    """Arguments by Google's section of a docstring."""
+    _, _, rest = (inspect.getdoc(function) or "").partition("Args:\n")
+    return {
+        name: " ".join(text.split()) for name, text in _ARGUMENT.findall(_SECTION.split(rest)[0])
+    }
+
+
+def _read(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+# -- calls in a text --------------------------------------------------------------------------
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.S)
+_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.S)
+_PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.S)
+
+
+def calls_in(text: str, form: CallFormat) -> list[Call | ToolError]:
+    """The calls of a turn in their order, and why one cannot be read."""
+    if form == "hermes":
+        return [_json_call(found, "arguments") for found in _TAGGED.findall(text)]
+    if form == "qwen":
+        return [
+            Call(name.strip(), {key.strip(): value for key, value in _PARAMETER.findall(body)})
+            for name, body in _FUNCTION.findall(text)
+        ]
+    text = text.strip().removeprefix("<|python_tag|>").strip()
+    return list(_llama(text)) if re.match(r'\{\s*"', text) else []
+
+
+def _llama(text: str) -> Iterator[Call | ToolError]:
+    decoder = json.JSONDecoder()
+    while text:
+        try:
+            _, end = decoder.raw_decode(text)
+        except ValueError:
+            end = len(text)
+        yield _json_call(text[:end], "parameters")
+        text = text[end:].lstrip("; \n")
+
+
+def _json_call(text: str, key: str) -> Call | ToolError:
+    try:
+        said = json.loads(text)
+        return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, Call)
+    except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+        return ToolError(f"this is no call: {type(error).__name__}: {error}")
+
+
+# -- the environment --------------------------------------------------------------------------
+
+
+class Tools:
+    """An environment of functions alone: it pays nothing, because `[reward]` scores the answer.
+
+    It keeps nothing from turn to turn, so an episode whose process died goes on without a call
+    being made again.
+    """
+
+    keeps_state = False
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], form: CallFormat) -> None:
+        """ToolError where one of them is no tool."""
+        made = [Tool.of(function) for function in functions]
+        self.tools = {tool.arguments.__name__: tool for tool in made}
+        self.waits = any(inspect.iscoroutinefunction(tool.function) for tool in made)
+        self._form = form
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        """Nothing to say: the prompt shows the tools."""
+
+    async def step(self, turn: PolicyTurn) -> Step:
+        """Answer the turn's calls: coroutines run together, other functions one by one."""
+        calls = calls_in(turn.text, self._form)
+        if not calls:
+            return Step(done=True)
+        metrics: dict[str, float] = defaultdict(float, calls=float(len(calls)), errors=0.0)
+        if len(calls) > MOST_CALLS:
+            calls[MOST_CALLS:] = [ToolError(f"at most {MOST_CALLS} calls in a turn are answered")]
+        answers = [self._answer(call, metrics) for call in calls]
+        said = [InsertedMessage("tool", text) for text in await asyncio.gather(*answers)]
+        return Step(messages=said, metrics=dict(metrics))
+
+    async def _answer(self, call: Call | ToolError, metrics: dict[str, float]) -> str:
+        began, name = time.perf_counter(), ""
+        try:
+            if isinstance(call, ToolError):
+                raise call
+            if call.name not in self.tools:
+                raise ToolError(f"there is no tool {call.name!r}: take {', '.join(self.tools)}")
+            name, tool = call.name, self.tools[call.name]
+            found = tool.function(**tool.bind(call.arguments))
+            return _text(await found if inspect.isawaitable(found) else found)
+        except (Exception, SystemExit) as error:  # a tool is somebody else's code
+            metrics["errors"] += 1
+            if name:
+                metrics[f"errors_{name}"] += 1
+            known = isinstance(error, ToolError)
+            return json.dumps(
+                {"error": str(error) if known else f"{type(error).__name__}: {error}"}
+            )
+        finally:
+            if name:
+                metrics[f"calls_{name}"] += 1
+                metrics[f"seconds_{name}"] += time.perf_counter() - began
+
+
+def _text(found: Any) -> str:
+    if isinstance(found, str):
+        return found.encode(errors="replace").decode()
+    try:
+        return msgspec.json.encode(found).decode()
+    except TypeError:
+        return str(found)
