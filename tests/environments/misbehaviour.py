@@ -48,6 +48,42 @@ class Patient(Echo):
         return super().step(turn)
 
 
+class Forgetful(Echo):
+    """Keeps nothing from turn to turn: what it says is another process's, and nobody minds."""
+
+    keeps_state = False
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        return {"text": str(os.getpid())}
+
+
+class Slow(Echo):
+    """Takes its time to begin."""
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        time.sleep(0.5)
+
+
+class Torn(Echo):
+    """Says half a character."""
+
+    def step(self, turn: Any) -> dict[str, Any]:
+        return {"text": "\ud800"}
+
+
+def double(number: int) -> int:
+    """Twice a number."""
+    return 2 * number
+
+
+def stuck() -> None:
+    """Never answers."""
+    time.sleep(60)
+
+
+TOOLS = [double, stuck]
+
+
 class Fickle(Echo):
     """Answers otherwise in another process."""
 

@@ -11,23 +11,30 @@ from typing import Any
 import pytest
 
 from environments.protocol import NoEnvironmentError, maker_of
-from environments.worker import Pool
+from environments.worker import Pool, tools_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+from tests.rewards.environments import make_environment
 
 FILE = str(Path(__file__).parent / "misbehaviour.py")
 
 
 @asynccontextmanager
 async def pool(
-    thing: str, *, children: int = 1, timeout_s: float = 1.0, **options: Any
+    thing: str,
+    *,
+    children: int = 1,
+    timeout_s: float = 1.0,
+    reset_timeout_s: float | None = None,
+    python: str | None = None,
+    **options: Any,
 ) -> AsyncIterator[Pool]:
-    made = Pool(
-        EnvironmentConfig(
-            name=f"{FILE}:{thing}", options=options, children=children, timeout_s=timeout_s
-        )
-    )
+    config = EnvironmentConfig(
+        name=f"{FILE}:{thing}", options=options, children=children, timeout_s=timeout_s,
+        reset_timeout_s=reset_timeout_s, python=python,
+    )  # fmt: skip
+    made = Pool(config)
     try:
         await made.start()
         yield made
@@ -202,3 +209,89 @@ def test_a_child_that_cannot_load_it_says_why() -> None:
 
     with pytest.raises(UserError, match="has no method step"):
         asyncio.run(start())
+
+
+def test_one_that_keeps_nothing_is_not_built_again() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        before = texts(await player.say(1, "a"))
+        async with pool("Forgetful") as other:
+            player.pool = other
+            assert texts(await player.say(1, "b", fresh=True)) != before
+
+    play("Forgetful", story)
+
+
+def test_a_reset_has_a_deadline_of_its_own() -> None:
+    async def story(player: Player) -> None:
+        assert (await player.begin(1)).status == "ok"
+        assert texts(await player.say(1, "a")) == ["1:a"]
+
+    play("Slow", story, timeout_s=0.3, reset_timeout_s=5.0)
+
+
+def test_a_text_that_cannot_be_sent_is_invalid_and_its_child_lives() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        reply = await player.say(1, "a")
+        assert (reply.status, "surrogates" in reply.error) == ("invalid", True)
+        child = player.pool._children[0]
+        await player.begin(2)
+        assert player.pool._children[0] is child
+
+    play("Torn", story)
+
+
+def test_tools_are_called_in_a_child_and_one_that_hangs_ends_its_episode_alone() -> None:
+    async def story(player: Player) -> None:
+        await player.begin(1)
+        await player.begin(2)
+        said = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
+        assert texts(await player.say(2, said)) == ["42"]
+        reply = await player.say(1, '<tool_call>{"name": "stuck"}</tool_call>')
+        assert (reply.status, reply.error) == ("timeout", "no answer before the deadline")
+        assert texts(await player.say(2, said)) == ["42"]
+        assert (await player.say(2, "42")).step.done
+
+    play("TOOLS", story, timeout_s=0.3)
+    found = asyncio.run(tools_of(EnvironmentConfig(name=f"{FILE}:TOOLS")))
+    assert [tool["function"]["name"] for tool in found] == ["double", "stuck"]
+
+
+def test_an_environment_runs_in_a_python_that_has_msgspec_alone(tmp_path: Path) -> None:
+    """And its own packages, one of which we have in another version."""
+    file = tmp_path / "theirs.py"
+    file.write_text(
+        "import numpy, sys\n"
+        "class Theirs:\n"
+        "    def reset(self, row, seed): return numpy.__version__\n"
+        "    def step(self, turn): return {'text': ' '.join(sorted(sys.modules))}\n"
+    )
+    python = make_environment(
+        tmp_path / "venv", needed=("msgspec",), numpy="__version__ = 'theirs'"
+    )
+
+    async def story(player: Player) -> None:
+        assert texts(await player.begin(1)) == ["theirs"]
+        (modules,) = texts(await player.say(1, "a"))
+        assert not {"zmq", "torch", "pydantic", "pyarrow"} & set(modules.split())
+
+    async def whole() -> None:
+        config = EnvironmentConfig(name=f"{file}:Theirs", children=1, python=python)
+        made = Pool(config)
+        try:
+            await made.start()
+            await story(Player(made))
+        finally:
+            await made.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    ("program", "words"), [("/no/such/python", "cannot be started"), ("/bin/true", "needs msgspec")]
+)
+def test_a_python_that_is_none_is_one_line(program: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as found:
+        asyncio.run(tools_of(EnvironmentConfig(name="guess", python=program)))
+    assert "\n" not in str(found.value)

@@ -11,11 +11,11 @@ NEEDED = (
 )  # fmt: skip
 
 
-def make_environment(folder: Path, *, needed: bool = True, **packages: str) -> str:
+def make_environment(folder: Path, *, needed: tuple[str, ...] = NEEDED, **packages: str) -> str:
     """Its Python. `packages`: modules by name, with their text."""
     venv.create(folder, symlinks=True, with_pip=False)
     (place,) = folder.glob("lib/python*/site-packages")
-    for name in NEEDED if needed else ():
+    for name in needed:
         file = Path(str(importlib.import_module(name).__file__))
         source = file.parent if file.name.startswith("__init__.") else file
         (place / source.name).symlink_to(source)

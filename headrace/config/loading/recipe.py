@@ -299,7 +299,10 @@ def _hint(root: type[BaseModel], key: str, data: Table) -> str:
             return f"; did you mean {sections[0]}.{key.partition('.')[2]}?"
     everything = key_names(root)
     if key in everything:
-        return f"; it does not go with {parent}.kind = {models[0] and kind_of(models[0])!r}"
+        while parent and not models:  # A section of another kind, in one of this kind.
+            parent = parent.rpartition(".")[0]
+            models = _section(root, parent, data)
+        return f"; it does not go with {parent}.kind = {kind_of(models[0])!r}"
     elsewhere = [other for other in everything if other.rsplit(".", 1)[-1] == name]
     near = elsewhere or difflib.get_close_matches(key, everything, n=1, cutoff=0.6)
     if near:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.dispatch.message_rendering import Rendering
+from coordinator.dispatch.message_rendering import Rendering, chat_text
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage
 from tasks.make_models.shape_model import train_tokenizer
@@ -78,3 +78,65 @@ def test_a_template_that_drops_what_was_said_is_refused(tokenizer: Any) -> None:
             Rendering(tokenizer, is_chat=True)
     finally:
         tokenizer.chat_template = CHATML
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Like Qwen 3's: thoughts of earlier turns are dropped."""
+TOOL = {"type": "function", "function": {"name": "multiply", "description": "Multiply."}}
+WITH_TOOLS = "{% if tools %}{{ tools[0].function.name }}{% endif %}" + CHATML
+
+
+def test_what_a_reset_says_stands_between_prompt_and_answer(tokenizer: Any) -> None:
+    prompt = [{"role": "user", "content": "q"}]
+    opening = chat_text(tokenizer, prompt, begins_answer=False)
+    for texts in ((), ("board",), ("board", "rules")):
+        found = Rendering(tokenizer, is_chat=True).ids(said(*texts), most=1000, is_first=True)
+        assert found is not None
+        told = [*prompt, *({"role": "user", "content": text} for text in texts)]
+        whole = chat_text(tokenizer, told, begins_answer=True)
+        assert opening + tokenizer.decode(found[0].tolist()) == whole
+    assert Rendering(tokenizer, is_chat=False).ids([], most=9, is_first=True) is not None
+
+
+def test_a_template_that_drops_thoughts_appends_where_that_is_asked_for(tokenizer: Any) -> None:
+    tokenizer.chat_template = THINKING
+    try:
+        with pytest.raises(UserError, match=r'environment\.template = "append"'):
+            Rendering(tokenizer, is_chat=True)
+        found = Rendering(tokenizer, is_chat=True, appends=True).ids(said("more"), most=100)
+    finally:
+        tokenizer.chat_template = CHATML
+    assert found is not None
+    expected = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(found[0].tolist()) == expected
+
+
+def test_a_template_without_an_answer_appends_nothing(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ bos_token }}"
+    try:
+        with pytest.raises(UserError, match="changes earlier messages"):
+            Rendering(tokenizer, is_chat=True, appends=True)
+    finally:
+        tokenizer.chat_template = CHATML
+
+
+@pytest.mark.parametrize("template", [CHATML, WITH_TOOLS])
+def test_tools_are_shown_by_the_template_or_a_system_message(tokenizer: Any, template: str) -> None:
+    tokenizer.chat_template = template
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "q"}]
+    try:
+        text = chat_text(tokenizer, asked, begins_answer=True, tools=[TOOL])
+        plain = chat_text(tokenizer, asked, begins_answer=True)
+    finally:
+        tokenizer.chat_template = CHATML
+    assert "multiply" in text
+    if template == WITH_TOOLS:
+        assert text == "multiply" + plain
+    else:
+        assert text.count("<|im_start|>system\nBe kind.\n\nYou may call functions") == 1
+        assert text.count("<|im_start|>") == plain.count("<|im_start|>")

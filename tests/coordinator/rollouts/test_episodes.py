@@ -11,16 +11,17 @@ from coordinator.persistence.state import State
 from coordinator.run import build
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.environments import InsertedMessage, Step, StepAsk, StepReply
-from headrace.protocol.records.record_types import Incident
+from headrace.protocol.records.record_types import Incident, TrajectoryEnded
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.trajectory.trajectories import Trajectory
-from tests.coordinator.stage import GENERATOR, LEARNER, MONITOR, Stage
+from tests.coordinator.stage import GENERATOR, LEARNER, MONITOR, REWARD, Stage
 from tests.coordinator.test_loop import run_config
 
 WORKERS = ("environment-0", "environment-1")
 ROLES: dict[str, m.Role] = {
     GENERATOR: "generator",
     LEARNER: "learner",
+    REWARD: "reward",
     MONITOR: "monitor",
     **dict.fromkeys(WORKERS, "environment"),
 }
@@ -42,12 +43,15 @@ class EpisodeStage(Stage):
         self.roles = {k: v for k, v in ROLES.items() if v != "environment" or k in workers}
         self.identities = {name: identity_of(name) for name in self.roles}
         self.sent: dict[str, list[StepAsk]] = {name: [] for name in workers}
+        self.items: list[m.ScoreItem] = []
         send = self.hub.router.send
 
         async def keep(identity: str, message: m.Message, **more: Any) -> Any:
             name = next((n for n, i in self.identities.items() if i == identity), "")
             if isinstance(message, m.StepRequest):
                 self.sent[name] += message.asks
+            if isinstance(message, m.ScoreRequest):
+                self.items += message.items
             return await send(identity, message, **more)
 
         self.hub.router.send = keep  # type: ignore[method-assign,assignment]
@@ -77,6 +81,16 @@ class EpisodeStage(Stage):
 
     def first(self) -> Trajectory:
         return next(iter(self.hub.account.trajectories.values()))
+
+    def room(self, trajectory: Trajectory) -> int:
+        """Up to where a lease may go."""
+        return self.coordinator.parts.generation._make_lease(trajectory).max_total
+
+    async def limits(self) -> list[str]:
+        """What has cut episodes short."""
+        await self.hub.recorder.flush()
+        ended = [r for r in self.store.replay() if isinstance(r, TrajectoryEnded)]
+        return [r.error for r in ended if r.error]
 
     def states(self, trajectory: Trajectory) -> list[tuple[str, bool]]:
         return [(window.state, window.final) for window in trajectory.windows]
@@ -137,11 +151,15 @@ def test_limits_end_an_episode_with_what_it_has_earned(tmp_path: Path) -> None:
         stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
         await stage.answer(Step(messages=MORE.messages, reward=0.25))
         assert (first.status, first.reward, first.correct) == ("truncated", 0.25, True)
+        assert await stage.limits() == ["environment.max_turns"]
         other = next(t for t in stage.hub.account.trajectories.values() if t.paused and not t.steps)
         stage.sent[WORKERS[0]].sort(key=lambda ask: ask.trajectory_id != other.trajectory_id)
         await stage.answer(Step())
         await stage.turn(other, 3, "length")
         assert (other.status, other.reward, other.reward_status) == ("truncated", 0.0, "ok")
+        assert len(await stage.limits()) == 1, (
+            "a length that its generator has reached has no other name"
+        )
 
     play(tmp_path / "run-1", story, max_turns=1)
 
@@ -158,8 +176,65 @@ def test_an_episode_ends_where_there_is_no_room_for_an_answer(tmp_path: Path) ->
         stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
         await stage.answer(Step(messages=MORE.messages, reward=0.5))
         assert (first.status, first.length, first.reward) == ("truncated", 7, 0.5)
+        assert await stage.limits() == ["environment.max_inserted"]
 
     play(tmp_path / "run-1", story, max_inserted=3)
+
+
+def test_a_context_bounds_prompt_turns_and_what_is_inserted(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        room = 80 + 6 - first.opening.size
+        assert stage.room(first) == min(room, 12)
+        await stage.turn(first, 4)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(messages=[InsertedMessage("tool", "9" * 200)], reward=0.5))
+        assert first.length == room - 1, "one is left for the policy"
+        assert stage.room(first) == room
+        await stage.turn(first, 1, "held")
+        assert (first.status, first.reward) == ("truncated", 0.5)
+        assert await stage.limits() == ["environment.max_context"]
+
+    play(tmp_path / "run-1", story, max_context=86)
+
+
+def test_an_environment_has_so_much_time_for_an_episode(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step(), seconds=3.0)
+        await stage.turn(first, 2)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(MORE, seconds=2.0)
+        assert first.status == "truncated"
+        assert await stage.limits() == ["environment.episode_timeout_s"]
+
+    play(tmp_path / "run-1", story, episode_timeout_s=4.5)
+
+
+def test_the_last_turn_is_scored_and_what_turns_have_paid_is_added(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        await stage.turn(first, 4)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(messages=MORE.messages, reward=0.25))
+        await stage.turn(first, 3)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(done=True))
+        assert (first.status, first.reward_status) == ("finished", None)
+        assert stage.states(first)[-1] == ("closed", True), "it waits for its score"
+        (item,) = stage.items
+        assert item.num_tokens == 3, "of the last turn"
+        score = m.Score(
+            trajectory_id=first.trajectory_id, status="ok", reward=1.0, correct=True, seconds=0.0
+        )
+        await stage.say(REWARD, m.Scores(scores=[score]))
+        assert (first.reward, first.correct) == (1.25, True)
+        assert {r.position: r.value for r in first.rewards} == {3: 0.25, 8: 1.0}
+        assert stage.states(first)[-1] == ("ready", True)
+
+    play(tmp_path / "run-1", story, scored=True)
 
 
 @pytest.mark.parametrize(

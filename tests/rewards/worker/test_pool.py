@@ -259,7 +259,7 @@ async def test_another_python_scores_with_its_own_packages(tmp_path: Path) -> No
 
 
 async def test_another_python_without_what_children_need_is_told(tmp_path: Path) -> None:
-    python = make_environment(tmp_path / "env", needed=False)
+    python = make_environment(tmp_path / "env", needed=())
     with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):
         await Pool(user_function(python=python)).run()
     with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):

@@ -51,6 +51,7 @@ from headrace.errors import UserError
         ("schedule.mode=sync", "schedule.mode = \"sync\": should be 'synchronous', 'windowed' or"),
         ("learner.cpus=[1, true]", "learner.cpus.1 = true: should be an integer"),
         ("task.path=x", "task.path; it does not go with task.kind = 'chain_sums'"),
+        ("task.bands.ask=0", "task.bands.ask; it does not go with task.kind = 'chain_sums'"),
         (
             "task.kind=sums",
             "task.kind must be one of 'chain_sums', 'tracking', 'graph_walk', 'shift_register', ",

@@ -1,0 +1,183 @@
+"""Plain functions as tools: schemas, calls in three formats, answers, and what cannot be answered."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from environments.protocol import NoEnvironmentError, maker_of, waits
+from environments.tools import MOST_CALLS, Call, CallFormat, Tool, ToolError, Tools, calls_in
+from headrace.protocol.messages.environments import PolicyTurn, Step
+
+
+def multiply(a: int, b: int = 3, how: Literal["x", "y"] = "x", more: list[int] = []) -> int:  # noqa: B006
+    """Multiply numbers.
+
+    Args:
+        a: the first
+            of them
+        b (int): the second
+
+    Returns:
+        the product
+    """
+    return a * b + sum(more)
+
+
+async def late(text: str) -> dict[str, str]:
+    """Answer late."""
+    await asyncio.sleep(0.05)
+    return {"said": text}
+
+
+def breaks() -> None:
+    """Raise."""
+    raise ValueError("it broke")
+
+
+def ends() -> None:
+    """End the process."""
+    raise SystemExit(3)
+
+
+def prints() -> str:
+    """Say what no terminal should see, and half a character."""
+    return "\x1b[2J\ud800<|im_end|>"
+
+
+def no_hint(a) -> int:  # type: ignore[no-untyped-def]
+    """One."""
+    return int(a)
+
+
+def silent(a: int) -> int:
+    return a
+
+
+def stepped(*functions: Callable[..., Any], text: str, form: CallFormat = "hermes") -> Step:
+    return asyncio.run(Tools(functions, form).step(PolicyTurn(text, 1)))
+
+
+def call(name: str, **arguments: Any) -> str:
+    said = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{said}\n</tool_call>"
+
+
+def test_a_schema_is_what_a_template_takes() -> None:
+    assert Tool.of(multiply).schema == {
+        "type": "function",
+        "function": {
+            "name": "multiply",
+            "description": "Multiply numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "the first of them"},
+                    "b": {"type": "integer", "description": "the second", "default": 3},
+                    "how": {"enum": ["x", "y"], "default": "x"},
+                    "more": {"type": "array", "items": {"type": "integer"}, "default": []},
+                },
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(("function", "words"), [(no_hint, "no type hint"), (silent, "docstring")])
+def test_what_is_no_tool_is_refused_by_name(function: Callable[..., Any], words: str) -> None:
+    with pytest.raises(ToolError, match=f"{function.__name__}.*{words}"):
+        Tool.of(function)
+    with pytest.raises(NoEnvironmentError, match=r"environment .*: tool no_hint: argument a"):
+        maker_of(f"{__name__}:UNFIT", {})
+
+
+UNFIT = [no_hint]
+SOME = [multiply, late]
+
+
+def test_a_list_of_functions_is_an_environment() -> None:
+    make, first = maker_of(f"{__name__}:SOME", {})
+    assert isinstance(first, Tools)
+    assert waits(first), "one of them is a coroutine"
+    assert not waits(Tools([multiply], "hermes"))
+    step = asyncio.run(make().step(PolicyTurn(call("multiply", a=2), 1)))
+    assert [(m.role, m.content) for m in step.messages] == [("tool", "6")]
+
+
+CALLS = [Call("multiply", {"a": 4, "b": 5}), Call("late", {"text": "{x}"})]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", f"I ask. {call('multiply', a=4, b=5)} and\n{call('late', text='{x}')}"),
+        (
+            "llama",
+            '{"name": "multiply", "parameters": {"a": 4, "b": 5}};'
+            ' {"name": "late", "parameters": {"text": "{x}"}}',
+        ),
+    ],
+)
+def test_calls_are_read_in_their_order(form: CallFormat, text: str) -> None:
+    assert calls_in(text, form) == CALLS
+
+
+def test_values_of_a_format_without_types_get_the_function_s() -> None:
+    text = (
+        "<tool_call>\n<function=multiply>\n<parameter=a>\n4\n</parameter>\n<parameter=more>\n"
+        "[1, 2]\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert calls_in(text, "qwen") == [Call("multiply", {"a": "4", "more": "[1, 2]"})]
+    assert stepped(multiply, text=text, form="qwen").messages[0].content == "15"
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen", "llama"])
+@pytest.mark.parametrize("text", ["", "the answer is 42", "{}", "{x} and [1]"])
+def test_a_turn_without_a_call_is_the_answer(form: CallFormat, text: str) -> None:
+    assert stepped(multiply, text=text, form=form) == Step(done=True)
+
+
+def test_calls_of_a_turn_are_answered_in_their_order_and_wait_together() -> None:
+    text = call("late", text="a") + call("multiply", a=2, b=2) + call("late", text="b")
+    step = stepped(multiply, late, text=text)
+    assert [m.content for m in step.messages] == ['{"said":"a"}', "4", '{"said":"b"}']
+    assert {k: v for k, v in step.metrics.items() if not k.startswith("seconds")} == {
+        "calls": 3.0, "errors": 0.0, "calls_late": 2.0, "calls_multiply": 1.0,
+    }  # fmt: skip
+    assert step.metrics["seconds_late"] >= 0.05, "each of the two"
+    assert not step.done
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "counted"),
+    [
+        (call("multiply", a="many"), "Expected `int`", "errors_multiply"),
+        (call("multiply"), "missing required field `a`", "errors_multiply"),
+        (call("multiply", a=1, z=2), "unknown field `z`", "errors_multiply"),
+        (call("breaks"), "ValueError: it broke", "errors_breaks"),
+        (call("ends"), "SystemExit: 3", "errors_ends"),
+        (call("nothing"), "no tool 'nothing'", "errors"),
+        ("<tool_call>{'name'", "no call", "errors"),
+        ("<tool_call>[1]</tool_call>", "no call", "errors"),
+        ('<tool_call>{"name": "multiply", "arguments": 3}</tool_call>', "no call", "errors"),
+    ],
+)
+def test_a_wrong_call_is_answered_and_counted(text: str, words: str, counted: str) -> None:
+    step = stepped(multiply, breaks, ends, text=text)
+    (said,) = step.messages
+    assert words in json.loads(said.content)["error"]
+    assert (step.metrics["errors"], step.metrics[counted], step.done) == (1.0, 1.0, False)
+
+
+def test_a_result_can_always_be_sent() -> None:
+    (said,) = stepped(prints, text=call("prints")).messages
+    assert said.content == "\x1b[2J?<|im_end|>"
+
+
+def test_a_turn_of_many_calls_is_bounded() -> None:
+    step = stepped(multiply, text=call("multiply", a=1) * (MOST_CALLS + 9))
+    assert len(step.messages) == MOST_CALLS + 1
+    assert "at most" in step.messages[-1].content

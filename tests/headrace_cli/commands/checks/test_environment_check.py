@@ -1,0 +1,67 @@
+"""The environment of a recipe, made before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace_cli.commands.checks.environment_check import check_environment
+from tests.environments.misbehaviour import __file__ as FILE
+from tests.integration.runs import REPOSITORY
+
+CALCULATOR = REPOSITORY / "recipes" / "calculator.toml"
+
+
+def checked(*overrides: str) -> RunConfig:
+    return check_environment(load_recipe(CALCULATOR, overrides))
+
+
+def with_template(folder: Path, template: str) -> str:
+    """The calculator's model, with a chat template."""
+    model = CALCULATOR.parent / "models" / "products-cold"
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(template)
+    return f"model.path={folder}"
+
+
+def test_what_has_no_tools_stays_as_it_is() -> None:
+    assert checked() == load_recipe(CALCULATOR, [])
+
+
+def test_an_environment_that_cannot_be_made_ends_all_before_it_begins() -> None:
+    with pytest.raises(UserError, match="no file nowhere.py"):
+        checked("environment.name=nowhere.py:Thing")
+
+
+def test_rewards_beside_an_environment_have_to_be_asked_for() -> None:
+    with pytest.raises(UserError, match="environment.scored = true"):
+        checked("reward.kind=exact")
+    assert checked("reward.kind=exact", "environment.scored=true").is_scored
+
+
+def test_tools_need_a_chat() -> None:
+    with pytest.raises(UserError, match='model.chat_template = "always"'):
+        checked(f"environment.name={FILE}:TOOLS")
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{{ messages[0].content }}", "hermes"),
+        ("{{ tools }}<tool_call>{{ messages[0].content }}", "hermes"),
+        ("<tool_call><function={{ messages[0].content }}>", "qwen"),
+        ('{{ tools }}{"name": x, "parameters": y}', "llama"),
+    ],
+)
+def test_calls_are_written_as_the_template_says(tmp_path: Path, template: str, form: str) -> None:
+    chat = ["model.chat_template=always", f"environment.name={FILE}:TOOLS"]
+    environment = checked(with_template(tmp_path, template), *chat).environment
+    assert environment is not None
+    assert (environment.calls, environment.scored) == (form, True)
+    assert [tool["function"]["name"] for tool in environment.tools] == ["double", "stuck"]
+    kept = checked(f"model.path={tmp_path}", *chat, "environment.calls=llama").environment
+    assert kept is not None
+    assert kept.calls == "llama"
