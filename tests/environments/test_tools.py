@@ -1,4 +1,4 @@
-"""Plain functions as tools: schemas, calls in three formats, answers, and what cannot be answered."""
+"""Plain functions as tools: schemas, calls in three formats, answers, wrong calls."""
 
 import asyncio
 import json

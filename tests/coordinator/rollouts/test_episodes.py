@@ -157,9 +157,7 @@ def test_limits_end_an_episode_with_what_it_has_earned(tmp_path: Path) -> None:
         await stage.answer(Step())
         await stage.turn(other, 3, "length")
         assert (other.status, other.reward, other.reward_status) == ("truncated", 0.0, "ok")
-        assert len(await stage.limits()) == 1, (
-            "a length that its generator has reached has no other name"
-        )
+        assert len(await stage.limits()) == 1, "only what the coordinator saw has a name"
 
     play(tmp_path / "run-1", story, max_turns=1)
 

@@ -32,18 +32,18 @@ def test_what_has_no_tools_stays_as_it_is() -> None:
 
 
 def test_an_environment_that_cannot_be_made_ends_all_before_it_begins() -> None:
-    with pytest.raises(UserError, match="no file nowhere.py"):
+    with pytest.raises(UserError, match=r"no file nowhere\.py"):
         checked("environment.name=nowhere.py:Thing")
 
 
 def test_rewards_beside_an_environment_have_to_be_asked_for() -> None:
-    with pytest.raises(UserError, match="environment.scored = true"):
+    with pytest.raises(UserError, match=r"environment\.scored = true"):
         checked("reward.kind=exact")
     assert checked("reward.kind=exact", "environment.scored=true").is_scored
 
 
 def test_tools_need_a_chat() -> None:
-    with pytest.raises(UserError, match='model.chat_template = "always"'):
+    with pytest.raises(UserError, match=r'model\.chat_template = "always"'):
         checked(f"environment.name={FILE}:TOOLS")
 
 
