@@ -174,6 +174,10 @@ def _training(command: Maker) -> None:
         "headrace try-environment recipes/calculator.toml --episodes 3",
         takes="recipe overrides root",
     )  # fmt: skip
+    play.add_argument(
+        "--policy", nargs="?", const="", metavar="DIR",
+        help="let a model play: the recipe's, or that of a folder",
+    )  # fmt: skip
     play.add_argument("--episodes", type=int, default=1, metavar="N", help="how many (1)")
 
     score = command(

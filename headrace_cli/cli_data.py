@@ -20,7 +20,7 @@ KINDS = {
 """Kinds of exports, and what a row of each is."""
 FORMATS = ("parquet", "jsonl", "csv", "arrow", "datasets")
 """Formats of exports."""
-SCHEMAS = ("native", "trl", "verl")
+SCHEMAS = ("native", "trl", "verl", "turns")
 """Who reads `preferences` and `sft`."""
 TABLES = ("trajectories", "tokens", "metrics", "windows", "scores")
 """Tables of `headrace sql`."""

@@ -9,13 +9,13 @@ conversation that ends with an answer, and the same with the messages behind it.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from headrace.errors import UserError
-from headrace.protocol.messages.environments import InsertedMessage
-from headrace.protocol.token_spans import Int32
+from headrace.protocol.messages.environments import InsertedMessage, Role
+from headrace.protocol.token_spans import Int32, Source, Speaker
 
 _ANSWER = "c8b07e"
 _MARK = "f3a9d{}e1"
@@ -27,6 +27,15 @@ To call one, write its name and arguments as JSON:
 </tool_call>
 The results follow, and then you go on."""
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
+
+
+class Rendered(NamedTuple):
+    """Messages as ids. `cut`: how many were cut off the ends of their texts. `pieces`: source, role
+    and number of ids, in order; a chat's frames are the template's."""
+
+    ids: Int32
+    cut: int
+    pieces: list[tuple[Source, Speaker, int]]
 
 
 class Rendering:
@@ -41,9 +50,9 @@ class Rendering:
 
     def ids(
         self, messages: Sequence[InsertedMessage], *, most: int, is_first: bool = False
-    ) -> tuple[Int32, int] | None:
-        """At most `most` ids, and how many were cut off the ends of the messages' texts; None where
-        there is no room for any, or for a chat's frame. `is_first`: they follow the prompt."""
+    ) -> "Rendered | None":
+        """At most `most` ids; None where there is no room for any, or for a chat's frame.
+        `is_first`: they follow the prompt."""
         texts = [message.content for message in messages]
         frames = [""] * (len(texts) + 1)
         if self._is_chat:
@@ -53,12 +62,16 @@ class Rendering:
         room = most - sum(map(len, around))
         if room < 0 or most == 0:
             return None
-        found, cut = list(around[0]), 0
-        for content, frame in zip(inside, around[1:], strict=True):
+        roles: list[Role | Literal["assistant"]] = [*(one.role for one in messages), "assistant"]
+        parts: list[tuple[Source, Speaker, list[int]]] = [("template", roles[0], around[0])]
+        cut = 0
+        for content, role, frame, then in zip(inside, roles, around[1:], roles[1:], strict=False):
             kept = content[:room]
             room, cut = room - len(kept), cut + len(content) - len(kept)
-            found += [*kept, *frame]
-        return np.array(found, np.int32), cut
+            parts.append(("tool" if role == "tool" else "environment", role, kept))
+            parts.append(("template", then, frame))
+        ids = np.array([i for _, _, part in parts for i in part], np.int32)
+        return Rendered(ids, cut, [(*who, len(part)) for *who, part in parts if part])  # type: ignore[misc]
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         if not text:

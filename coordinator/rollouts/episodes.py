@@ -17,7 +17,7 @@ import numpy as np
 
 from coordinator.connections.message_checks import LARGEST_REWARD, cut
 from coordinator.connections.peers import EnvironmentPeer
-from coordinator.dispatch.message_rendering import Rendering
+from coordinator.dispatch.message_rendering import Rendered, Rendering
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import limit_of_episode
@@ -33,10 +33,11 @@ from headrace.protocol.records.record_types import (
     TrajectoryEnded,
     TrajectoryStatus,
 )
-from headrace.protocol.token_spans import EnvironmentStep, Int32, Piece, Reward, Streams
+from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Streams
 from headrace.trajectory.trajectories import Trajectory
 
 NO_LEASE = -1
+NOTHING = Rendered(np.zeros(0, np.int32), 0, [])
 MOST_OUT = 64
 """Episodes that one worker is asked about at a time."""
 
@@ -170,25 +171,25 @@ class Episodes:
             problem = "environment_invalid: a metric is not finite"
         elif not (step.done or reply.turn == 0 or any(m.content for m in step.messages)):
             problem = "environment_invalid: the episode goes on, and nothing was said"
-        ids = np.zeros(0, np.int32)
+        said = NOTHING
         if problem is None and not step.done:
             try:
-                ids = self._render(trajectory, step)
+                said = self._render(trajectory, step)
             except UserError as error:
                 problem = f"environment_invalid: {error}"
         if problem is not None:
             self._fail(trajectory, problem)
             return
-        self._record(name, trajectory, reply, ids)
+        self._record(name, trajectory, reply, said)
         self._end_if_over(trajectory)
 
-    def _render(self, trajectory: Trajectory, step: Step) -> Int32:
+    def _render(self, trajectory: Trajectory, step: Step) -> Rendered:
         """What follows a turn, or at first the prompt: a chat's begins its answer even where a
         reset says nothing."""
         group, is_first = self._hub.account.groups[trajectory.group_id], not trajectory.steps
         is_chat = bool(group.messages) or self._hub.config.model.chat_template == "always"
         if not step.messages and not (is_chat and is_first):
-            return np.zeros(0, np.int32)
+            return NOTHING
         if is_chat not in self._rendering:
             self._rendering[is_chat] = self._prompts.rendering(is_chat=is_chat)
         room = self._config.max_inserted - (trajectory.length - trajectory.sampled)
@@ -196,17 +197,18 @@ class Episodes:
             used = trajectory.opening.size + trajectory.length
             room = min(room, self._config.max_context - used - 1)
         found = self._rendering[is_chat].ids(step.messages, most=max(0, room), is_first=is_first)
-        if found is None or found[1]:
+        if found is None or found.cut:
             text = f"trajectory {trajectory.trajectory_id}: its environment says more than that"
             limits = "environment.max_inserted, environment.max_context"
             self._hub.incident("info", "environment_cut", f"{text} ({limits})")
-        return np.zeros(0, np.int32) if found is None else found[0]
+        return found or NOTHING
 
-    def _record(self, name: str, trajectory: Trajectory, reply: StepReply, ids: Int32) -> None:
+    def _record(self, name: str, trajectory: Trajectory, reply: StepReply, said: Rendered) -> None:
         """The answer is one record: its tokens and all that is known of it."""
         step, start = reply.step, trajectory.length
-        role = "user" if not step.messages else step.messages[-1].role
-        piece = Piece("environment", role, reply.turn, start, start + ids.size)
+        pieces, at = [], start
+        for source, role, size in said.pieces:
+            pieces.append(Piece(source, role, reply.turn, at, at := at + size))
         paid = step.reward and trajectory.spans
         self._hub.record_event(
             ChunkArrived(
@@ -216,11 +218,11 @@ class Episodes:
                 chunk_index=trajectory.next_chunk,
                 generator=name,
                 start=start,
-                token_ids=ids,
-                logprobs=np.zeros(ids.size, np.float32),
+                token_ids=said.ids,
+                logprobs=np.zeros(said.ids.size, np.float32),
                 spans=[],
                 streams=Streams(
-                    pieces=[piece] if ids.size else [],
+                    pieces=pieces,
                     rewards=[Reward(step.reward, trajectory.spans[-1].end - 1)] if paid else [],
                     step=EnvironmentStep(
                         turn=reply.turn,

@@ -274,8 +274,8 @@ class Generation:
             # What older weights sample could not be trained any more.
             oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
         sampling = config.evaluation if evaluation else config.generator
-        cached = trajectory.spans if config.environment is not None else []
-        kept = bool(cached) and config.generator.kv_on_update == "keep"
+        kept = config.environment is not None and not config.prefix_is_fresh
+        begun = trajectory.spans[0].version if trajectory.spans and kept else -1
         return Lease(
             lease_id=state.next_lease,
             trajectory_id=trajectory.trajectory_id,
@@ -292,7 +292,7 @@ class Generation:
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
             version_at_least=max(oldest, 0),
-            cache_version=cached[0].version if kept else -1,
+            cache_version=begun,
             fire=None if evaluation or trajectory.sampled else self._fire,
         )
 

@@ -220,6 +220,10 @@ class RunData:
         """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
         return self._kept(queries.dropped_page, **wanted)
 
+    def episode_ends(self) -> dict[str, int]:
+        """Episodes by how they ended."""
+        return self._paced(queries.episode_ends)
+
     def losses_by_length(self) -> pd.DataFrame:
         """Tokens that were lost, by length of the answer and reason."""
         return self._paced(queries.losses_by_length)

@@ -76,8 +76,9 @@ def _body(run: RunData) -> None:
     frame = run.activity(SPANS[chosen])
     _waits(run, frame, chosen)
     _timeline(run, frame)
+    waits = ("schedule/paused",) if run.config().get("environment") else ()
     charts = [
-        partial(panels.metric_card, run, title, names, **options)
+        partial(panels.metric_card, run, title, names + waits * (title == "Queues"), **options)
         for title, names, options in CHARTS
     ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]

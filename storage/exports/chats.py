@@ -9,16 +9,22 @@ import json
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import select
 
 from headrace.protocol.records.record_types import GroupIssued
-from storage.database.reader import RunReader
+from storage.database.reader import RunReader, read_config
 from storage.database.tables import Group
+from storage.exports.pages import Page
 from storage.journal.segments import read_batches
+from storage.text.detokenize import TextDecoder
+from storage.text.token_table import SOURCES
 
 Chat = list[dict[str, str]]
+_ROLES = {"policy": "assistant", "tool": "tool", "environment": "user"}
+"""By who wrote a message."""
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
@@ -30,7 +36,8 @@ class _Issue(msgspec.Struct):
 
 
 class Chats:
-    """The chats among a run's prompts. `complete`: every training prompt is one."""
+    """The chats among a run's prompts. `complete`: every training prompt is one, or an environment
+    makes turns of what follows them."""
 
     def __init__(self, reader: RunReader) -> None:
         decoder = msgspec.msgpack.Decoder(_Issue)
@@ -43,16 +50,27 @@ class Chats:
                     self._chats[issue.prompt_id] = _plain(json.loads(issue.messages))
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
         known = {row.prompt_id for row in reader.rows(prompts.distinct())}
-        self.complete = bool(known) and known <= set(self._chats)
+        has_turns = bool(read_config(reader.run_dir).get("environment"))
+        self.complete = has_turns or (bool(known) and known <= set(self._chats))
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says."""
         return self._chats.get(prompt_id) or [{"role": "user", "content": text}]
 
 
-def answer(text: str) -> Chat:
-    """An answer as a chat."""
-    return [{"role": "assistant", "content": text}]
+def said_in(page: Page, decoder: TextDecoder) -> list[Chat]:
+    """What each trajectory of a page says after its prompt, as a chat: what the policy sampled are
+    the assistant's messages, what a template wrote is none."""
+    sources, turns = page.tokens.sources.astype(np.int64), page.tokens.turns.astype(np.int64)
+    runs = np.flatnonzero(np.diff(turns * len(SOURCES) + sources)) + 1
+    borders = np.unique(np.concatenate([runs, page.borders]))
+    texts = decoder.texts(page.tokens.token_ids, borders)
+    chats: list[Chat] = [[] for _ in range(page.size)]
+    whose = np.searchsorted(page.borders, borders[:-1], side="right") - 1
+    for text, start, row in zip(texts, borders[:-1].tolist(), whose.tolist(), strict=True):
+        if role := _ROLES.get(SOURCES[sources[start]]):
+            chats[row].append({"role": role, "content": text})
+    return chats
 
 
 def _plain(messages: list[dict[str, Any]]) -> Chat:

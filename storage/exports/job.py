@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, MakeRows]] = {
     "windows": {"native": WindowRows},
     "scores": {"native": ScoreRows},
     "preferences": {name: partial(PreferenceRows, layout=name) for name in ("native", "trl")},
-    "sft": {name: partial(SftRows, layout=name) for name in ("native", "trl", "verl")},
+    "sft": {name: partial(SftRows, layout=name) for name in ("native", "trl", "verl", "turns")},
 }
 """Kinds of rows, and the schemas in which each can be had."""
 

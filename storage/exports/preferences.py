@@ -18,7 +18,7 @@ from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import Trajectory
 from storage.database.trajectory_rows import COLUMNS, joined
-from storage.exports.chats import CHAT, Chats, answer
+from storage.exports.chats import CHAT, Chat, Chats
 from storage.exports.columns import chosen_fields, field, scalar_field
 from storage.exports.packed import Part, from_rows
 from storage.exports.pages import SQL_ROWS, pages
@@ -45,11 +45,13 @@ class _Half(NamedTuple):
 
     scalars: dict[str, Any]
     text: str
+    chat: Chat
 
 
 class PreferenceRows:
     """Rows of the export `preferences`. `layout`: native or trl (prompt, chosen, rejected); in
-    trl's they are chats where every training prompt of the run is one, else texts."""
+    trl's they are chats where every training prompt of the run is one, or an environment answers,
+    else texts."""
 
     def __init__(
         self,
@@ -116,8 +118,8 @@ class PreferenceRows:
         halves: dict[int, _Half] = {}
         for page in pages(self._reader, wanted, _SCALARS, tokens=True, windows=False):
             rows = []
-            for scalars, text in answers_of(page, self._decoder):
-                one = _Half(scalars, text)
+            for answer in answers_of(page, self._decoder):
+                one, scalars = _Half(*answer), answer[0]
                 other = halves.pop(scalars["group_id"], None)
                 if other is None:
                     halves[scalars["group_id"]] = one
@@ -131,8 +133,8 @@ class PreferenceRows:
         return {
             **scalars,
             "prompt": chat if self._as_chat else scalars["prompt"],
-            "chosen": answer(best.text) if self._as_chat else best.text,
-            "rejected": answer(worst.text) if self._as_chat else worst.text,
+            "chosen": best.chat if self._as_chat else best.text,
+            "rejected": worst.chat if self._as_chat else worst.text,
             "chosen_id": scalars["trajectory_id"],
             "rejected_id": worst.scalars["trajectory_id"],
             "chosen_reward": scalars["reward"],

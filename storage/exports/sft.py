@@ -1,7 +1,8 @@
 """The export `sft`: right answers to learn from, each once.
 
-A row is a finished training answer that is right. Of answers to one prompt with the same text the
-first one counts.
+A row is a finished training answer that is right, or, in the schema `turns`, one turn of the policy
+in it behind all that was said before. Of answers to one prompt with the same text the first one
+counts.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import Trajectory
 from storage.database.trajectory_rows import COLUMNS
-from storage.exports.chats import CHAT, Chats, answer
+from storage.exports.chats import CHAT, Chat, Chats, said_in
 from storage.exports.columns import chosen_fields, field, scalar_field
 from storage.exports.packed import Part, from_rows
 from storage.exports.pages import OfTrajectories, Page, pages
@@ -43,8 +44,9 @@ def decoder_of(reader: RunReader) -> TextDecoder:
 
 
 class SftRows(OfTrajectories):
-    """Rows of the export `sft`. `layout`: native, trl (prompt and completion) or verl (messages);
-    in trl's they are chats where every training prompt of the run is one, else texts."""
+    """Rows of the export `sft`. `layout`: native, trl (prompt and completion), verl (messages) or
+    turns; in trl's they are chats where every training prompt of the run is one, or an environment
+    answers, else texts."""
 
     def __init__(
         self,
@@ -55,12 +57,19 @@ class SftRows(OfTrajectories):
     ) -> None:
         self._decoder = decoder_of(reader)
         self._chats = Chats(reader)
-        self._as_chat = layout == "trl" and self._chats.complete
+        self._layout = layout
+        self._as_chat = layout == "turns" or (layout == "trl" and self._chats.complete)
         kind = CHAT if self._as_chat else pa.string()
         fields = {
             "native": _NATIVE,
             "trl": [field("prompt", kind, "the prompt"), field("completion", kind, "the response")],
             "verl": [_MESSAGES],
+            "turns": [
+                *(scalar_field(name, repeated=False) for name in _SCALARS if name != "prompt"),
+                field("turn", pa.int64(), "turn of the policy, from 0"),
+                field("prompt", CHAT, "the conversation before the turn"),
+                field("completion", CHAT, "the turn"),
+            ],
         }
         self.schema = chosen_fields(fields[layout], columns)
         accepted = (
@@ -78,24 +87,30 @@ class SftRows(OfTrajectories):
             yield Part(page.size, from_rows(self.schema, list(self._rows(page, seen))))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
-        for scalars, text in answers_of(page, self._decoder):
+        for scalars, text, chat in answers_of(page, self._decoder):
             said = f"{scalars['prompt_id']}\0{text}"
             key = hashlib.blake2b(said.encode(), digest_size=16).digest()
             if key in seen:
                 continue
             seen.add(key)
             prompt = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
+            if self._layout == "turns":
+                own = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+                for turn, i in enumerate(own):
+                    before = {"prompt": [*prompt, *chat[:i]], "completion": [chat[i]]}
+                    yield {**scalars, **before, "turn": turn}
+                continue
             yield {
                 **scalars,
                 "prompt": prompt if self._as_chat else scalars["prompt"],
-                "completion": answer(text) if self._as_chat else text,
+                "completion": chat if self._as_chat else text,
                 "response": text,
-                "messages": [*prompt, *answer(text)],
+                "messages": [*prompt, *chat],
             }
 
 
-def answers_of(page: Page, decoder: TextDecoder) -> Iterator[tuple[dict[str, Any], str]]:
-    """The scalars of each trajectory of a page, and its response as text."""
+def answers_of(page: Page, decoder: TextDecoder) -> Iterator[tuple[dict[str, Any], str, Chat]]:
+    """The scalars of each trajectory of a page, and its response as text and as a chat."""
     texts = decoder.texts(page.tokens.token_ids, page.borders)
-    for row, text in enumerate(texts):
-        yield {name: values[row] for name, values in page.scalars.items()}, text
+    for row, (text, chat) in enumerate(zip(texts, said_in(page, decoder), strict=True)):
+        yield {name: values[row] for name, values in page.scalars.items()}, text, chat

@@ -14,6 +14,7 @@ from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
+from storage.queries.episodes import episode_ends
 from storage.queries.evaluations import (
     evaluation_answers,
     evaluations,
@@ -91,6 +92,7 @@ __all__ = [
     "dropped_page",
     "dropped_tokens",
     "dropped_windows",
+    "episode_ends",
     "evaluation_answers",
     "evaluations",
     "events",

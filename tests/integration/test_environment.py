@@ -85,7 +85,7 @@ def test_inserted_tokens_are_what_the_calculator_says_and_are_never_trained(fini
     rows = _ask(
         finished,
         "select string_agg(token, '' order by position), sum(loss_mask) from tokens "
-        "where source = 'environment' group by trajectory_id",
+        "where source = 'tool' group by trajectory_id",
     )
     assert len(rows) > 100
     for text, trained in rows:

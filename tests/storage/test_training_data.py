@@ -14,6 +14,7 @@ import pytest
 from benchmarks.versus_trl.trl_arms import trl_python
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
+from headrace.protocol.token_spans import Piece, Streams
 from learner.run import TORCHRUN
 from storage.exports import export
 from storage.run_store import RunStore
@@ -121,6 +122,63 @@ def test_forms_for_trainers(tmp_path: Path, chat: bool) -> None:
     else:
         assert pairs == {"prompt": "20 + 1 =", "chosen": right, "rejected": wrong}
         assert told == {"prompt": "20 + 1 =", "completion": right}
+
+
+def episode(key: int, *tokens: int, reward: float) -> list[Record]:
+    """An answer of three turns: the policy, a template's frame around a tool's result, the policy.
+    Each has one token but the first, which has two, in two chunks."""
+    sources: list[tuple[Any, Any, int]] = [
+        ("policy", "assistant", 0), ("policy", "assistant", 0), ("template", "tool", 1),
+        ("tool", "tool", 1), ("template", "assistant", 1), ("policy", "assistant", 1),
+    ]  # fmt: skip
+    records: list[Record] = []
+    for at, ((source, role, turn), token) in enumerate(zip(sources, tokens, strict=True)):
+        made = chunk(key, at, at + 1, at=51.0 + at / 10, index=at)
+        own = source == "policy"
+        records.append(
+            msgspec.structs.replace(
+                made,
+                token_ids=np.array([token], np.int32),
+                spans=made.spans if own else [],
+                streams=Streams(pieces=[Piece(source, role, turn, at, at + 1)]),
+            )
+        )
+    status: Any = "finished"
+    records.append(TrajectoryEnded(at=52.0, trajectory_id=key, status=status, length=6))
+    records.append(
+        RewardArrived(
+            at=53.0, trajectory_id=key, status="ok", reward=reward, correct=reward > 0, seconds=0.1
+        )
+    )
+    return records
+
+
+def test_turns_of_an_episode_are_messages(tmp_path: Path) -> None:
+    """What a template wrote is no message; each turn of the policy can be a row of its own."""
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(tmp_path / "model")
+    run_dir = tmp_path / "runs" / "turns-1"
+    config = run_config(model={"path": str(tmp_path / "model")}, environment={"name": "guess"})
+    store = RunStore.create(run_dir, run_dir.name, config)
+    issued = msgspec.structs.replace(group(20, at=50.0, size=2), prompt_id="row-20")
+    store.append([issued, *episode(200, 4, 5, 6, 7, 8, 9, reward=1.0)])
+    store.append(episode(201, 9, 5, 6, 7, 8, 4, reward=0.0))
+    store.close()
+    prompt = [{"role": "user", "content": "20 + 1 ="}]
+    texts = [WORDS[token] for token in range(10)]
+    ask = {"role": "assistant", "content": "".join(texts[4:6])}
+    result = {"role": "tool", "content": texts[7]}
+    end = {"role": "assistant", "content": texts[9]}
+    (native,) = exported(run_dir, "sft")
+    assert native["messages"] == [*prompt, ask, result, end]
+    (told,) = exported(run_dir, "sft", schema="trl")
+    assert told == {"prompt": prompt, "completion": [ask, result, end]}
+    (pair,) = exported(run_dir, "preferences", schema="trl")
+    assert pair["chosen"] == [ask, result, end]
+    assert [message["role"] for message in pair["rejected"]] == ["assistant", "tool", "assistant"]
+    first, second = exported(run_dir, "sft", schema="turns")
+    assert (first["turn"], first["prompt"], first["completion"]) == (0, prompt, [ask])
+    assert (second["turn"], second["completion"]) == (1, [end])
+    assert second["prompt"] == [*prompt, ask, result]
 
 
 def test_plain_prompts_among_chats_are_texts_for_trainers(tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ class RunConfig(StrictModel):
         return min(longest, self.environment.max_context or longest)
 
     @property
+    def prefix_is_fresh(self) -> bool:
+        """Whether generators read every prefix with the weights that go on with it. A stream
+        without staleness works in rounds."""
+        in_rounds = self.schedule.mode != "streaming" or self.schedule.max_staleness == 0
+        return in_rounds or self.generator.kv_on_update == "recompute"
+
+    @property
     def is_scored(self) -> bool:
         """Whether reward workers score answers: not where an environment alone pays."""
         return self.environment is None or self.environment.scored

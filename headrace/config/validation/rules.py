@@ -65,14 +65,6 @@ def _warmup(config: RunConfig) -> int:
     return value.warmup_updates if value is not None else 0
 
 
-def _prefix_is_fresh(config: RunConfig) -> bool:
-    """Whether generators read every prefix with the weights that go on with it. A stream without
-    staleness works in rounds."""
-    schedule, generator = config.schedule, config.generator
-    in_rounds = schedule.mode != "streaming" or schedule.max_staleness == 0
-    return in_rounds or generator.kv_on_update == "recompute"
-
-
 def _too_long_for_a_message(config: RunConfig) -> bool:
     """Whether one answer, with all that is known of its tokens, can be too large for a message."""
     longest = longest_part_bytes(
@@ -384,7 +376,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "learner.context",
-        lambda c: c.learner.context == "carried" and _prefix_is_fresh(c),
+        lambda c: c.learner.context == "carried" and c.prefix_is_fresh,
         '"carried" goes with generators that keep keys and values as weights change; here they '
         "compute each prefix again with new weights (schedule.mode, schedule.max_staleness = 0 or "
         'generator.kv_on_update): use "frozen", which costs less than "full", or stream with '

@@ -1,58 +1,164 @@
-"""`headrace try-environment`: episodes of a recipe, played at the terminal by a person."""
+"""`headrace try-environment`: episodes of a recipe, played at the terminal by a person or a model.
+
+In: a recipe. Out: each episode, turn by turn, with what turns earn. The environment is asked in a
+child, as in a run; what it says becomes the model's tokens as in a run.
+"""
 
 import argparse
 import asyncio
+import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from headrace.config.loading.hub import named_model, with_local_model
+from headrace.config.sections.environment import EnvironmentConfig
+from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
+from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk
+from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.run.train import configured
 
 
 def try_environment(arguments: argparse.Namespace) -> int:
-    """Play episodes: what is read is a turn of the policy, a line each."""
+    """Play episodes; of a person a line is a turn of the policy."""
+    if arguments.policy not in (None, ""):
+        path = json.dumps(named_model(arguments.policy))
+        arguments.overrides = [*arguments.overrides, f"model.path={path}"]
     config = configured(arguments)
     if config.environment is None:
         raise UserError(f"{arguments.recipe} has no [environment]")
-    from environments.protocol import NoEnvironmentError, maker_of
-    from tasks.datasets.source import build_source
-
-    try:
-        make, _ = maker_of(config.environment.name, config.environment.options)
-    except NoEnvironmentError as error:
-        raise UserError(str(error)) from error
-    source = build_source(config.task, config.seed)
-    for number in range(arguments.episodes):
-        if not asyncio.run(_play(make(), source.row_at(number), config.environment.max_turns)):
-            break
+    config = check_environment(config)
+    player: Person = Person()
+    if arguments.policy is not None:
+        player = Model(with_local_model(config, download=True))
+    asyncio.run(_episodes(config, player, arguments.episodes))
     return 0
 
 
-async def _play(environment: Any, row: Any, most: int) -> bool:
-    """One episode; False where no more lines come."""
-    from environments.protocol import answer, begin
-    from headrace.protocol.messages.environments import PolicyTurn
+class Person:
+    """Reads the turns of a policy from the terminal."""
 
+    says_turns = False
+
+    def begin(self, row: Any, step: Step) -> None:
+        """An episode begins with a row, and what its reset says."""
+
+    def turn(self) -> PolicyTurn | None:
+        """The next turn; None where no more lines come."""
+        line = sys.stdin.readline()
+        text = line.rstrip("\n")
+        return PolicyTurn(text, len(text)) if line else None
+
+    def hear(self, step: Step) -> None:
+        """What the environment answers."""
+
+
+class Model(Person):
+    """Samples turns from the policy of a recipe, at temperature 1."""
+
+    says_turns = True
+
+    def __init__(self, config: RunConfig) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from coordinator.dispatch.prompts import Prompts
+
+        self._config, self._prompts = config, Prompts(config)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            config.model.path, trust_remote_code=config.model.trust_remote_code
+        )
+        self._ids: list[int] = []
+        self._is_chat = False
+
+    def begin(self, row: Any, step: Step) -> None:
+        """Read the prompt, and what the reset says."""
+        self._is_chat = not isinstance(row.prompt, str)
+        self._is_chat |= self._config.model.chat_template == "always"
+        self._ids = self._prompts.encode(row).ids.tolist()
+        self._insert(step, is_first=True)
+
+    def turn(self) -> PolicyTurn:
+        """Sample until the end token, or the recipe's limit of a turn."""
+        import torch
+
+        environment, task = self._config.environment, self._config.task
+        assert environment is not None
+        asked = torch.tensor([self._ids])
+        found = self._model.generate(
+            asked, attention_mask=torch.ones_like(asked), do_sample=True, top_k=0,
+            max_new_tokens=environment.max_turn_tokens or task.max_response_length,
+        )[0, len(self._ids) :]  # fmt: skip
+        self._ids += found.tolist()
+        return PolicyTurn(self._prompts.decode(found.numpy().astype(np.int32)), len(found))
+
+    def hear(self, step: Step) -> None:
+        """Read the environment's answer."""
+        self._insert(step, is_first=False)
+
+    def _insert(self, step: Step, *, is_first: bool) -> None:
+        if step.messages or (self._is_chat and is_first):
+            rendering = self._prompts.rendering(is_chat=self._is_chat)
+            said = rendering.ids(step.messages, most=1 << 20, is_first=is_first)
+            self._ids += [] if said is None else said.ids.tolist()
+
+
+async def _episodes(config: RunConfig, player: Person, number: int) -> None:
+    from environments.worker import Pool
+    from tasks.datasets.source import build_source
+
+    assert config.environment is not None
+    pool, source = Pool(config.environment), build_source(config.task, config.seed)
+    try:
+        await pool.start()
+        for key in range(number):
+            if not await _play(pool, source.row_at(key), key, player, config.environment):
+                break
+    finally:
+        await pool.close()
+
+
+async def _play(pool: Any, row: Any, key: int, player: Person, config: EnvironmentConfig) -> bool:
+    """One episode; False where no more turns come."""
     seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
+
+    async def ask(number: int, turns: Sequence[PolicyTurn]) -> Step:
+        reply = await pool.reply(
+            StepAsk(
+                trajectory_id=key, turn=number, turns=list(turns), known=[],
+                row=json.dumps(seen, default=str), seed=key,
+            )
+        )  # fmt: skip
+        if reply.status != "ok":
+            raise UserError(f"environment_{reply.status}: {reply.error}")
+        step: Step = reply.step
+        return step
+
     print(f"prompt    {row.prompt}")
-    step, total = await begin(environment, seen, seed=0), 0.0
-    for turn in range(1, most + 1):
+    step, total = await ask(0, []), 0.0
+    player.begin(row, step)
+    for number in range(1, config.max_turns + 1):
         for message in step.messages:
             print(f"{message.role:<9} {message.content}")
-        print(f"turn {turn:<4} ", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
+        print(f"turn {number:<4} ", end="", flush=True)
+        turn = player.turn()
+        if turn is None:
             print()
             return False
-        text = line.rstrip("\n")
-        step = await answer(environment, PolicyTurn(text, len(text)))
+        if player.says_turns:
+            print(turn.text)
+        step = await ask(number, [turn])
+        player.hear(step)
         total += step.reward
         told = "".join(f", {name} {value:g}" for name, value in step.metrics.items())
         print(f"earns     {step.reward:g}{told}")
         if step.done:
             break
+    scored = config.scored
     won = total > 0 if step.success is None else step.success
-    print(
-        f"{'over' if step.done else 'truncated':<9} reward {total:g}, {'won' if won else 'lost'}\n"
-    )
+    end = "over" if step.done else "truncated"
+    outcome = "and what [reward] gives the last turn" if scored else "won" if won else "lost"
+    print(f"{end:<9} reward {total:g}, {outcome}\n")
     return True

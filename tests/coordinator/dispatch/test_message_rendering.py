@@ -1,5 +1,6 @@
 """An environment's messages as tokens: a chat's frame, forged turns, limits."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ def rendered(
 ) -> tuple[Any, int]:
     found = Rendering(tokenizer, is_chat=is_chat).ids(messages, most=most)
     assert found is not None
-    return found
+    assert sum(size for _, _, size in found.pieces) == found.ids.size
+    return found.ids, found.cut
 
 
 def test_a_chat_is_what_the_template_would_have_made_of_it(tokenizer: Any) -> None:
@@ -140,3 +142,21 @@ def test_tools_are_shown_by_the_template_or_a_system_message(tokenizer: Any, tem
     else:
         assert text.count("<|im_start|>system\nBe kind.\n\nYou may call functions") == 1
         assert text.count("<|im_start|>") == plain.count("<|im_start|>")
+
+
+def test_pieces_tell_messages_from_their_frames(tokenizer: Any) -> None:
+    told = [InsertedMessage("tool", "four"), InsertedMessage("user", "and now?")]
+    found = Rendering(tokenizer, is_chat=True).ids(told, most=1000)
+    assert found is not None
+    assert [(source, role) for source, role, _ in found.pieces] == [
+        ("template", "tool"), ("tool", "tool"), ("template", "user"), ("environment", "user"),
+        ("template", "assistant"),
+    ]  # fmt: skip
+    borders = [0, *(sum(size for *_, size in found.pieces[: i + 1]) for i in range(5))]
+    texts = [tokenizer.decode(found.ids[a:b].tolist()) for a, b in pairwise(borders)]
+    assert (texts[1], texts[3]) == ("four", "and now?")
+    plain = Rendering(tokenizer, is_chat=False).ids(told, most=1000)
+    assert plain is not None
+    assert [(source, role) for source, role, _ in plain.pieces] == [
+        ("tool", "tool"), ("environment", "user"),
+    ]  # fmt: skip

@@ -82,9 +82,13 @@ class EpisodeStage(Stage):
     def first(self) -> Trajectory:
         return next(iter(self.hub.account.trajectories.values()))
 
+    def lease(self, trajectory: Trajectory) -> m.Lease:
+        """As a generator gets it."""
+        return self.coordinator.parts.generation._make_lease(trajectory)
+
     def room(self, trajectory: Trajectory) -> int:
         """Up to where a lease may go."""
-        return self.coordinator.parts.generation._make_lease(trajectory).max_total
+        return self.lease(trajectory).max_total
 
     async def limits(self) -> list[str]:
         """What has cut episodes short."""
@@ -126,7 +130,7 @@ def test_a_window_that_ends_with_a_turn_waits_for_what_the_turn_earned(tmp_path:
         ask = await stage.answer(MORE)
         assert (ask.turn, ask.turns[-1].tokens, ask.known) == (1, 4, [])
         assert stage.states(first) == [("ready", False)]
-        assert (first.length, first.sampled, first.pieces[-1].source) == (6, 4, "environment")
+        assert (first.length, first.sampled, first.pieces[-1].source) == (6, 4, "tool")
         assert stage.hub.leases.of(first.trajectory_id) is not None
         await stage.turn(first, 4)
         assert stage.states(first) == [("ready", False), ("closed", False)]
@@ -195,6 +199,30 @@ def test_a_context_bounds_prompt_turns_and_what_is_inserted(tmp_path: Path) -> N
         assert await stage.limits() == ["environment.max_context"]
 
     play(tmp_path / "run-1", story, max_context=86)
+
+
+def test_a_later_turn_goes_where_the_earlier_ones_are_cached(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first, other = list(stage.hub.account.trajectories.values())[:2]
+        await stage.answer(Step())
+        assert stage.lease(first).cache_version == -1, "nothing is cached before the first turn"
+        hello = m.Hello(role="generator", name="generator-1", pid=2, host="there", capacity=20)
+        stage.identities["generator-1"] = identity_of("generator-1")
+        await stage.say("generator-1", hello)
+        loaded = m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0)
+        await stage.say("generator-1", loaded)
+        await stage.answer(Step())
+        holders = [stage.hub.leases.of(t.trajectory_id) for t in (first, other)]
+        assert [h and h.generator for h in holders] == [GENERATOR, "generator-1"], "most room"
+        await stage.turn(first, 3)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(MORE)
+        again = stage.hub.leases.of(first.trajectory_id)
+        assert again is not None
+        assert again.generator == GENERATOR
+        assert stage.lease(first).cache_version == 0, "the weights of its first turn"
+
+    play(tmp_path / "run-1", story)
 
 
 def test_an_environment_has_so_much_time_for_an_episode(tmp_path: Path) -> None:

@@ -50,3 +50,21 @@ def test_a_recipe_without_one_says_so(
     recipe = str(RECIPES / "calculator.toml")
     code, _, err = played(monkeypatch, capsys, "", recipe, "environment.name=nothing")
     assert (code, "no environment 'nothing'" in err) == (2, True)
+
+
+def test_a_model_plays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(RECIPES / "calculator.toml")
+    code, out, err = played(monkeypatch, capsys, "", recipe, "--policy", "--episodes=12")
+    assert (code, out.count("prompt "), out.count(" reward ")) == (0, 12, 12), err
+    called = [line for line in out.splitlines() if line.startswith("turn 1") and "[" in line]
+    assert len(called) == out.count("tool      >"), "what it asks for is answered"
+    assert called, "about three answers in ten are calls"
+
+
+def test_an_environment_that_fails_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(RECIPES / "calculator.toml")
+    thing = f"environment.name={REPOSITORY}/tests/environments/misbehaviour.py:Echo"
+    code, _, err = played(monkeypatch, capsys, "RAISE\n", recipe, thing, "environment.options={}")
+    assert (code, "environment_crashed: ValueError: it broke" in err) == (2, True), err

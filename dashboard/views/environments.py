@@ -1,0 +1,88 @@
+"""Environments: how episodes end, how many turns they have, what tools do, who waits for whom."""
+
+from functools import partial
+from html import escape
+from pathlib import Path
+
+import streamlit as st
+
+from dashboard.components import panels
+from dashboard.formatting import count, share
+from dashboard.palette import BLUE, ORANGE
+from dashboard.reads.data import RunData
+
+MEANINGS = {
+    "finished": "Their environment said so.",
+    "running": "They go on.",
+    "truncated": "A limit of tokens; they keep what they have earned.",
+    "failed": "Their generator failed on them.",
+    "environment.max_turns": "So many turns are the most; they keep what they have earned.",
+    "environment.max_turn_tokens": "A turn was longer than that.",
+    "environment.max_inserted": "There was no room left for an answer.",
+    "environment.max_context": "The sequence was as long as it may be.",
+    "environment.episode_timeout_s": "Their environment took longer than that in all steps.",
+    "environment_timeout": "A step missed its deadline. They earned nothing, not 0.",
+    "environment_crashed": "Their environment raised, or its process died twice: see the events.",
+    "environment_invalid": "Their environment returned what is no answer. The events say what.",
+    "environment_diverged": "Built again after a death, it answered otherwise than before.",
+    "environment_lost": "It cannot be built again: replayable = False.",
+}
+"""What to make of an end."""
+TOOLS = (("Calls of tools", "calls"), ("Wrong calls", "errors"), ("Seconds in tools", "seconds"))
+
+
+def render(run: RunData, root: Path) -> None:
+    """The page."""
+    panels.live(run, _body)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Environments")
+    if not run.config().get("environment"):
+        panels.empty("This run has no [environment]: an answer is one turn.")
+        return
+    ends = run.episode_ends()
+    if not ends:
+        panels.empty(panels.awaited(run, "the first episode"))
+        return
+    with st.container(border=True):
+        panels.card_title("How episodes ended")
+        st.html(ends_html(ends))
+    said = [name for name in run.charted() if name.startswith("environment/")]
+    own = ("environment/turns", "environment/step_s")
+    tools = {title: [n for n in said if _is_of(n, what)] for title, what in TOOLS}
+    others = [n for n in said if n not in {*own, *(n for names in tools.values() for n in names)}]
+    cards = [
+        partial(panels.metric_card, run, "Turns of an episode", own[:1]),
+        partial(panels.metric_card, run, "Seconds of a step", own[1:]),
+        partial(
+            panels.metric_card, run, "Waiting for an environment",
+            ["schedule/paused", "schedule/live"], "wall", samples=True,
+        ),
+        *(partial(panels.metric_card, run, title, of) for title, of in tools.items() if of),
+        *(partial(panels.metric_card, run, name.partition("/")[2], [name]) for name in others),
+    ]  # fmt: skip
+    panels.grid(cards)
+
+
+def _is_of(name: str, what: str) -> bool:
+    """Whether a metric counts that of all tools, or of one."""
+    _, _, said = name.partition("/")
+    return said == what or said.startswith(f"{what}_")
+
+
+def ends_html(ends: dict[str, int]) -> str:
+    """A row for each end: episodes as a bar, their share, and what it means."""
+    total, most = sum(ends.values()), max(ends.values())
+    rows = "".join(
+        f'<div class="hr-reason"><b>{escape(end)}</b><span>{count(number)}</span>'
+        f"<span>{share(number / total)}</span><i><i style="
+        f'"width:{100 * number / most:.1f}%;background:{_color(end)}"></i></i>'
+        f"<em>{escape(MEANINGS.get(end, ''))}</em></div>"
+        for end, number in ends.items()
+    )
+    return f'<div class="hr-reasons">{rows}</div>'
+
+
+def _color(end: str) -> str:
+    return BLUE if end in ("finished", "running") else ORANGE
