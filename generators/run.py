@@ -39,6 +39,8 @@ from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 
 _LOG = logging.getLogger("headrace.generator")
+FAKE_STEP = "HEADRACE_FAKE_STEP_S"
+"""Names the seconds that the scripted engine takes for a token, for benchmarks."""
 _GREETING_S = 2.0
 _FIRST_ANSWER_S = 120.0
 PROBE = FireSampling(temperature=1e8, top_k=3)
@@ -51,10 +53,12 @@ def build_engine(config: RunConfig) -> Engine:
     config = chosen_here(config).config
     task, generator, path = config.task, config.generator, config.model.path
     if generator.engine == "fake":
+        turn = config.environment.max_turn_tokens if config.environment else None
         return FakeEngine(
             vocab_size=vocabulary_size(path, trust_remote_code=config.model.trust_remote_code),
             seed=config.seed,
-            mean_length=max(1.0, task.max_response_length / 4),
+            mean_length=max(1.0, (turn or task.max_response_length) / 4),
+            step_s=float(os.environ.get(FAKE_STEP, "0")),
         )
     from generators.engines.model_files import (
         context_length,

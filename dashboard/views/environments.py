@@ -14,7 +14,8 @@ from dashboard.reads.data import RunData
 MEANINGS = {
     "finished": "Their environment said so.",
     "running": "They go on.",
-    "truncated": "A limit of tokens; they keep what they have earned.",
+    "issued": "They wait for their first turn.",
+    "task.max_response_length": "All turns together were that long. They keep what they earned.",
     "failed": "Their generator failed on them.",
     "environment.max_turns": "So many turns are the most; they keep what they have earned.",
     "environment.max_turn_tokens": "A turn was longer than that.",
@@ -85,4 +86,4 @@ def ends_html(ends: dict[str, int]) -> str:
 
 
 def _color(end: str) -> str:
-    return BLUE if end in ("finished", "running") else ORANGE
+    return BLUE if end in ("finished", "running", "issued") else ORANGE

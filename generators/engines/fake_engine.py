@@ -62,6 +62,8 @@ class FakeEngine:
         prompt = request.prompt_ids[: len(request.prompt_ids) - request.position]
         key = zlib.crc32(np.array(prompt, dtype=np.int32).tobytes()) ^ (request.seed << 32)
         ends_at = self._length(key)
+        if request.position >= ends_at:  # a later turn, which has a length of its own
+            ends_at = request.position + self._length(key ^ request.position)
         if request.fire is not None and request.fire.ban_eos:
             ends_at = max(2, ends_at)
         try:

@@ -11,8 +11,8 @@ from storage.database.tables import Trajectory
 
 def episode_ends(run_dir: Path) -> dict[str, int]:
     """Training episodes by how they ended, the most frequent first: `finished`, the key of the
-    limit that cut them short (`truncated` where a generator met it), what an environment failed by
-    (`environment_timeout`), or `failed`; `running` are those that go on."""
+    limit that cut them short, what an environment failed by (`environment_timeout`), or `failed`;
+    `issued` and `running` are those that go on."""
     reader, counts = open_run(run_dir), Counter[str]()
     query = (
         select(Trajectory.status, Trajectory.error, func.count())
@@ -21,5 +21,6 @@ def episode_ends(run_dir: Path) -> dict[str, int]:
     )
     for status, error, number in reader.rows(query):
         reason = (error or "").partition(":")[0]
-        counts[reason if reason.startswith("environment") else status] += number
+        named = status == "truncated" or reason.startswith("environment_")
+        counts[reason if reason and named else status] += number
     return dict(counts.most_common())

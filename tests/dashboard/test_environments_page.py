@@ -1,0 +1,64 @@
+"""The page Environments: how episodes ended, and that a run without them says so."""
+
+from pathlib import Path
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+from headrace.protocol.records.record_types import Record, TrajectoryEnded
+from storage.queries import episode_ends
+from storage.run_store import RunStore
+from tests.dashboard.test_pages import TIMEOUT_S, html_of, page
+from tests.storage.samples import chunk, group, run_config
+
+ENDS: tuple[tuple[Any, str | None, str], ...] = (
+    ("finished", None, "finished"),
+    ("finished", None, "finished"),
+    ("truncated", "environment.max_turns", "environment.max_turns"),
+    ("truncated", "task.max_response_length", "task.max_response_length"),
+    ("failed", "environment_timeout: no answer before the deadline", "environment_timeout"),
+    ("failed", "environment_timeout: 3 s", "environment_timeout"),
+    ("failed", "the engine said no", "failed"),
+)
+
+
+def run_of(folder: Path, *ends: tuple[Any, str | None, str], **sections: Any) -> Path:
+    run_dir = folder / "runs" / "played-1"
+    store = RunStore.create(run_dir, run_dir.name, run_config(**sections))
+    records: list[Record] = [group(10, at=50.0, size=len(ends) + 1)]
+    for key, (status, error, _) in enumerate(ends, 100):
+        records.append(chunk(key, 0, 2, at=51.0))
+        records.append(
+            TrajectoryEnded(at=52.0, trajectory_id=key, status=status, length=2, error=error)
+        )
+    store.append(records)
+    store.close()
+    return run_dir
+
+
+def opened(run: Path) -> AppTest:
+    test = AppTest.from_function(
+        page, args=("environments", str(run.parent), str(run)), default_timeout=TIMEOUT_S
+    )
+    return test.run()
+
+
+def test_each_end_is_counted_by_its_name_and_explained(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *ENDS, environment={"name": "guess"})
+    counts: dict[str, int] = {"issued": 1}
+    for *_, name in ENDS:
+        counts[name] = counts.get(name, 0) + 1
+    assert episode_ends(run) == counts
+    assert list(episode_ends(run).values()) == sorted(counts.values(), reverse=True)
+    test = opened(run)
+    assert not test.exception
+    shown = html_of(test)
+    for name in counts:
+        assert f"<b>{name}</b>" in shown
+    assert "A step missed its deadline" in shown
+
+
+def test_a_run_without_an_environment_says_so(tmp_path: Path) -> None:
+    test = opened(run_of(tmp_path, *ENDS))
+    assert not test.exception
+    assert "no [environment]" in html_of(test) + " ".join(m.value for m in test.markdown)
