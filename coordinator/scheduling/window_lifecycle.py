@@ -4,7 +4,8 @@ Comes in: trajectories that something happened to. Goes out: the records that sa
 their windows; the caller applies each before it asks for the next. Promises: the rules stand here
 and nowhere else, and readers of the records need none of them; asking twice gives no record twice.
 
-A window closes after `window` sampled tokens, or where its trajectory ends. It is ready as soon as
+A window closes after `window` sampled tokens, or where its trajectory ends, or a turn of it where
+windows do not go across turns. It is ready as soon as
 what its training unit needs is there: `window` only the reward of the answer's last one,
 `trajectory` the reward, `group` the rewards of the whole group. Where a source scores lines, a
 window that goes on waits for those that end in it, until their deadline. A window that ends with a
@@ -38,7 +39,7 @@ class WindowLifecycle:
         self, config: RunConfig, account: Account, lines: LineScoring | None = None
     ) -> None:
         self._size = config.window
-        self._unit = config.schedule.unit
+        self._unit, self._across_turns = config.schedule.unit, config.schedule.across_turns
         self._account = account
         self._lines = lines
 
@@ -105,7 +106,8 @@ class WindowLifecycle:
             end = trajectory.position_after(start, self._size)
             yield self._window(trajectory, end, index=index, start=start)
             index, start, left = index + 1, end, left - self._size
-        if trajectory.ended and left:
+        turn_ended = trajectory.paused and not self._across_turns
+        if left and (trajectory.ended or turn_ended):
             # What was inserted behind the last sampled token is in no window, however it came in.
             end, final = trajectory.spans[-1].end, trajectory.complete
             yield self._window(trajectory, end, index=index, start=start, final=final)

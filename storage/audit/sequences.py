@@ -140,6 +140,8 @@ class Sequences:
             if lease is not None or not paused or step.turn != trajectory.steps:
                 self._say("tokens", f"{name}: no environment was asked for turn {step.turn}")
             trajectory.steps += 1
+            if chunk.streams.rewards:
+                trajectory.rewards = [*(trajectory.rewards or []), *chunk.streams.rewards]
         elif lease != (chunk.lease_id, chunk.generator):
             text = f"lease {chunk.lease_id} of {chunk.generator} was not in force"
             self._say("tokens", f"{name}: {text}")

@@ -65,7 +65,7 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((LeaseIssued,), assign_leases),
     ((ChunkArrived,), extend_responses),
     ((TrajectoryEnded,), end_trajectories),
-    ((LinesScored, RewardArrived), score_trajectories),
+    ((ChunkArrived, LinesScored, RewardArrived), score_trajectories),
     ((LinesScored,), add_line_scores),
     ((AuditArrived,), audit_trajectories),
     (WINDOWS, move_windows),

@@ -4,7 +4,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, or_, select, update
 
-from headrace.protocol.records.record_types import LinesScored, RewardArrived
+from headrace.protocol.records.record_types import ChunkArrived, LinesScored, RewardArrived
+from headrace.protocol.token_spans import Reward
 from storage.database.tables import Group, LineScore, Prompt, Trajectory
 from storage.projection.rows import (
     Placed,
@@ -17,7 +18,7 @@ from storage.projection.rows import (
     upsert_rows,
 )
 
-Scored = LinesScored | RewardArrived
+Scored = ChunkArrived | LinesScored | RewardArrived
 
 
 def _extend() -> Prepared:
@@ -161,14 +162,17 @@ def end_trajectories(connection: Connection, run: int, records: list[Placed]) ->
 
 
 def score_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Rewards, their parts, times and errors. What lines earned on account before stays."""
+    """Rewards, their parts, times and errors. What lines and turns have earned before stays."""
     rows: dict[int, Row] = {}
-    earned = _earned(connection, run, [r for _, r in records if r.rewards or r.status != "ok"])
-    for _, r in records:
+    told = [(r, _rewards_of(r)) for _, r in records]
+    told = [(r, found) for r, found in told if found or not isinstance(r, ChunkArrived)]
+    more = [r for r, found in told if found or getattr(r, "status", "ok") != "ok"]
+    earned = _earned(connection, run, more)
+    for r, found in told:
         row = rows.setdefault(r.trajectory_id, {})
-        if r.rewards or isinstance(r, RewardArrived):
+        if found or isinstance(r, RewardArrived):
             row["rewards"] = earned.setdefault(r.trajectory_id, [])
-            row["rewards"] += [[finite(reward.value), reward.position] for reward in r.rewards]
+            row["rewards"] += [[finite(reward.value), reward.position] for reward in found]
         if isinstance(r, RewardArrived):
             row |= {
                 "reward": finite(r.reward),
@@ -182,6 +186,12 @@ def score_trajectories(connection: Connection, run: int, records: list[Placed]) 
             }
     scored = {key: row for key, row in rows.items() if row}
     update_rows(connection, run, Trajectory.trajectory_id, scored)
+
+
+def _rewards_of(record: Scored) -> list[Reward]:
+    if isinstance(record, ChunkArrived):
+        return record.streams.rewards if record.streams is not None else []
+    return record.rewards
 
 
 def _earned(connection: Connection, run: int, records: list[Scored]) -> dict[int, list[Any]]:

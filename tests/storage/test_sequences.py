@@ -83,7 +83,7 @@ def turns_run() -> list[Record]:
         TrajectoryEnded(at=4.0, trajectory_id=10, status="finished", length=16),
         RewardArrived(
             at=4.5, trajectory_id=10, status="ok", reward=1.0, correct=True,
-            rewards=[Reward(0.25, 4), Reward(0.75, 15)],
+            rewards=[Reward(0.75, 15)],
         ),
         batch,
         UpdateCommitted(

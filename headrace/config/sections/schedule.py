@@ -19,6 +19,10 @@ class ScheduleConfig(StrictModel):
     """Most tokens of a trajectory trained in one update. None: max_response_length. `synchronous`
     generates and trains whole responses, whatever stands here."""
 
+    across_turns: bool = True
+    """Whether a window goes on over the end of a turn, where an environment answers. false: it ends
+    with the turn, so that short turns train while their episodes go on."""
+
     unit: Literal["window", "trajectory", "group"] = "window"
     """What the policy half of a batch is made of."""
 

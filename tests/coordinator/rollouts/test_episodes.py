@@ -34,8 +34,10 @@ class EpisodeStage(Stage):
     def __init__(
         self, folder: Path, workers: tuple[str, ...] = WORKERS[:1], **options: Any
     ) -> None:
+        windows = {"across_turns": options.pop("across_turns", True)}
         config = run_config(
             environment={"name": "calculator"} | options,
+            schedule={"window": 4, "batch_windows": 8, "max_staleness": 1} | windows,
             evaluation={"before": False, "after": False},
             algorithm={"advantages": {"kind": "egae"}, "value": {"warmup_updates": 0}},
         )
@@ -199,6 +201,25 @@ def test_a_context_bounds_prompt_turns_and_what_is_inserted(tmp_path: Path) -> N
         assert await stage.limits() == ["environment.max_context"]
 
     play(tmp_path / "run-1", story, max_context=86)
+
+
+def test_windows_end_with_turns_where_they_do_not_go_across(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step())
+        await stage.turn(first, 2)
+        assert stage.states(first) == [("closed", False)], "of the turn, and it waits"
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(MORE)
+        assert stage.states(first) == [("ready", False)]
+        assert stage.lease(first).next_border == first.length + 4, "the next one begins anew"
+        await stage.turn(first, 3)
+        stage.sent[WORKERS[0]].sort(key=lambda ask: (-ask.turn, ask.trajectory_id))
+        await stage.answer(Step(reward=1.0, done=True))
+        assert stage.states(first) == [("ready", False), ("ready", True)]
+        assert [w.tokens for w in first.windows] == [2, 3]
+
+    play(tmp_path / "run-1", story, across_turns=False)
 
 
 def test_a_later_turn_goes_where_the_earlier_ones_are_cached(tmp_path: Path) -> None:

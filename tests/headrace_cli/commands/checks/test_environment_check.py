@@ -14,6 +14,9 @@ from tests.integration.runs import REPOSITORY
 CALCULATOR = REPOSITORY / "recipes" / "calculator.toml"
 
 
+SAYS = "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+
+
 def checked(*overrides: str) -> RunConfig:
     return check_environment(load_recipe(CALCULATOR, overrides))
 
@@ -50,10 +53,10 @@ def test_tools_need_a_chat() -> None:
 @pytest.mark.parametrize(
     ("template", "form"),
     [
-        ("{{ messages[0].content }}", "hermes"),
-        ("{{ tools }}<tool_call>{{ messages[0].content }}", "hermes"),
-        ("<tool_call><function={{ messages[0].content }}>", "qwen"),
-        ('{{ tools }}{"name": x, "parameters": y}', "llama"),
+        (SAYS, "hermes"),
+        ("{{ tools }}<tool_call>" + SAYS, "hermes"),
+        ("<tool_call><function=NAME>" + SAYS, "qwen"),
+        ('{{ tools }}{"name": x, "parameters": y}' + SAYS, "llama"),
     ],
 )
 def test_calls_are_written_as_the_template_says(tmp_path: Path, template: str, form: str) -> None:
@@ -65,3 +68,9 @@ def test_calls_are_written_as_the_template_says(tmp_path: Path, template: str, f
     kept = checked(f"model.path={tmp_path}", *chat, "environment.calls=llama").environment
     assert kept is not None
     assert kept.calls == "llama"
+
+
+def test_a_template_that_cannot_be_extended_ends_all_before_it_begins(tmp_path: Path) -> None:
+    forgets = with_template(tmp_path, "{{ messages[-1].content }}")
+    with pytest.raises(UserError, match="changes earlier messages"):
+        checked(forgets, "model.chat_template=always")
