@@ -72,9 +72,10 @@ def build_engine(config: RunConfig) -> Engine:
     context = context_length(model)
     if context is not None and context < longest:
         more = " + environment.max_inserted" if config.environment else ""
+        bound = "set environment.max_context" if more else "lower one of them"
         raise UserError(
-            f"max_prompt_length + max_response_length{more} = {longest} tokens, but the model's "
-            f"context is {context}; lower task.max_prompt_length or task.max_response_length"
+            f"task.max_prompt_length + task.max_response_length{more} = {longest} tokens, but the "
+            f"model's context is {context}; {bound}"
         )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
     if generator.engine == "torch":

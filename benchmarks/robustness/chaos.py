@@ -51,7 +51,7 @@ CHILDREN = {"vllm": ("generator",), "torch": (), "fake": ()}
 """Roles with processes of their own, by engine, besides whoever scores or plays."""
 EPISODES = (
     "environment.name=benchmarks.robustness.chaos_job:ManyTurns", "environment.workers=2",
-    "reward.answer_marker=null",
+    "environment.max_inserted=96", "reward.answer_marker=null",
 )  # fmt: skip
 """Instead of rewards."""
 OVERRIDES = (

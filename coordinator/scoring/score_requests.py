@@ -245,7 +245,8 @@ class Scoring:
         ok, rewards, reward = score.status == "ok", score.rewards, score.reward
         if ok and trajectory.steps:
             # What its environment has paid stands at its turns already.
-            rewards = [Reward(score.reward, max(0, trajectory.spans[-1].end - 1))]
+            last = trajectory.spans[-1].end - 1 if trajectory.spans else 0
+            rewards = [Reward(score.reward, last)]
             reward += sum(step.reward for step in trajectory.steps)
         if ok and lines is not None and trajectory.purpose == "train":
             if lines.awaits(trajectory):

@@ -113,6 +113,21 @@ BANDS: dict[str, Band] = {
         updates=20,
         low=0,
     ),
+    # PAG (arXiv 2506.10406) section 3.2: with credit across turns all verdicts become one.
+    "environment/right_recall": Band(
+        "recall of right answers",
+        "the policy calls right answers wrong, so that it can revise them: end credit with each "
+        'turn (algorithm.turns = "turn"), and look whether first answers are spoiled',
+        updates=20,
+        low=0.1,
+    ),
+    "environment/wrong_recall": Band(
+        "recall of wrong answers",
+        "the policy calls every answer right and revises none: give it more wrong ones to judge "
+        "(environment.options.given), or a smaller learning rate",
+        updates=20,
+        low=0.1,
+    ),
     # DAPO section 3.4: truncated answers are noise in the reward.
     "response_length/clip_ratio": Band(
         "answers cut at the limit",

@@ -203,6 +203,19 @@ def test_a_context_bounds_prompt_turns_and_what_is_inserted(tmp_path: Path) -> N
     play(tmp_path / "run-1", story, max_context=86)
 
 
+def test_an_episode_that_is_over_before_it_begins_is_scored_as_nothing(tmp_path: Path) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        await stage.answer(Step(done=True))
+        (item,) = stage.items
+        assert (first.status, item.text, item.num_tokens) == ("finished", "", 0)
+        score = m.Score(trajectory_id=first.trajectory_id, status="ok", reward=0.5, seconds=0.0)
+        await stage.say(REWARD, m.Scores(scores=[score]))
+        assert (first.reward, first.windows) == (0.5, [])
+
+    play(tmp_path / "run-1", story, scored=True)
+
+
 def test_windows_end_with_turns_where_they_do_not_go_across(tmp_path: Path) -> None:
     async def story(stage: EpisodeStage) -> None:
         first = stage.first()
