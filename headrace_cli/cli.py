@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from headrace.errors import StorageBlockedError, exit_code
 from headrace_cli.cli_data import add_data, add_replay
 from headrace_cli.cli_options import Maker, take
-from headrace_cli.cli_reward import add_reward
+from headrace_cli.cli_reward import add_rank, add_reward
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -68,6 +68,8 @@ WORK = {
     "reward label": "headrace_cli.commands.reward.labels.label",
     "reward anchors": "headrace_cli.commands.reward.anchors.anchors",
     "reward train": "headrace_cli.commands.reward.train.train",
+    "rank train": "headrace_cli.commands.reward.rank.train",
+    "rank eval": "headrace_cli.commands.reward.rank.evaluate",
     "doctor": "headrace_cli.commands.system.doctor.doctor",
     "sandbox run": "headrace_cli.commands.system.sandbox.run",
     "keys": "headrace_cli.commands.run.generator.keys",
@@ -245,6 +247,7 @@ def _checking(command: Maker) -> None:
         )
 
     add_reward(command)
+    add_rank(command)
 
     command("doctor", "check the installation", "headrace doctor", takes="json")
 

@@ -50,7 +50,7 @@ def add_reward(command: Maker) -> None:
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
     _labelling(command, inner)
     _anchors(command, inner)
-    _reward_training(command, inner)
+    _training(command, inner, "a reward model", REWARD_EXAMPLES)
 
 
 def _labelling(command: Maker, within: Any) -> None:
@@ -97,9 +97,36 @@ def _anchors(command: Maker, within: Any) -> None:
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
 
 
-def _reward_training(command: Maker, within: Any) -> None:
+RANK_EXAMPLES = """\
+headrace rank train recipes/reward-models/coca.toml
+  headrace rank train my-log.toml objective.contrastive.epochs=0    no pretraining, to compare
+  headrace rank eval runs/RUN/model --lists test.jsonl
+
+Sessions and lists are JSON lines with history (query, clicked), query, candidates and labels, or
+lines of COCA's released data: a label, then queries and documents in turn, with tabs between."""
+
+
+def add_rank(command: Maker) -> None:
+    """`headrace rank` with its subcommands."""
+    rank = command("rank", "train and measure rankers that read a search session", RANK_EXAMPLES)
+    inner = rank.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _training(command, inner, "a session ranker (COCA)", RANK_EXAMPLES)
+    judged = command(
+        "eval", "MAP, MRR and NDCG of a ranker on lists of candidates", RANK_EXAMPLES,
+        within=inner, takes="json",
+    )  # fmt: skip
+    judged.add_argument("model", metavar="MODEL", help="the folder of a ranker")
+    judged.add_argument(
+        "--lists",
+        metavar="FILE",
+        help="lists of candidates (the search world's held-out ones)",
+    )
+    judged.add_argument("--trec", type=Path, metavar="FILE", help="write a TREC run file, too")
+
+
+def _training(command: Maker, within: Any, what: str, examples: str) -> None:
     trained = command(
-        "train", "train a reward model by a recipe, or go on with one", REWARD_EXAMPLES,
+        "train", f"train {what} by a recipe, or go on with one", examples,
         within=within,
         takes="recipe? overrides json root",
     )  # fmt: skip

@@ -83,8 +83,48 @@ class LinesConfig(StrictModel):
     """What a line ends with. A line's score is read at the token that holds its end."""
 
 
+class ContrastiveConfig(StrictModel):
+    """The first stage of a ranker: which of many variants is of the same session."""
+
+    epochs: int = Field(default=4, ge=0)
+    """Passes over the sessions; 0: no such stage."""
+
+    batch: int = Field(default=128, ge=2)
+    """Sessions of one step, whose variants are each other's negatives."""
+
+    lr: float = Field(default=5e-5, gt=0)
+    """Learning rate after warm-up; it stays."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up."""
+
+    temperature: float = Field(default=0.1, gt=0)
+    """Divides cosines (tau in the paper)."""
+
+    ratio: float = Field(default=0.5, gt=0, lt=1)
+    """Share of terms that are masked, and of queries and documents that are deleted."""
+
+    one_deletes: bool = False
+    """Couple strategies as the released code does: one of the two variants is always made by
+    deletion. The paper draws two different ones."""
+
+
+class RankerConfig(StrictModel):
+    """A ranker of documents that reads a search session (COCA, arXiv 2108.10510): contrastive
+    pretraining on sessions, then pointwise ranking; `[training]` is the second stage."""
+
+    kind: Literal["ranker"]
+    """A bidirectional encoder with a pooler (BERT) and a scalar head; cross-entropy of each
+    candidate. Its data are `kind = "sessions"` or `"search_world"`."""
+
+    contrastive: ContrastiveConfig = ContrastiveConfig()
+
+    reads_history: bool = True
+    """The ranker sees what was asked and clicked before. false: the last query alone."""
+
+
 ObjectiveConfig = Annotated[
-    BradleyTerryConfig | PairwiseConfig | LinesConfig, Field(discriminator="kind")
+    BradleyTerryConfig | PairwiseConfig | LinesConfig | RankerConfig, Field(discriminator="kind")
 ]
 
 
@@ -150,7 +190,48 @@ class TaskDataConfig(_DataConfig):
     """Most terms of a prompt."""
 
 
-DataConfig = Annotated[FileDataConfig | RunDataConfig | TaskDataConfig, Field(discriminator="kind")]
+class SessionDataConfig(_DataConfig):
+    """Search sessions in files."""
+
+    kind: Literal["sessions"]
+    """JSON lines, or the lines of COCA's released data; docs/session-ranking.md."""
+
+    path: str
+    """Sessions to contrast."""
+
+    lists: str
+    """Lists of candidates to learn ranking from."""
+
+    eval_path: str
+    """Lists that are held out."""
+
+    max_tokens: int = Field(default=128, ge=16)
+    """Longest row in tokens; the oldest queries of a session go first."""
+
+
+class SearchWorldConfig(_DataConfig):
+    """Search sessions that are made, not read."""
+
+    kind: Literal["search_world"]
+    """Twenty topics, and queries that could mean three of them."""
+
+    sessions: int = Field(default=4000, ge=1)
+    """Sessions to contrast."""
+
+    lists: int = Field(default=300, ge=1)
+    """Lists of ten candidates to learn ranking from."""
+
+    eval_limit: int = Field(default=400, ge=1)
+    """Lists that are held out; the same ones for every seed."""
+
+    max_tokens: int = Field(default=128, ge=16)
+    """Longest row in tokens."""
+
+
+DataConfig = Annotated[
+    FileDataConfig | RunDataConfig | TaskDataConfig | SessionDataConfig | SearchWorldConfig,
+    Field(discriminator="kind"),
+]
 
 
 class TrainingConfig(StrictModel):

@@ -30,15 +30,17 @@ from headrace_cli.launch.display.reward_progress import RewardScreen
 from headrace_cli.launch.supervisor import INTERRUPTED, handled
 
 
-def train(arguments: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) -> int:
+    """Run the command; returns the exit code. `expects`: the kind of objective that it trains."""
     require("train")
     fresh = not arguments.resume
     if fresh:
         config = _configured(arguments)
+        _check_objective(config, expects)
         run_dir = run_folder.make_run_folder(config)
     else:
         run_dir, config = _resumed(arguments)
+        _check_objective(config, expects)
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
     say(console, f"run        {run_dir}")
     with run_folder.locked(run_dir), stopping() as stop:
@@ -61,6 +63,12 @@ def train(arguments: argparse.Namespace) -> int:
     say(console, f"model      {outcome.model}")
     say(console, f"report     {run_dir / REPORT_PAGE}")
     return 0
+
+
+def _check_objective(config: RewardModelConfig, expects: type[Any] | None) -> None:
+    if expects is not None and not isinstance(config.objective, expects):
+        kind = config.objective.kind
+        raise UserError(f"objective.kind = {kind!r} is trained by `headrace reward train`")
 
 
 def _train(config: RewardModelConfig, run_dir: Path, screen: RewardScreen, stop: Any) -> Any:

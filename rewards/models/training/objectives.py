@@ -18,6 +18,7 @@ from headrace.config.sections.reward_model import (
     PairwiseConfig,
     RewardModelConfig,
 )
+from headrace.errors import UserError
 from learner.models.forward import TokenScores
 from rewards.models.encoding import ChatMode, encode, line_ends, plain_text, prompt_ids
 from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
@@ -57,6 +58,8 @@ def build_objective(config: RewardModelConfig, tokenizer: Any) -> Objective:
             return Pairwise(told, tokenizer, mode, seed=config.seed)
         case LinesConfig():
             return Lines(tokenizer, mode)
+        case other:
+            raise UserError(f"objective.kind = {other.kind!r} is not made of packed examples")
 
 
 class BradleyTerry:

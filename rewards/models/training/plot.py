@@ -53,15 +53,13 @@ def _loss(axes: Axes, steps: Sequence[StepLine], evaluations: Sequence[Evaluatio
 
 
 def _accuracy(axes: Axes, evaluations: Sequence[EvaluationLine]) -> None:
-    known = [
-        (e.step, e.figures["accuracy"])
-        for e in evaluations
-        if e.figures.get("accuracy") is not None
-    ]
+    ranks = any("map" in e.figures for e in evaluations)
+    name = "map" if ranks else "accuracy"
+    known = [(e.step, e.figures[name]) for e in evaluations if e.figures.get(name) is not None]
     if known:
         axes.plot(*zip(*known, strict=True), "o-", color=_ORANGE, markersize=3)
     axes.set_ylim(0, 1.02)
-    axes.set_title("held-out accuracy")
+    axes.set_title("held-out MAP" if ranks else "held-out accuracy")
     axes.set_xlabel("step")
 
 

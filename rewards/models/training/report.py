@@ -24,6 +24,7 @@ _WORDS = {
     "bradley_terry": "a score of a whole answer (Bradley-Terry)",
     "pairwise": "yes or no to whether the first of two answers is better (pairwise)",
     "lines": "a score at the end of each line (lines)",
+    "ranker": "a score of a candidate in a search session (ranker)",
 }
 _FIGURES = (
     ("loss", "loss", "mean of the objective's loss"),
@@ -37,6 +38,13 @@ _FIGURES = (
     ("accuracy_better_first", "accuracy, better first", "asked in this order alone"),
     ("accuracy_better_second", "accuracy, better second", "asked in this order alone"),
     ("gap", "position gap", "distance of the two; 0 is none"),
+    ("map", "MAP", "mean average precision of held-out lists"),
+    ("mrr", "MRR", "mean of 1 / the place of the first relevant candidate"),
+    *(
+        (f"ndcg_{k}", f"NDCG@{k}", "gain of the first places, by that of the best order")
+        for k in (1, 3, 5, 10)
+    ),
+    ("recognised", "variants recognised", "in the last 20 steps of the first stage"),
     ("bias", "position bias", "|E[p(a,b) + p(b,a)] - 1|; 0 is none"),
 )
 
@@ -47,7 +55,7 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     lines = list(read_lines(run_dir))
     steps = [line for line in lines if isinstance(line, StepLine)]
     evaluations = [line for line in lines if isinstance(line, EvaluationLine)]
-    draw(run_dir / PLOT, steps, evaluations, report["after"]["calibration"]["bins"])
+    draw(run_dir / PLOT, steps, evaluations, report["after"].get("calibration", {}).get("bins", ()))
     write_atomically(run_dir / REPORT_PAGE, "\n".join(page(report)) + "\n")
 
 
@@ -58,11 +66,10 @@ def page(report: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"It gives {_WORDS[report['objective']]}. Folder: `{report['model']}`."
     yield ""
+    counts = [f"{number} {name.replace('_', ' ')}" for name, number in examples.items()]
     yield (
-        f"Started from `{report['start']}`; {report['steps']} steps over {examples['training']} "
-        f"examples, {report['tokens']:,} tokens, {report['train_time_s']:.0f} s, seed "
-        f"{report['seed']}. {examples['held_out']} examples held out; {examples['too_long']} too "
-        f"long, {examples['ties']} ties left out."
+        f"Started from `{report['start']}`; {report['steps']} steps, {report['tokens']:,} tokens, "
+        f"{report['train_time_s']:.0f} s, seed {report['seed']}. Examples: {', '.join(counts)}."
     )
     yield ""
     yield "## Held-out examples"
@@ -73,6 +80,10 @@ def page(report: dict[str, Any]) -> Iterator[str]:
     for name, title, meaning in _FIGURES:
         if name in after:
             yield f"| {title} | {_number(before.get(name))} | {_number(after[name])} | {meaning} |"
+    yield ""
+    yield f"![Loss, held-out accuracy and calibration]({PLOT})"
+    if "calibration" not in report["after"]:
+        return
     yield ""
     yield "## Calibration"
     yield ""
@@ -85,8 +96,6 @@ def page(report: dict[str, Any]) -> Iterator[str]:
             f"| {part['from']:.1f} | {part['to']:.1f} | {part['count']} | "
             f"{part['forecast']:.3f} | {part['share']:.3f} |"
         )
-    yield ""
-    yield f"![Loss, held-out accuracy and calibration]({PLOT})"
 
 
 def _flat(found: dict[str, Any]) -> dict[str, Any]:

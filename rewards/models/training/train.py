@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 
-from headrace.config.sections.reward_model import RewardModelConfig
+from headrace.config.sections.reward_model import RankerConfig, RewardModelConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.run_files.reward_model_run import (
     CHECKPOINTS,
@@ -60,14 +60,35 @@ class Watch(Protocol):
         """The held-out examples were looked at."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """Encoded examples, and how many were left out for their length."""
+class Taken(NamedTuple):
+    """An optimizer step: the mean loss, the gradient norm before clipping (None: it was not
+    applied), the learning rate, and tokens that went through the model."""
 
-    training: list[Unit]
-    held_out: list[Unit]
-    too_long: int
-    ties: int
+    loss: float
+    grad_norm: float | None
+    lr: float
+    tokens: int
+
+
+class Trainee(Protocol):
+    """What is trained: the model with its examples."""
+
+    steps: int
+    """Of the whole training."""
+    examples: dict[str, int]
+    """How many there are, and how many were left out, by name."""
+
+    def take(self, step: int) -> Taken:
+        """Take the step that follows `step` others."""
+
+    def evaluate(self) -> dict[str, Any]:
+        """Figures on the held-out examples."""
+
+    def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> object:
+        """Write everything that a resumed run needs under checkpoints/step_N."""
+
+    def save(self, folder: Path, run_id: str) -> None:
+        """Write the folder of the trained model."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,15 @@ def replace_status(status: Status, /, **changes: Any) -> Status:
     return msgspec.structs.replace(status, at=time.time(), **changes)
 
 
+def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
+    """What a recipe trains, from its start or a checkpoint."""
+    if isinstance(config.objective, RankerConfig):
+        from rewards.models.training.ranker import SessionRankerTraining
+
+        return SessionRankerTraining(config, config.objective, resumed)
+    return PackedTraining(config, resumed)
+
+
 class Training:
     """A training under way."""
 
@@ -108,18 +138,9 @@ class Training:
         self, config: RewardModelConfig, run_dir: Path, watch: Watch, status: Status
     ) -> None:
         self._config, self._run_dir, self._watch = config, run_dir, watch
-        tokenizer = load_tokenizer(config)
-        check_start(config, tokenizer)
-        objective = build_objective(config, tokenizer)
-        examples = read_examples(config)
-        limit = min(config.data.max_tokens, positions_of(config) or config.data.max_tokens)
-        self._data = encode_examples(config, objective, examples, limit=limit)
-        self._steps = steps_of(config, len(self._data.training))
         resumed = newest(run_dir / CHECKPOINTS)
-        self._model = Model(
-            config, tokenizer, is_scalar=objective.is_scalar, steps=self._steps, resumed=resumed
-        )
-        self._objective = objective
+        self._trainee = build_trainee(config, resumed)
+        self._steps = self._trainee.steps
         self._step, self._tokens, self._seconds, self._dropped = 0, 0, 0.0, 0
         if resumed is not None:
             facts = read_manifest(resumed)
@@ -129,10 +150,8 @@ class Training:
         self._figures: dict[str, Any] = {}
         self._status = replace_status(status, status="training", step=self._step, steps=self._steps)
         self._kept_at = self._step if resumed is not None else -1
-        watch.note(
-            f"{len(self._data.training)} examples, {len(self._data.held_out)} held out, "
-            f"{self._data.too_long} too long, {self._data.ties} ties; {self._steps} steps"
-        )
+        told = [f"{number} {name}" for name, number in self._trainee.examples.items()]
+        watch.note(f"examples: {', '.join(told).replace('_', ' ')}; {self._steps} steps")
 
     def run(self, should_stop: Callable[[], bool]) -> Outcome:
         """Take the steps that are left."""
@@ -160,21 +179,11 @@ class Training:
 
     def _take_step(self) -> None:
         began = time.perf_counter()
-        config, model = self._config, self._model
-        units = batch_of(self._data.training, self._step, config.training.batch, config.seed)
-        packs = packs_of(units, budget=config.engine.micro_batch_tokens, device=model.device)
-        weight = sum(unit.weight for unit in units)
-        lr, losses = model.engine.lr, []
-        for number, pack in enumerate(packs, start=1):
-            loss = self._objective.loss(model.engine(pack.pack), pack) / weight
-            model.engine.backward(loss, last=number == len(packs))
-            losses.append(loss.detach())
-        step = model.engine.step()
-        total = float(torch.stack(losses).sum())
+        taken = self._trainee.take(self._step)
         self._step += 1
-        self._tokens += sum(unit.tokens for unit in units)
+        self._tokens += taken.tokens
         self._seconds += time.perf_counter() - began
-        self._dropped = 0 if step.applied else self._dropped + 1
+        self._dropped = 0 if taken.grad_norm is not None else self._dropped + 1
         if self._dropped >= MOST_DROPPED:
             raise RunFailedError(
                 f"{MOST_DROPPED} steps in a row had a loss or a gradient that is not finite; lower "
@@ -182,9 +191,9 @@ class Training:
             )
         line = StepLine(
             step=self._step,
-            loss=total if math.isfinite(total) else None,
-            grad_norm=step.grad_norm if step.applied else None,
-            lr=lr,
+            loss=taken.loss if math.isfinite(taken.loss) else None,
+            grad_norm=taken.grad_norm,
+            lr=taken.lr,
             tokens=self._tokens,
             train_time_s=self._seconds,
             at=time.time(),
@@ -194,10 +203,7 @@ class Training:
         self._watch.step(line, self._steps)
 
     def _evaluate(self) -> None:
-        self._figures = evaluate(
-            self._model, self._objective, self._data.held_out,
-            budget=self._config.engine.micro_batch_tokens,
-        )  # fmt: skip
+        self._figures = self._trainee.evaluate()
         line = EvaluationLine(self._step, flat(self._figures), self._seconds, time.time())
         append_line(self._run_dir, line)
         self._watch.evaluated(line)
@@ -206,7 +212,7 @@ class Training:
         if self._kept_at == self._step:
             return
         facts = {"tokens": self._tokens, "train_time_s": self._seconds}
-        self._model.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
+        self._trainee.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
         self._kept_at = self._step
 
     def _interrupted(self) -> Outcome:
@@ -217,8 +223,7 @@ class Training:
     def _finished(self, before: dict[str, float | None]) -> Outcome:
         out = self._config.out
         folder = (self._run_dir / MODEL if out is None else Path(out)).resolve()
-        self._model.save(folder, self._run_dir.name)
-        data = self._data
+        self._trainee.save(folder, self._run_dir.name)
         write_report(
             self._run_dir,
             {
@@ -230,12 +235,7 @@ class Training:
                 "steps": self._steps,
                 "tokens": self._tokens,
                 "train_time_s": self._seconds,
-                "examples": {
-                    "training": len(data.training),
-                    "held_out": len(data.held_out),
-                    "too_long": data.too_long,
-                    "ties": data.ties,
-                },
+                "examples": self._trainee.examples,
                 "before": before,
                 "after": self._figures,
             },
@@ -246,6 +246,65 @@ class Training:
     def _say(self, status: str, detail: str = "") -> None:
         self._status = replace_status(self._status, status=status, step=self._step, detail=detail)
         write_status(self._run_dir, self._status)
+
+
+class PackedTraining:
+    """A causal model in the learner's engine, its examples packed."""
+
+    def __init__(self, config: RewardModelConfig, resumed: Path | None) -> None:
+        """UserError where examples or model cannot be had."""
+        tokenizer = load_tokenizer(config)
+        check_start(config, tokenizer)
+        self._config, self._objective = config, build_objective(config, tokenizer)
+        limit = min(config.data.max_tokens, positions_of(config) or config.data.max_tokens)
+        data = encode_examples(config, self._objective, read_examples(config), limit=limit)
+        self._training, self._held_out = data.training, data.held_out
+        self.examples = {
+            "training": len(data.training),
+            "held_out": len(data.held_out),
+            "too_long": data.too_long,
+            "ties": data.ties,
+        }
+        self.steps = steps_of(config, len(data.training))
+        is_scalar = self._objective.is_scalar
+        self._model = Model(
+            config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed
+        )
+        self.checkpoint, self.save = self._model.checkpoint, self._model.save
+
+    def take(self, step: int) -> Taken:
+        """A step on a batch of units."""
+        config, model = self._config, self._model
+        units = batch_of(self._training, step, config.training.batch, config.seed)
+        packs = packs_of(units, budget=config.engine.micro_batch_tokens, device=model.device)
+        weight = sum(unit.weight for unit in units)
+        lr, losses = model.engine.lr, []
+        for number, pack in enumerate(packs, start=1):
+            loss = self._objective.loss(model.engine(pack.pack), pack) / weight
+            model.engine.backward(loss, last=number == len(packs))
+            losses.append(loss.detach())
+        done = model.engine.step()
+        return Taken(
+            float(torch.stack(losses).sum()),
+            done.grad_norm if done.applied else None,
+            lr,
+            sum(unit.tokens for unit in units),
+        )
+
+    def evaluate(self) -> dict[str, Any]:
+        """Figures of the held-out units."""
+        budget = self._config.engine.micro_batch_tokens
+        return evaluate(self._model, self._objective, self._held_out, budget=budget)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Encoded examples, and how many were left out for their length."""
+
+    training: list[Unit]
+    held_out: list[Unit]
+    too_long: int
+    ties: int
 
 
 def encode_examples(
@@ -276,7 +335,10 @@ def steps_of(config: RewardModelConfig, examples: int) -> int:
     return training.steps or max(1, math.ceil(examples * training.epochs / training.batch))
 
 
-def batch_of(units: Sequence[Unit], step: int, size: int, seed: int) -> list[Unit]:
+U = TypeVar("U")
+
+
+def batch_of(units: Sequence[U], step: int, size: int, seed: int) -> list[U]:
     """The units of a step (from 0 on): a stretch of an endless stream of epochs, each in an order
     of its own. No unit is twice in a step."""
     count, first = len(units), step * size

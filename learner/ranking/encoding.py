@@ -1,0 +1,116 @@
+"""Sessions and candidates as tokens of a bidirectional encoder.
+
+In: pairs of texts, a tokenizer. Out: rows of token ids with their segments, and padded batches.
+Promises: no row is longer than its limit; the oldest pairs go first, the last one never does; a
+text cannot bring in a special token.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headrace.data.sessions import NO_CLICK, Pair
+from learner.ranking.sessions import PART_GONE, TERM_GONE
+
+END = "[eos]"
+"""Stands behind each query and document."""
+MARKS = {TERM_GONE: "[term_del]", PART_GONE: "[sent_del]", NO_CLICK: "[empty_d]"}
+
+
+class Row(NamedTuple):
+    """Token ids, and the segment of each: 1 for a candidate."""
+
+    ids: list[int]
+    segments: list[int]
+
+
+class SessionEncoder:
+    """Encodes by one tokenizer. `longest`: most tokens of a row."""
+
+    def __init__(self, tokenizer: Any, longest: int) -> None:
+        """The tokenizer gets the tokens that sessions need, where it lacks them."""
+        tokenizer.add_special_tokens({"additional_special_tokens": [END, *MARKS.values()]})
+        self._tokenizer, self._longest = tokenizer, longest
+        self._end = int(tokenizer.convert_tokens_to_ids(END))
+        self._marks = {
+            mark: int(tokenizer.convert_tokens_to_ids(token)) for mark, token in MARKS.items()
+        }
+        self._first, self._last = int(tokenizer.cls_token_id), int(tokenizer.sep_token_id)
+
+    def session(self, pairs: Sequence[Pair]) -> Row:
+        """[CLS] q1 [eos] d1 [eos] ... [SEP]."""
+        ids = [self._first, *self._history(pairs, self._longest - 2), self._last]
+        return Row(ids, [0] * len(ids))
+
+    def candidate(self, history: Sequence[Pair], query: str, candidate: str) -> Row:
+        """[CLS] history query [eos] [SEP] candidate [eos] [SEP]; the candidate may take half of the
+        row, its segment is 1."""
+        end, room = self._end, self._longest - 3
+        asked = [*self._text(query)[-(room // 2 - 1) :], end]
+        told = [*self._text(candidate)[: room // 2 - 1], end]
+        kept = self._newest(history, room - len(asked) - len(told))
+        left = [self._first, *kept, *asked, self._last]
+        right = [*told, self._last]
+        return Row(left + right, [0] * len(left) + [1] * len(right))
+
+    def _history(self, pairs: Sequence[Pair], room: int) -> list[int]:
+        """The newest pairs that fit; of a single one that does not, the longer side is cut: a query
+        from the left, a document from the right."""
+        kept = self._newest(pairs, room)
+        if kept or not pairs:
+            return kept
+        query, document = (self._text(part) for part in pairs[-1])
+        end = self._end
+        while len(query) + len(document) + 2 > room:
+            if len(query) > len(document):
+                query.pop(0)
+            else:
+                document.pop()
+        return [*query, end, *document, end]
+
+    def _newest(self, pairs: Sequence[Pair], room: int) -> list[int]:
+        kept: list[int] = []
+        for query, document in reversed(pairs):
+            end = self._end
+            ids = [*self._text(query), end, *self._text(document), end]
+            if len(kept) + len(ids) > room:
+                break
+            kept = ids + kept
+        return kept
+
+    def _text(self, text: str) -> list[int]:
+        """Ids of a text in which marks are tokens of their own and nothing else is special."""
+        ids: list[int] = []
+        plain: list[str] = []
+
+        def flush() -> None:
+            if plain:
+                encoded = self._tokenizer(
+                    " ".join(plain), add_special_tokens=False, split_special_tokens=True
+                )
+                ids.extend(encoded["input_ids"])
+                plain.clear()
+
+        for term in text.split():
+            if term in self._marks:
+                flush()
+                ids.append(self._marks[term])
+            else:
+                plain.append(term)
+        flush()
+        return ids
+
+
+def padded(rows: Sequence[Row], pad: int) -> dict[str, Tensor]:
+    """[B, T] ids, mask and segments of rows, padded to the longest."""
+    longest = max(len(row.ids) for row in rows)
+    shape = (len(rows), longest)
+    ids, mask, segments = (torch.full(shape, value) for value in (pad, 0, 0))
+    for place, row in enumerate(rows):
+        size = len(row.ids)
+        ids[place, :size] = torch.tensor(row.ids)
+        segments[place, :size] = torch.tensor(row.segments)
+        mask[place, :size] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}

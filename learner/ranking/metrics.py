@@ -1,0 +1,36 @@
+"""Figures of ranked lists, by ir-measures.
+
+In: scores and labels of lists. Out: MAP, MRR and NDCG at 1, 3, 5 and 10, means over lists.
+Promises: equal scores are ordered by a hash of list and place, so that nobody wins ties by the
+order in which candidates came; lists without a relevant candidate are left out and counted.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from ir_measures import AP, RR, Qrel, ScoredDoc, calc_aggregate, nDCG
+
+MEASURES = {"map": AP, "mrr": RR} | {f"ndcg_{k}": nDCG @ k for k in (1, 3, 5, 10)}
+
+
+def rank_figures(
+    scores: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
+) -> dict[str, float | int | None]:
+    """Figures of lists, each with a score and a label for every candidate; None where no list has a
+    relevant one."""
+    run: list[ScoredDoc] = []
+    relevant: list[Qrel] = []
+    judged = [number for number, each in enumerate(labels) if any(label > 0 for label in each)]
+    for number in judged:
+        query = str(number)
+        for place, (score, label) in enumerate(zip(scores[number], labels[number], strict=True)):
+            name = _name(number, place)
+            run.append(ScoredDoc(query, name, float(score)))
+            relevant.append(Qrel(query, name, int(label)))
+    found = calc_aggregate(list(MEASURES.values()), relevant, run) if judged else {}
+    means = {name: found.get(measure) for name, measure in MEASURES.items()}
+    return {"lists": len(judged), "without_relevant": len(labels) - len(judged), **means}
+
+
+def _name(number: int, place: int) -> str:
+    return hashlib.blake2b(f"{number}/{place}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,88 @@
+"""The ranker: a bidirectional encoder with a pooler and a scalar head, in padded batches.
+
+In: rows of tokens. Out: representations of sessions, scores of candidates. Promise: what is saved
+is a Hugging Face folder that `AutoModelForSequenceClassification` loads as it is.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from headrace.data.sessions import RankedList
+from headrace.errors import UserError
+from learner.ranking.encoding import Row, SessionEncoder, padded
+
+BATCH = 64
+"""Candidates of one forward pass without gradients."""
+
+
+class SessionRanker:
+    """Model, tokenizer and encoder of one folder."""
+
+    def __init__(self, model: Any, tokenizer: Any, device: torch.device, *, longest: int) -> None:
+        self.model, self.tokenizer, self.device = model.to(device), tokenizer, device
+        most = int(getattr(model.config, "max_position_embeddings", longest))
+        self.encoder = SessionEncoder(tokenizer, min(longest, most))
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer))
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device, *, longest: int) -> "SessionRanker":
+        """UserError where the folder has no such model."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+        except (OSError, ValueError) as error:
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{folder} has no encoder that a ranker can be: {line}") from error
+        if getattr(model.base_model, "pooler", None) is None:
+            raise UserError(
+                f"{folder}: a {type(model).__name__} has no pooler, which a session ranker reads; "
+                "take a BERT"
+            )
+        if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+            raise UserError(f"{folder}: its tokenizer has no [CLS] or no [SEP]")
+        return cls(model.float(), tokenizer, device, longest=longest)
+
+    def represent(self, rows: Sequence[Row]) -> Tensor:
+        """[B, D] what the pooler makes of each row."""
+        pooled: Tensor = self.model.base_model(**self._batch(rows)).pooler_output
+        return pooled
+
+    def score(self, rows: Sequence[Row]) -> Tensor:
+        """[B] a score for each row's candidate."""
+        logits: Tensor = self.model(**self._batch(rows)).logits
+        return logits[:, 0]
+
+    def row(self, ranked: RankedList, place: int, *, reads_history: bool) -> Row:
+        """A candidate behind its session, or behind the last query alone."""
+        history = ranked.history if reads_history else ()
+        return self.encoder.candidate(history, ranked.query, ranked.candidates[place])
+
+    @torch.no_grad()
+    def scores_of(
+        self, lists: Sequence[RankedList], *, reads_history: bool = True
+    ) -> list[list[float]]:
+        """A score for every candidate of each list."""
+        self.model.eval()
+        rows = [
+            self.row(ranked, place, reads_history=reads_history)
+            for ranked in lists
+            for place in range(len(ranked.candidates))
+        ]
+        parts = [rows[first : first + BATCH] for first in range(0, len(rows), BATCH)]
+        found = iter([score for part in parts for score in self.score(part).tolist()])
+        return [[next(found) for _ in ranked.candidates] for ranked in lists]
+
+    def _batch(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        batch = padded(rows, int(self.tokenizer.pad_token_id or 0))
+        return {name: value.to(self.device) for name, value in batch.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write the Hugging Face folder."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

@@ -1,0 +1,183 @@
+"""Search sessions in files: JSON lines (also Parquet), and the lines of COCA's released data.
+
+In: `{"history": [{"query", "clicked"}, ...]}` with `query`, `candidates` and `labels` (or
+`clicked`, the right candidate's text or place) for a list; or lines of a label, queries and
+documents in turn, with tabs between them (AOL, Tiangong-ST), of which those with one history and
+query are a list. Out: sessions and lists. Promises: what cannot be read is a UserError that names
+file and row; what says nothing (no text, no relevant candidate, the same candidate twice) is left
+out and counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from headrace.data.sessions import NO_CLICK, Pair, RankedList, SessionData
+from headrace.errors import UserError
+from tasks.datasets.records import SUFFIXES, Record, find_files, read_records
+
+NOTHING_CLICKED = ("[empty_d]", "", None)
+
+
+def read_sessions(
+    path: str, lists: str, held_out: str, *, held_out_limit: int | None = None
+) -> SessionData:
+    """Sessions of one file, lists to learn from and lists that are held out."""
+    left_out: Counter[str] = Counter()
+    sessions = [pairs for pairs in _sessions(path) if _says_something(pairs, left_out)]
+    found = [list(read_lists(each, left_out)) for each in (lists, held_out)]
+    for name, read in ((path, sessions), (lists, found[0]), (held_out, found[1])):
+        if not read:
+            raise UserError(f"{name} has nothing to learn from ({_told(left_out)})")
+    return SessionData(sessions, found[0], found[1][:held_out_limit], dict(left_out))
+
+
+def read_lists(path: str, left_out: Counter[str]) -> Iterator[RankedList]:
+    """The lists of candidates in a file that have a relevant one."""
+    for ranked in _lists(path):
+        unique = dict(zip(ranked.candidates[::-1], ranked.labels[::-1], strict=True))
+        left_out["repeated_candidates"] += len(ranked.candidates) - len(unique)
+        candidates = tuple(c for c in dict.fromkeys(ranked.candidates) if c.strip())
+        labels = tuple(unique[c] for c in candidates)
+        if not ranked.query.strip():
+            left_out["without_query"] += 1
+        elif not any(label > 0 for label in labels):
+            left_out["without_relevant"] += 1
+        else:
+            yield RankedList(ranked.history, ranked.query, candidates, labels, ranked.where)
+
+
+def _says_something(pairs: tuple[Pair, ...], left_out: Counter[str]) -> bool:
+    said = any(query.strip() for query, _ in pairs)
+    left_out["empty_sessions"] += not said
+    return said
+
+
+def _told(left_out: Counter[str]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in left_out.items() if n) or "it is empty"
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+def _sessions(path: str) -> Iterator[tuple[Pair, ...]]:
+    for where, row in _rows(path):
+        if isinstance(row, list):
+            yield _pairs_of(row[1:], where)
+        else:
+            pairs = _history(row, where)
+            clicked = _clicked(row)
+            if isinstance(row.get("query"), str) and clicked is not None:
+                pairs = (*pairs, (row["query"], clicked))
+            yield pairs
+
+
+def _lists(path: str) -> Iterator[RankedList]:
+    for file in _files(path):
+        if file.name.endswith(SUFFIXES):
+            for number, row in read_records(file):
+                yield _listed(f"{file}, row {number}", row)
+        else:
+            yield from _listed_lines(_lines(file))
+
+
+def _rows(path: str) -> Iterator[tuple[str, Record | list[str]]]:
+    for file in _files(path):
+        if file.name.endswith(SUFFIXES):
+            yield from ((f"{file}, row {number}", row) for number, row in read_records(file))
+        else:
+            yield from _lines(file)
+
+
+def _files(path: str) -> list[Path]:
+    """What a path names; one file may have any name."""
+    direct = Path(path).expanduser()
+    return [direct] if direct.is_file() else find_files(path)
+
+
+def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
+    try:
+        with file.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"{file}, row {number}", line.rstrip("\n").split("\t")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+
+
+def _listed_lines(rows: Iterator[tuple[str, list[str]]]) -> Iterator[RankedList]:
+    """Lines of one history and query, each with a candidate."""
+
+    def asked(each: tuple[str, list[str]]) -> list[str]:
+        return each[1][1:-1]
+
+    for _, group in groupby(rows, key=asked):
+        lines = list(group)
+        where, first = lines[0]
+        *history, last = _pairs_of(first[1:], where)
+        labels = tuple(_label(line[0], place) for place, line in lines)
+        candidates = tuple(line[-1] for _, line in lines)
+        yield RankedList(tuple(history), last[0], candidates, labels, where)
+
+
+def _pairs_of(parts: list[str], where: str) -> tuple[Pair, ...]:
+    if not parts or len(parts) % 2:
+        raise UserError(f"{where}: a label, then queries and documents in turn, each behind a tab")
+    return tuple(
+        (query, _document(document))
+        for query, document in zip(parts[::2], parts[1::2], strict=True)
+    )
+
+
+def _document(text: str | None) -> str:
+    return NO_CLICK if text in NOTHING_CLICKED else str(text)
+
+
+def _label(value: Any, where: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: the label is {str(value)[:40]!r}, not a number") from error
+
+
+def _history(row: Record, where: str) -> tuple[Pair, ...]:
+    history: Any = row.get("history", row.get("session", []))
+    try:
+        return tuple((str(each["query"]), _document(each.get("clicked"))) for each in history)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{where}: history is no list of query and clicked") from error
+
+
+def _clicked(row: Record) -> str | None:
+    """The text of the candidate that was clicked, where a row says so."""
+    clicked, candidates = row.get("clicked"), row.get("candidates")
+    if isinstance(clicked, int) and isinstance(candidates, list) and clicked < len(candidates):
+        return str(candidates[clicked])
+    if isinstance(clicked, str):
+        return clicked
+    labels = row.get("labels")
+    if isinstance(labels, list) and isinstance(candidates, list) and len(labels) == len(candidates):
+        return next((str(c) for c, one in zip(candidates, labels, strict=True) if one), None)
+    return None
+
+
+def _listed(where: str, row: Record) -> RankedList:
+    query, candidates, labels = (row.get(key) for key in ("query", "candidates", "labels"))
+    if not isinstance(query, str) or not isinstance(candidates, list):
+        raise UserError(
+            f"{where}: no query and candidates (the row has {', '.join(sorted(row)) or 'nothing'})"
+        )
+    if labels is None:
+        clicked = _clicked(row)
+        labels = [int(str(c) == clicked) for c in candidates]
+    if not isinstance(labels, list) or len(labels) != len(candidates):
+        raise UserError(f"{where}: {len(candidates)} candidates and other labels")
+    return RankedList(
+        _history(row, where),
+        query,
+        tuple(map(str, candidates)),
+        tuple(_label(label, where) for label in labels),
+        where,
+    )
