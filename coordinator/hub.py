@@ -14,6 +14,7 @@ from typing import Literal
 
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import Peers
+from coordinator.connections.ranker_versions import RankerVersions
 from coordinator.connections.rejections import RejectionLog, Repeats
 from coordinator.dispatch.leases import Leases
 from coordinator.incidents.alerts import Incidents
@@ -128,6 +129,8 @@ class Hub:
     monitors: Monitors = field(init=False)
     """Of rewards."""
     troubles: Incidents = field(init=False)
+    rankers: RankerVersions = field(init=False)
+    """Where the run trains a ranker along: which version scores what."""
 
     def __post_init__(self) -> None:
         def warn(kind: str, text: str) -> None:
@@ -137,6 +140,7 @@ class Hub:
             lambda kind, text: self._write_incident("warning", kind, text)
         )
         self.troubles = Incidents(self.incident)
+        self.rankers = RankerVersions(self.config, self.run_dir)
         self.recorder.snapshot = self._snapshot
         self.monitors = Monitors(self.config.reward, warn)
 

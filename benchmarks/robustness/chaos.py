@@ -45,6 +45,7 @@ from benchmarks.robustness.chaos_facts import ended_badly, facts, whole
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, STOPS, Kind, draw
 from benchmarks.robustness.chaos_job import SMALL, Job
 from benchmarks.robustness.chaos_place import open_place
+from headrace.host.install import ROOT
 
 FAULTS_A_RUN = 20
 CHILDREN = {"vllm": ("generator",), "torch": (), "fake": ()}
@@ -54,6 +55,15 @@ EPISODES = (
     "environment.max_inserted=96", "reward.answer_marker=null",
 )  # fmt: skip
 """Instead of rewards."""
+RANKER = (
+    f"model.path={ROOT / 'recipes' / 'models' / 'rewriting-cold'}", "task.kind=rewriting",
+    "task.max_terms=3", "task.max_prompt_length=112", "task.max_response_length=24",
+    "schedule.window=8", "reward.kind=ranker", "reward.answer_marker=null",
+    f"reward.options.model={ROOT / 'recipes' / 'models' / 'sessions-ranker'}",
+    "reward.options.reads_history=false", "learner.ranker.lr=1e-4",
+)  # fmt: skip
+"""A ranker that pays and is trained along."""
+WORLDS = {"plain": (), "episodes": EPISODES, "ranker": RANKER}
 OVERRIDES = (
     *SMALL, "generator.max_num_seqs=32", "generator.kv_cache_gib=0.25",
     "checkpoint.every_updates=4", "stop.train_time_s=null", "stop.tokens=100000000",
@@ -72,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     take_engine(parser, "fake")
     parser.add_argument("--generators", type=int, default=1, help="generators of a run")
     parser.add_argument(
-        "--episodes", action="store_true", help="of several turns, with an environment"
-    )
+        "--world", choices=WORLDS, default="plain",
+        help="episodes: several turns, with an environment; ranker: it pays, and learns along",
+    )  # fmt: skip
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     take_rows(parser, RESULTS / "chaos.jsonl", resumes=True)
@@ -84,8 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number
         count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)
-        key = f"{args.engine}/{args.generators}/{count}/{seed}" + "/episodes" * args.episodes
-        wanted[key] = (args.engine, args.generators, seed, count, args.episodes)
+        key = f"{args.engine}/{args.generators}/{count}/{seed}"
+        key += "" if args.world == "plain" else f"/{args.world}"
+        wanted[key] = (args.engine, args.generators, seed, count, args.world)
     found = [rows.rows[key] for key in wanted if key in rows.rows]
     lacking = {key: run for key, run in wanted.items() if key not in rows.rows}
     for key, row in _runs(lacking, args.jobs):
@@ -103,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _runs(
-    wanted: dict[str, tuple[str, int, int, int, bool]], jobs: int
+    wanted: dict[str, tuple[str, int, int, int, str]], jobs: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The row of each run as it ends, so many runs at a time."""
     if jobs == 1:
@@ -118,10 +130,10 @@ def _runs(
 
 
 def one_run(
-    engine: str, generators: int, seed: int, count: int, episodes: bool = False
+    engine: str, generators: int, seed: int, count: int, world: str = "plain"
 ) -> dict[str, Any]:
     """One run with `count` faults drawn by the seed: its row."""
-    judge = "environment" if episodes else "reward"
+    judge = "environment" if world == "episodes" else "reward"
     roles = [judge if role == "reward" else role for role in ROLES]
     with open_place() as place:
         server = place.database if seed % 2 else None
@@ -131,12 +143,12 @@ def one_run(
         faults = draw(seed, count, kinds, children=children, roles=roles)
         chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
         sql = [f"storage.database={server.url}"] if server else []
-        job = Job(place, (*OVERRIDES, *(EPISODES if episodes else ()), *chosen, *sql))
+        job = Job(place, (*OVERRIDES, *WORLDS[world], *chosen, *sql))
         course = job.play(faults)
         by_kind = [done.fault.kind for done in course.done]
         return {
             "engine": engine,
-            "episodes": episodes,
+            "world": world,
             "seed": seed,
             "faults": len(course.done),
             "kills": sum(kind in KILLS for kind in by_kind),

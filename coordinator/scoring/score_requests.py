@@ -126,6 +126,8 @@ class Scoring:
         for name, worker in self._hub.peers.rewards.items():
             out = Counter(ask.source for ask in worker.scoring)
             for source, queue in self._queues.items():
+                if not self._hub.rankers.ready(source):
+                    continue
                 room = 2 * size * self._sources[source].children - out[source]
                 asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
                 items = [item for ask in asks for item in self._asking(worker, ask)]
@@ -146,9 +148,12 @@ class Scoring:
         elif trajectory is None:
             return
         elif self._sources[ask.source].unit == "group":
-            yield self._items.group(self._siblings(ask), ask.source)
+            siblings = self._siblings(ask)
+            item = self._items.group(siblings, ask.source)
+            yield msgspec.structs.replace(item, model=self._hub.rankers.choose(ask, siblings))
         else:
-            yield self._items.whole(trajectory, ask.source)
+            item = self._items.whole(trajectory, ask.source)
+            yield msgspec.structs.replace(item, model=self._hub.rankers.choose(ask, [trajectory]))
         worker.scoring.add(ask)
 
     def _siblings(self, ask: Ask) -> list[Trajectory]:
@@ -174,6 +179,12 @@ class Scoring:
                 continue
             worker.scoring.remove(ask)
             self.seconds += score.seconds
+            outdated = self._hub.rankers.is_outdated(ask)
+            # What has scored a part of a group scores the rest.
+            if outdated and not any(t.reward_model for t in self._siblings(ask)):
+                self._hub.rejections.count("score_outdated")
+                self._queues[ask.source].appendleft(ask)
+                continue
             touched += self._take(ask, score)
         self._hub.settle_windows(touched)
         if touched:
@@ -265,6 +276,7 @@ class Scoring:
             seconds=score.seconds,
             error=score.error,
             source=score.source,
+            model=score.model,
         )
         self._hub.record_event(arrived)
         self._rewarded.append(trajectory)

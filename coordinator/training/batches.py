@@ -161,7 +161,10 @@ def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
     compares = item.windows and rules.compares != "nobody"
     return Shard(
         sequences=[_sequence(trajectory, item.end, rules, group.aside)],
-        windows=[_window(trajectory, w, masked, number, kl, rules) for w, masked in item.windows],
+        windows=[
+            _window(trajectory, w, masked, number, kl, rules, group.info)
+            for w, masked in item.windows
+        ],
         values=[_value(trajectory, number, rules, kl)] if item.value else [],
         groups=[_scores(trajectory, state, rules)] if compares else [],
     )
@@ -187,6 +190,7 @@ def _window(
     sequence: int,
     kl: float | None,
     rules: BatchRules,
+    row: str,
 ) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
@@ -207,6 +211,7 @@ def _window(
         score=_score(trajectory) if window.final else 0.0,
         correct=window.final and bool(trajectory.correct),
         turns=trajectory.turns_between(window.start, window.end) if rules.by_turn else [],
+        row=row if rules.sends_rows and window.final else "",
     )
 
 

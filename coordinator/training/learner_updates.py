@@ -144,8 +144,10 @@ class Training:
                 lineage=self._hub.state.lineage,
                 update=notice.update,
                 num_bytes=notice.num_bytes,
+                ranker=notice.ranker.named if notice.ranker else None,
             )
         )
+        self._hub.rankers.published(notice.ranker)
         self._hub.progress("learner")
         self._generation.publish(notice)
         self.ready = True

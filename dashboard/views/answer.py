@@ -97,7 +97,11 @@ def _all_known(detail: TrajectoryDetail) -> None:
 def _facts(detail: TrajectoryDetail) -> None:
     row = detail.row
     reward = number(row["reward"]) if row["reward"] is not None else "none yet"
-    source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
+    scorer = row["reward_source"] if row["reward_source"] not in (None, "default") else None
+    by = [
+        text for text in (scorer, row["reward_model"] and f"ranker {row['reward_model']}") if text
+    ]
+    source = f"by {', '.join(by)}" if by else None
     inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
     plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "width": "content"}
     with st.container(horizontal=True, gap="medium"):

@@ -32,6 +32,8 @@ CHARTS = (
     ("Length by source", "length"),
 )
 """Title, and the last part of the metric's name."""
+RANKER = (("Loss of the ranker", "ranker/loss"), ("Lists it learnt from", "ranker/lists"))
+"""Where the run trains it along: title and metric."""
 MOST_ALERTS = 8
 _QUIET = '<span class="hr-ok">None.</span> <span class="hr-soft">The monitors are quiet.</span>'
 LONGEST_ERROR = 300
@@ -57,6 +59,11 @@ def _body(run: RunData) -> None:
         [
             *_scorings(run, found, sources),
             *(partial(_card, run, title, what, sources) for title, what in CHARTS),
+            *(
+                partial(panels.metric_card, run, title, [name])
+                for title, name in RANKER
+                if name in run.charted()
+            ),
             partial(_queues, run),
             partial(_scatter, run),
         ]

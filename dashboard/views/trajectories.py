@@ -151,7 +151,7 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     key = f"trajectories_{zlib.crc32(repr(ids).encode())}"
     asked = trajectory_id(st.session_state.get(TRAJECTORY) or "")
     table.dataframe(
-        rows[COLUMNS],
+        rows[[*COLUMNS, *("reward_model",) * bool(rows["reward_model"].notna().any())]],
         hide_index=True,
         width="stretch",
         height=38 + 35 * min(len(rows), 7),

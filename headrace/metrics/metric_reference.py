@@ -41,6 +41,7 @@ SECTIONS = {
     "memory": "What processes hold; `NAME` is a process. A gauge.",
     "mixture": "Which prompts are asked; `NAME` is a domain of `task.datasets`.",
     "perf": "Throughput, and how much of the computation was of use.",
+    "ranker": "Of the session ranker, where a run trains it along (`learner.ranker`).",
     "response_length": "How long responses are. Early in a stream only short ones have ended.",
     "reward": "What the verifier said.",
     "rewards": "Each source of rewards by itself, as its scores arrive; `NAME` is the source. See "

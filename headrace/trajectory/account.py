@@ -159,7 +159,7 @@ class Account:
     def _reward(self, record: RewardArrived) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         trajectory.reward, trajectory.reward_status = record.reward, record.status
-        trajectory.correct = record.correct
+        trajectory.correct, trajectory.reward_model = record.correct, record.model
         if record.reward is not None:
             last = trajectory.spans[-1].end - 1 if trajectory.spans else 0
             trajectory.rewards += record.rewards or [Reward(record.reward, last)]

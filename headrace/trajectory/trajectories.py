@@ -61,6 +61,7 @@ class Trajectory:
     status: TrajectoryStatus = "running"
     reward: float | None = None
     reward_status: str | None = None
+    reward_model: str | None = None
     correct: bool | None = None
     audit_status: str | None = None
     value: ValueState | None = None

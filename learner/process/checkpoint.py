@@ -24,8 +24,8 @@ from headrace.run_files.run_folder import (
 )
 
 LATEST, BEST = "latest", "best"
-POLICY, CRITIC, STATE = "policy", "critic", "state"
-"""The folders of a checkpoint; the first two are also what the models are called in memory."""
+POLICY, CRITIC, RANKER, STATE = "policy", "critic", "ranker", "state"
+"""The folders of a checkpoint; but the last they are also what the models are called in memory."""
 _LOG = logging.getLogger("headrace.learner")
 
 

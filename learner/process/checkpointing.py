@@ -107,8 +107,7 @@ class Checkpoints:
 
                 def fill(folder: Path) -> None:
                     for name, weights in whole.items():
-                        models.networks[name].save_pretrained(folder / name, state_dict=weights)
-                        models.tokenizer.save_pretrained(folder / name)
+                        models.save(name, folder / name, weights)
                     shutil.copytree(shelf, folder / STATE, copy_function=_same_file)
 
                 facts = asdict(position) | {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from headrace.config.sections.learner import RankerTraining
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -21,8 +22,9 @@ from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import as_in_files, has_flash, load_critic, load_policy
-from learner.process.checkpoint import CRITIC, POLICY
+from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.weight_publishing import weights_of
+from learner.ranking.model import SessionRanker
 
 
 class ModelSet:
@@ -31,7 +33,8 @@ class ModelSet:
     Attributes:
         networks: the models that train, by their folder's name in a checkpoint. engines: theirs.
         reference: the forward pass of the policy that never changes, None without a divergence.
-        place: where all of them compute. tokenizer: the policy's. policy_bytes: about the size of
+        ranker: the session ranker that is trained along, or None. place: where all of them compute.
+        tokenizer: the policy's. policy_bytes: about the size of
         a published version.
     """
 
@@ -73,6 +76,11 @@ class ModelSet:
             )
             critic = ValueNetwork(self.networks[CRITIC], autocast=self._autocast)
             self.engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
+        self.ranker = None
+        if learner.ranker is not None:
+            self.ranker = self._load_ranker(checkpoint, learner.ranker)
+            self.networks[RANKER] = self.ranker.model
+            self.engines[RANKER] = DeepSpeedEngine(self.ranker.model, learner.ranker, learner)
         if learner.gradient_checkpointing:
             for model in self.networks.values():
                 model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -95,6 +103,30 @@ class ModelSet:
             with engine.whole_parameters():
                 whole[name] = weights_of(self.networks[name].state_dict(), dtype=None)
         return whole
+
+    def ranker_weights(self) -> dict[str, Tensor]:
+        """The ranker's. All ranks ask together."""
+        with self.engines[RANKER].whole_parameters():
+            return weights_of(self.networks[RANKER].state_dict(), dtype=torch.float32)
+
+    def save(self, name: str, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write a model's Hugging Face folder."""
+        if name == RANKER and self.ranker is not None:
+            self.ranker.save(folder, weights)
+            return
+        self.networks[name].save_pretrained(folder, state_dict=weights)
+        self.tokenizer.save_pretrained(folder)
+
+    def _load_ranker(self, checkpoint: Path | None, training: RankerTraining) -> SessionRanker:
+        source = self._config.reward.ranker()
+        assert source is not None, "a rule of the configuration"
+        folder = Path(str(source.options["model"])).expanduser()
+        ranker = SessionRanker.load(
+            checkpoint / RANKER if checkpoint else folder, self._device,
+            longest=training.max_tokens,
+        )  # fmt: skip
+        ranker.model.to(self._dtype)
+        return ranker
 
     def published_weights(self) -> dict[str, Tensor]:
         """The policy's, by the names of its files and as generators take them. All ranks ask

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from headrace.config.device_defaults import resolve_learner
 from headrace.config.sections.run import RunConfig
@@ -25,6 +26,7 @@ from headrace.protocol.messages.control import (
     Batch,
     CheckpointDone,
     JournalEnd,
+    ModelVersion,
     Trouble,
     UpdateDone,
     WeightNotice,
@@ -32,12 +34,14 @@ from headrace.protocol.messages.control import (
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from learner.algorithms.registry import build_algorithm
 from learner.device import claim_memory
-from learner.process.checkpoint import CRITIC, POLICY
+from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.checkpointing import Checkpoints, Position
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
 from learner.process.update_log import AppliedLog
 from learner.process.weight_publishing import Publication, Publisher
+from learner.ranking import versions as rankers
+from learner.updates.ranker_update import RankerPart
 from learner.updates.update import Updater
 
 # More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
@@ -80,6 +84,7 @@ class Trainer:
         if device.type == "cuda":
             claim_memory(config, device)
         self._config, self._rank, self._device = config, rank, device
+        self._run_dir = run_dir
         self._applied = AppliedLog(run_dir, rank=rank)
         self.checkpoints = Checkpoints(
             run_dir / "checkpoints", config, rank=rank, work=self._work,
@@ -123,8 +128,19 @@ class Trainer:
             config.learner,
             models.place,
             reference=models.reference,
+            ranker=self._ranker_training(),
         )
         self.publication = Publication(config.learner.publish_min_interval_s)
+
+    def _ranker_training(self) -> RankerPart | None:
+        settings, models = self._config.learner.ranker, self.models
+        source = self._config.reward.ranker()
+        if settings is None or models.ranker is None or source is None:
+            return None
+        return RankerPart(
+            models.ranker, models.engines[RANKER], settings, models.tokenizer.decode,
+            reads_history=bool(source.options.get("reads_history", True)),
+        )  # fmt: skip
 
     def is_next(self, batch: Batch) -> bool:
         """Whether a batch is the next update of the lineage that these weights are on."""
@@ -177,10 +193,24 @@ class Trainer:
         version = self.position.version
         with self._work.moving(f"publishing version {version}"):
             weights = self.models.published_weights()
+            ranker = None if self.models.ranker is None else self.models.ranker_weights()
             if not self.publication.goes_out(version, publisher is not None, at_once=at_once):
                 return None
             assert publisher is not None
-            return publisher.publish(weights, version=version, update=self.position.update)
+            notice = publisher.publish(weights, version=version, update=self.position.update)
+            return replace(notice, ranker=self._publish_ranker(version, ranker))
+
+    def _publish_ranker(
+        self, version: int, weights: dict[str, Tensor] | None
+    ) -> ModelVersion | None:
+        settings, ranker = self._config.learner.ranker, self.models.ranker
+        if weights is None or settings is None or ranker is None:
+            return None
+        # The newest, those that may still score, and one that is being asked for now.
+        keep = settings.max_staleness + 2
+        return rankers.publish(
+            ranker, weights, self._run_dir, version=version, keep=keep, tell=self.tell
+        )
 
     def checkpoint(self, lineage: int, journal: JournalEnd | None) -> CheckpointDone:
         """Write a checkpoint now. The lineage may have changed since the last batch."""

@@ -6,6 +6,7 @@ order in which candidates came; lists without a relevant candidate are left out 
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from ir_measures import AP, RR, Qrel, ScoredDoc, calc_aggregate, nDCG
@@ -34,3 +35,20 @@ def rank_figures(
 
 def _name(number: int, place: int) -> str:
     return hashlib.blake2b(f"{number}/{place}".encode(), digest_size=8).hexdigest()
+
+
+def reciprocal_rank(order: Sequence[int], labels: Sequence[float]) -> float:
+    """1 / the rank of the first relevant candidate in an order of places; 0 where none is."""
+    ranks = (rank for rank, place in enumerate(order, start=1) if labels[place] > 0)
+    return 1.0 / next(ranks, math.inf)
+
+
+def ndcg(order: Sequence[int], labels: Sequence[float]) -> float:
+    """NDCG of an order of places, its gains the labels as they are, as trec_eval has it; 0 where
+    none is relevant."""
+    best = _gained(sorted(labels, reverse=True))
+    return _gained([labels[place] for place in order]) / best if best > 0 else 0.0
+
+
+def _gained(labels: Sequence[float]) -> float:
+    return math.fsum(label / math.log2(rank + 1) for rank, label in enumerate(labels, start=1))

@@ -4,7 +4,9 @@ In: rows of tokens. Out: representations of sessions, scores of candidates. Prom
 is a Hugging Face folder that `AutoModelForSequenceClassification` loads as it is.
 """
 
-from collections.abc import Sequence
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from headrace.data.sessions import RankedList
 from headrace.errors import UserError
 from learner.ranking.encoding import Row, SessionEncoder, padded
 
+WEIGHTS, CARD = "model.safetensors", "reward_model.json"
 BATCH = 64
 """Candidates of one forward pass without gradients."""
 
@@ -25,6 +28,8 @@ class SessionRanker:
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device, *, longest: int) -> None:
         self.model, self.tokenizer, self.device = model.to(device), tokenizer, device
+        self.card: Path | None = None
+        """What says how it was made, where a file does; it goes along."""
         most = int(getattr(model.config, "max_position_embeddings", longest))
         self.encoder = SessionEncoder(tokenizer, min(longest, most))
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -46,16 +51,19 @@ class SessionRanker:
             )
         if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
             raise UserError(f"{folder}: its tokenizer has no [CLS] or no [SEP]")
-        return cls(model.float(), tokenizer, device, longest=longest)
+        ranker = cls(model.float(), tokenizer, device, longest=longest)
+        card = folder / CARD
+        ranker.card = card if card.is_file() else None
+        return ranker
 
     def represent(self, rows: Sequence[Row]) -> Tensor:
         """[B, D] what the pooler makes of each row."""
-        pooled: Tensor = self.model.base_model(**self._batch(rows)).pooler_output
+        pooled: Tensor = self.model.base_model(**self.batch(rows)).pooler_output
         return pooled
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """[B] a score for each row's candidate."""
-        logits: Tensor = self.model(**self._batch(rows)).logits
+        logits: Tensor = self.model(**self.batch(rows)).logits
         return logits[:, 0]
 
     def row(self, ranked: RankedList, place: int, *, reads_history: bool) -> Row:
@@ -78,11 +86,23 @@ class SessionRanker:
         found = iter([score for part in parts for score in self.score(part).tolist()])
         return [[next(found) for _ in ranked.candidates] for ranked in lists]
 
-    def _batch(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+    def batch(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """[B, T] what the model takes."""
         batch = padded(rows, int(self.tokenizer.pad_token_id or 0))
         return {name: value.to(self.device) for name, value in batch.items()}
 
-    def save(self, folder: Path) -> None:
-        """Write the Hugging Face folder."""
-        self.model.save_pretrained(folder)
+    def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the Hugging Face folder, with other weights where they are given."""
+        self.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         self.tokenizer.save_pretrained(folder)
+        if self.card is not None:
+            shutil.copyfile(self.card, folder / CARD)
+
+
+def digest_of(folder: Path) -> str:
+    """The first 16 hex digits of the SHA-256 of a folder's weights; UserError where it has none."""
+    try:
+        with (folder / WEIGHTS).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f"{folder} has no {WEIGHTS}: {error.strerror}") from error

@@ -36,6 +36,7 @@ from learner.updates.critic_update import CriticUpdate
 from learner.updates.metrics import Stopwatch, figures_of
 from learner.updates.model_update import ModelUpdate
 from learner.updates.policy_update import PolicyUpdate
+from learner.updates.ranker_update import RankerPart, RankerUpdate
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,11 @@ class Updater:
         place: Place,
         *,
         reference: Callable[..., Any] | None = None,
+        ranker: RankerPart | None = None,
     ) -> None:
         """`critic` is needed where the algorithm has a value model, `reference` (the forward pass
-        of a policy that never changes) where it asks for a divergence from one."""
+        of a policy that never changes) where it asks for a divergence from one. `ranker`: what is
+        trained along."""
         if (algorithm.value is None) != (critic is None):
             raise ValueError("an algorithm with a value model needs a critic, one without none")
         if (algorithm.kl is None) != (reference is None):
@@ -78,6 +81,7 @@ class Updater:
         self._algorithm, self._policy = algorithm, policy
         self._critics = [(algorithm.value, critic)] if algorithm.value and critic else []
         self._reference = reference
+        self._rankers = [ranker] if ranker else []
         self._config, self._place = config, place
         self._lineage: int | None = None
         models = {"policy": policy, "critic": critic, "reference": reference}
@@ -142,11 +146,19 @@ class Updater:
         with watch.measure("policy"):
             sound = not broken and not any(critic.log.dropped for critic in critics)
             policy.train(epochs=config.policy.epochs, sound=sound)
-        skipped = self._skipped(broken, windows, policy, critics, seen)
+        logs = {model.name: model.log for model in (*critics, policy)}
+        rankers = [RankerUpdate(r, place, shard, update=batch.update) for r in self._rankers]
+        for ranker in rankers:
+            with watch.measure("ranker"):
+                ranker.train(sound=sound and not policy.log.dropped)
+            logs[ranker.name] = ranker.log
+        skipped = self._skipped(broken, windows, policy, logs, seen)
         for carried in self.carried.values():
             carried.end_update(sound=skipped is None)
         kept = list(self.carried.values())
         metrics = figures_of(models, seen, totals=totals, place=place, carried=kept)
+        for ranker in rankers:
+            metrics |= ranker.figures()
         spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
         assert isinstance(computed, float)
         metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
@@ -172,13 +184,13 @@ class Updater:
         broken: str,
         windows: PolicyHalf,
         policy: PolicyUpdate,
-        critics: Sequence[CriticUpdate],
+        logs: Mapping[str, StepLog],
         seen: WindowAdvantages,
     ) -> str | None:
         """Why the update was broken off; `broken` are the inputs that were not finite."""
         if broken:
             return f"not finite: {broken}"
-        reason = _broken_off({model.name: model.log for model in (*critics, policy)})
+        reason = _broken_off(logs)
         if reason is None:
             return None
         read = policy.read()

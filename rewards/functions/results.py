@@ -39,6 +39,8 @@ class Verdict:
     parts: dict[str, float] = field(default_factory=dict)
     lines: tuple[float | None, ...] = ()
     siblings: "tuple[Verdict | None, ...]" = ()
+    model: str | None = None
+    """Which model said so, where the run trains it."""
 
 
 class Result(NamedTuple):

@@ -38,6 +38,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "judge": "rewards.kinds.judge",
         "prm": "rewards.kinds.prm",
         "pairwise": "rewards.kinds.pairwise",
+        "ranker": "rewards.kinds.ranker",
     }
 )
 """Module of each kind, by its name."""
@@ -76,5 +77,5 @@ def model_folder(given: object, kind: str, model: str) -> str:
         return given
     raise UserError(
         f"kind {kind!r} needs a {model}: name its folder in options.model; "
-        "`headrace reward train` makes one"
+        "`headrace reward train` makes one, `headrace rank train` a ranker"
     )

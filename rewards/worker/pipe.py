@@ -78,6 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
     lines: list[float | None] = []
     siblings: list["Outcome"] = []
     number: int = 0
+    model: str | None = None
 
     @classmethod
     def of(cls, verdict: Verdict | None, seconds: float) -> "Outcome":
@@ -93,6 +94,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
             verdict.parts,
             lines=list(verdict.lines),
             siblings=[cls.of(sibling, seconds) for sibling in verdict.siblings],
+            model=verdict.model,
         )
 
 

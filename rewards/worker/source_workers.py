@@ -205,6 +205,7 @@ def _score(item: ScoreItem, outcome: Outcome) -> Score:
         lines=list(outcome.lines),
         siblings=list(map(_score, item.siblings, outcome.siblings)),
         audit=item.audit,
+        model=outcome.model,
     )
 
 

@@ -78,6 +78,7 @@ class TrajectoryFacts:
     reward: float | None = None
     reward_status: str | None = None
     reward_source: str | None = None
+    reward_model: str | None = None
     audit_status: str | None = None
     audit_source: str | None = None
     audit_reward: float | None = None
@@ -138,6 +139,8 @@ class Facts:
         generator) in force, by trajectory. abandoned: tokens trained on lineages that were given
         up. lost: tokens that the journal does not have, by generator and reason. config: SHA-256 of
         the configuration that the run was last started with; None: nobody wrote it down.
+        rankers: versions of the ranker that is trained along. scored_by: which of them has scored a
+        group.
     """
 
     trajectories: dict[int, TrajectoryFacts] = field(default_factory=dict)
@@ -148,6 +151,8 @@ class Facts:
     last_lease: int = -1
     issued: int = -1
     published: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rankers: set[str] = field(default_factory=set)
+    scored_by: dict[int, str] = field(default_factory=dict)
     update: int = 0
     lineage: int = 0
     taken: BatchTaken | None = None

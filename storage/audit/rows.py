@@ -117,7 +117,7 @@ def _row(fact: Any, names: tuple[str, ...]) -> Row:
 # fmt: off
 _TRAJECTORY = (
     "group_id", "purpose", "status", "finish", "length", "reward", "reward_status",
-    "reward_source", "audit_status", "audit_source", "audit_reward",
+    "reward_source", "reward_model", "audit_status", "audit_source", "audit_reward",
 )
 _WINDOW = (
     "trajectory_id", "index", "start", "end", "tokens", "min_version", "max_version", "final",

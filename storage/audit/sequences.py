@@ -190,10 +190,20 @@ class Sequences:
         if any(not 0 <= each.position < trajectory.length for each in record.rewards):
             self._say("tokens", f"{name} earned something outside its tokens")
         trajectory.reward, trajectory.reward_status = record.reward, record.status
-        trajectory.reward_source = record.source
+        trajectory.reward_source, trajectory.reward_model = record.source, record.model
+        if record.model is not None and self._facts.rankers:
+            self._scored_by(record.model, trajectory.group_id, name)
         trajectory.rewards = [*(trajectory.rewards or []), *record.rewards]
         if record.status == "ok" and trajectory.purpose == "train" and self._has_value:
             trajectory.value = "waiting"
+
+    def _scored_by(self, model: str, group_id: int, name: str) -> None:
+        """A ranker that is trained along has scored an answer."""
+        if model not in self._facts.rankers:
+            self._say("versions", f"{name} was scored by ranker {model}, never published")
+        other = self._facts.scored_by.setdefault(group_id, model)
+        if other != model:
+            self._say("versions", f"{name} was scored by ranker {model}, its sibling by {other}")
 
     def _audit(self, record: AuditArrived) -> None:
         trajectory = self._trajectory(record.trajectory_id)
@@ -311,6 +321,8 @@ class Sequences:
                 f"{record.lineage}, and the last one is {facts.update} of {facts.lineage}",
             )
         facts.published[version] = record.lineage, record.update
+        if record.ranker is not None:
+            facts.rankers.add(record.ranker)
 
 
 def _line_problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -> str | None:

@@ -227,6 +227,7 @@ class Trajectory(Base):
     reward_parts: Mapped[dict[str, Any] | None]
     reward_seconds: Mapped[float | None]
     reward_error: Mapped[str | None]
+    reward_model: Mapped[str | None]
     audit_source: Mapped[str | None]
     audit_status: Mapped[str | None]
     audit_reward: Mapped[float | None]
@@ -331,7 +332,7 @@ class TokenLoss(Base):
 
 
 class WeightVersion(Base):
-    """Which (lineage, update) a weight version is."""
+    """Which (lineage, update) a weight version is, and the ranker that is trained along with it."""
 
     __tablename__ = "weight_versions"
     run: Mapped[RunKey]
@@ -340,6 +341,7 @@ class WeightVersion(Base):
     update: Mapped[int]
     num_bytes: Mapped[int]
     published_at: Mapped[float]
+    ranker: Mapped[str | None]
     offset: Mapped[int]
 
 

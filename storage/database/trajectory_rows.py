@@ -24,6 +24,7 @@ COLUMNS: Mapping[str, Any] = {
     "reward_status": Trajectory.reward_status,
     "reward_seconds": Trajectory.reward_seconds,
     "reward_error": Trajectory.reward_error,
+    "reward_model": Trajectory.reward_model,
     "audit_source": Trajectory.audit_source,
     "audit_status": Trajectory.audit_status,
     "audit_reward": Trajectory.audit_reward,

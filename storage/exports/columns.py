@@ -38,6 +38,7 @@ _TRAJECTORY = {
     "reward_status": "ok, timeout, crashed or invalid",
     "reward_seconds": "how long scoring took",
     "reward_error": "why there is no reward",
+    "reward_model": "version and digest of the ranker that scored",
     "audit_source": "which second source scored the response",
     "audit_status": "ok, timeout, crashed or invalid, of the second source",
     "audit_reward": "what the second source gave",
@@ -75,7 +76,7 @@ _TOKEN = {
 }
 _SHARED = {
     "run_id", "domain", "purpose", "status", "finish", "reward_source", "reward_status",
-    "audit_source", "audit_status", "generator",
+    "reward_model", "audit_source", "audit_status", "generator",
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def add_losses(connection: Connection, run: int, records: list[Placed]) -> None:
 
 def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
     """Weights got a version."""
-    names = ("version", "lineage", "update", "num_bytes")
+    names = ("version", "lineage", "update", "num_bytes", "ranker")
     rows = [
         {**{name: getattr(r, name) for name in names}, "published_at": r.at, "offset": offset}
         for offset, r in records

@@ -178,6 +178,7 @@ def score_trajectories(connection: Connection, run: int, records: list[Placed]) 
                 "reward": finite(r.reward),
                 "correct": r.correct,
                 "reward_source": r.source,
+                "reward_model": r.model,
                 "reward_status": r.status,
                 "reward_parts": {name: finite(part) for name, part in r.parts.items()},
                 "reward_seconds": r.seconds,

@@ -12,13 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from headrace.data.sessions import NO_CLICK, Pair, RankedList, SessionData
+from headrace.data.sessions import (
+    Pair,
+    RankedList,
+    SessionData,
+    clicked_of,
+    document_of,
+    history_of,
+    label_of,
+    ranked_list_of,
+    usable,
+)
 from headrace.errors import UserError
 from tasks.datasets.records import SUFFIXES, Record, find_files, read_records
-
-NOTHING_CLICKED = ("[empty_d]", "", None)
 
 
 def read_sessions(
@@ -37,16 +44,12 @@ def read_sessions(
 def read_lists(path: str, left_out: Counter[str]) -> Iterator[RankedList]:
     """The lists of candidates in a file that have a relevant one."""
     for ranked in _lists(path):
-        unique = dict(zip(ranked.candidates[::-1], ranked.labels[::-1], strict=True))
-        left_out["repeated_candidates"] += len(ranked.candidates) - len(unique)
-        candidates = tuple(c for c in dict.fromkeys(ranked.candidates) if c.strip())
-        labels = tuple(unique[c] for c in candidates)
-        if not ranked.query.strip():
-            left_out["without_query"] += 1
-        elif not any(label > 0 for label in labels):
-            left_out["without_relevant"] += 1
+        sound, lacks = usable(ranked)
+        left_out["repeated_candidates"] += len(ranked.candidates) - len(set(ranked.candidates))
+        if lacks:
+            left_out[lacks] += 1
         else:
-            yield RankedList(ranked.history, ranked.query, candidates, labels, ranked.where)
+            yield sound
 
 
 def _says_something(pairs: tuple[Pair, ...], left_out: Counter[str]) -> bool:
@@ -67,8 +70,8 @@ def _sessions(path: str) -> Iterator[tuple[Pair, ...]]:
         if isinstance(row, list):
             yield _pairs_of(row[1:], where)
         else:
-            pairs = _history(row, where)
-            clicked = _clicked(row)
+            pairs = history_of(row, where)
+            clicked = clicked_of(row)
             if isinstance(row.get("query"), str) and clicked is not None:
                 pairs = (*pairs, (row["query"], clicked))
             yield pairs
@@ -78,7 +81,7 @@ def _lists(path: str) -> Iterator[RankedList]:
     for file in _files(path):
         if file.name.endswith(SUFFIXES):
             for number, row in read_records(file):
-                yield _listed(f"{file}, row {number}", row)
+                yield ranked_list_of(row, f"{file}, row {number}")
         else:
             yield from _listed_lines(_lines(file))
 
@@ -117,7 +120,7 @@ def _listed_lines(rows: Iterator[tuple[str, list[str]]]) -> Iterator[RankedList]
         lines = list(group)
         where, first = lines[0]
         *history, last = _pairs_of(first[1:], where)
-        labels = tuple(_label(line[0], place) for place, line in lines)
+        labels = tuple(label_of(line[0], place) for place, line in lines)
         candidates = tuple(line[-1] for _, line in lines)
         yield RankedList(tuple(history), last[0], candidates, labels, where)
 
@@ -126,58 +129,6 @@ def _pairs_of(parts: list[str], where: str) -> tuple[Pair, ...]:
     if not parts or len(parts) % 2:
         raise UserError(f"{where}: a label, then queries and documents in turn, each behind a tab")
     return tuple(
-        (query, _document(document))
+        (query, document_of(document))
         for query, document in zip(parts[::2], parts[1::2], strict=True)
-    )
-
-
-def _document(text: str | None) -> str:
-    return NO_CLICK if text in NOTHING_CLICKED else str(text)
-
-
-def _label(value: Any, where: str) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: the label is {str(value)[:40]!r}, not a number") from error
-
-
-def _history(row: Record, where: str) -> tuple[Pair, ...]:
-    history: Any = row.get("history", row.get("session", []))
-    try:
-        return tuple((str(each["query"]), _document(each.get("clicked"))) for each in history)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{where}: history is no list of query and clicked") from error
-
-
-def _clicked(row: Record) -> str | None:
-    """The text of the candidate that was clicked, where a row says so."""
-    clicked, candidates = row.get("clicked"), row.get("candidates")
-    if isinstance(clicked, int) and isinstance(candidates, list) and clicked < len(candidates):
-        return str(candidates[clicked])
-    if isinstance(clicked, str):
-        return clicked
-    labels = row.get("labels")
-    if isinstance(labels, list) and isinstance(candidates, list) and len(labels) == len(candidates):
-        return next((str(c) for c, one in zip(candidates, labels, strict=True) if one), None)
-    return None
-
-
-def _listed(where: str, row: Record) -> RankedList:
-    query, candidates, labels = (row.get(key) for key in ("query", "candidates", "labels"))
-    if not isinstance(query, str) or not isinstance(candidates, list):
-        raise UserError(
-            f"{where}: no query and candidates (the row has {', '.join(sorted(row)) or 'nothing'})"
-        )
-    if labels is None:
-        clicked = _clicked(row)
-        labels = [int(str(c) == clicked) for c in candidates]
-    if not isinstance(labels, list) or len(labels) != len(candidates):
-        raise UserError(f"{where}: {len(candidates)} candidates and other labels")
-    return RankedList(
-        _history(row, where),
-        query,
-        tuple(map(str, candidates)),
-        tuple(_label(label, where) for label in labels),
-        where,
     )

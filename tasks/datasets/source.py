@@ -23,6 +23,7 @@ from tasks.procedural.first_digit import FIRST_DIGIT
 from tasks.procedural.graph_walk import GRAPH_WALK
 from tasks.procedural.hidden_letter import HIDDEN_LETTER
 from tasks.procedural.products import PRODUCTS
+from tasks.procedural.search_world import REWRITING
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
@@ -39,6 +40,7 @@ PROCEDURAL_TASKS = {
         PRODUCTS,
         FIRST_DIGIT,
         HIDDEN_LETTER,
+        REWRITING,
     )
 }
 

@@ -14,14 +14,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from tasks.procedural.search_world import SearchWorld
+from tasks.procedural.search_world import vocabulary
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[eos]", "[term_del]", "[sent_del]", "[empty_d]")
 
 
 def make(folder: Path, *, seed: int = 0) -> None:
     """Write model and tokenizer."""
-    words = [*SPECIAL, *SearchWorld().vocabulary]
+    words = [*SPECIAL, *vocabulary()]
     plain = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     plain.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.errors import UserError
 from tasks.rows import Row, prompt_hash
@@ -85,6 +85,9 @@ class ProceduralTask:
     tail_exponent: float = 1.6
     """Of the Pareto law of the number of terms unless told otherwise."""
 
+    columns: Callable[[str], dict[str, Any]] = lambda prompt: {}
+    """What a prompt's row has for reward functions besides its terms."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -135,7 +138,8 @@ def prompt_row(
         terms = sizes.draw(rng)
         prompt = task.draw(rng, terms)
         if is_held_out(prompt) == (split == "eval"):
-            return Row(f"{split}-{index}", prompt, task.solve(prompt), {"terms": terms})
+            info = {"terms": terms, **task.columns(prompt)}
+            return Row(f"{split}-{index}", prompt, task.solve(prompt), info)
 
 
 def evaluation_rows(task: ProceduralTask, count: int, *, sizes: Sizes | None = None) -> list[Row]:

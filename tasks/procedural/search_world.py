@@ -1,73 +1,198 @@
 """A world of search sessions that is made, not read: topics, their words, ambiguous queries.
 
 In: sizes, a seed. Out: sessions of one topic each, and lists of candidates for an ambiguous last
-query, of which the one of the session's topic was clicked. Promises: the same seeds give the same
-sessions; nothing but the session says which candidate is right. The world itself is the same for
-every seed, as a language is.
+query, of which the one of the session's topic was clicked; and the procedural task of rewriting
+such a query, whose prompts are sessions (`Aa Ac>Ab Ac Ad Aa;Xb=`). Promises: the same seeds give
+the same sessions; nothing but the session says which candidate is right. The world itself is the
+same for every seed, as a language is.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from random import Random
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any
 
 from headrace.data.sessions import Pair, RankedList, SessionData
+from tasks.procedural.base import Phase, ProceduralTask
+from tasks.rows import Row
 
+TOPICS, WORDS, SHARED = 20, 15, 20
+"""Topics, words of each, and ambiguous words, each of which three topics share."""
 NOISE = 0.15
 """Share of words that another topic lends."""
 CANDIDATES = 10
+AMBIGUOUS = "X"
+"""The first letter of ambiguous words."""
+_CHANCES = [1 / (rank + 1) for rank in range(WORDS)]
+_WORLD = Random(0)
+_MEANINGS = [_WORLD.sample(range(TOPICS), 3) for _ in range(SHARED)]
+_TOPICS = [t for t in range(TOPICS) if any(t in meant for meant in _MEANINGS)]
+QUERY, ANY = 0.5, 0.3
+"""Of the rewritings that a supervised model is shown, the share that repeat the query, and the
+share of any words."""
+LONGEST = 6
+"""Most words of a rewriting that is shown."""
 
 
-class SearchWorld:
-    """`topics` of `words` each, by Zipf's law, and `ambiguous` words that three topics share."""
+def vocabulary() -> list[str]:
+    """Every word: a letter of its topic and one of its rank."""
+    own = [_word(topic, rank) for topic in range(TOPICS) for rank in range(WORDS)]
+    return own + [_shared(number) for number in range(SHARED)]
 
-    def __init__(self, topics: int = 20, words: int = 15, ambiguous: int = 20) -> None:
-        draw = Random(0)
-        self._topics, self._words = topics, words
-        self._shared = [draw.sample(range(topics), 3) for _ in range(ambiguous)]
-        self._chances = [1 / (rank + 1) for rank in range(words)]
-        self._able = [t for t in range(topics) if any(t in shared for shared in self._shared)]
 
-    @property
-    def vocabulary(self) -> list[str]:
-        """Every word."""
-        own = [f"t{t}w{w}" for t in range(self._topics) for w in range(self._words)]
-        return own + [f"both{i}" for i in range(len(self._shared))]
+def session(draw: Random) -> tuple[Pair, ...]:
+    """Two to four queries of one topic, each with a click."""
+    topic = draw.choice(_TOPICS)
+    return _pairs(draw, topic, draw.randint(2, 4))
 
-    def session(self, draw: Random) -> tuple[Pair, ...]:
-        """Two to four queries of one topic, each with a click."""
-        topic = draw.choice(self._able)
-        return tuple(
-            (self._text(draw, topic, 1, 3), self._text(draw, topic, 4, 7))
-            for _ in range(draw.randint(2, 4))
-        )
 
-    def ranked_list(self, draw: Random) -> RankedList:
-        """A session whose last query could mean three topics; ten candidates, two of them of the
-        other meanings."""
-        topic = draw.choice(self._able)
-        number = draw.choice([i for i, shared in enumerate(self._shared) if topic in shared])
-        history = tuple(
-            (self._text(draw, topic, 1, 3), self._text(draw, topic, 4, 7))
-            for _ in range(draw.randint(1, 3))
-        )
-        meant = self._shared[number]
-        others = [t for t in meant if t != topic]
-        rest = draw.sample([t for t in range(self._topics) if t not in meant], CANDIDATES - 3)
-        told = [(self._text(draw, t, 4, 7), int(t == topic)) for t in (topic, *others, *rest)]
-        draw.shuffle(told)
-        candidates, labels = zip(*told, strict=True)
-        return RankedList(history, f"both{number}", candidates, labels)
-
-    def _text(self, draw: Random, topic: int, fewest: int, most: int) -> str:
-        ranks = draw.choices(range(self._words), self._chances, k=draw.randint(fewest, most))
-        whose = [draw.randrange(self._topics) if draw.random() < NOISE else topic for _ in ranks]
-        return " ".join(f"t{t}w{rank}" for t, rank in zip(whose, ranks, strict=True))
+def ranked_list(draw: Random) -> RankedList:
+    """A session whose last query could mean three topics, and candidates."""
+    topic, number = _topic_and_query(draw)
+    history = _pairs(draw, topic, draw.randint(1, 3))
+    return _listed(draw, history, number, topic)
 
 
 def search_data(*, sessions: int, lists: int, held_out: int, seed: int) -> SessionData:
     """Sessions and lists of the world by a seed; what is held out is the same for every seed."""
-    world, draw = SearchWorld(), Random(seed)
+    draw = Random(seed)
     return SessionData(
-        [world.session(draw) for _ in range(sessions)],
-        [world.ranked_list(draw) for _ in range(lists)],
-        [world.ranked_list(Random(10_000 + i)) for i in range(held_out)],
+        [session(draw) for _ in range(sessions)],
+        [ranked_list(draw) for _ in range(lists)],
+        [ranked_list(Random(10_000 + i)) for i in range(held_out)],
         {},
     )
+
+
+def _topic_and_query(draw: Random) -> tuple[int, int]:
+    topic = draw.choice(_TOPICS)
+    return topic, draw.choice([i for i, meant in enumerate(_MEANINGS) if topic in meant])
+
+
+def _listed(draw: Random, history: Sequence[Pair], number: int, topic: int) -> RankedList:
+    """Ten candidates, of which two are of the query's other meanings."""
+    meant = _MEANINGS[number]
+    rest = draw.sample([t for t in range(TOPICS) if t not in meant], CANDIDATES - 3)
+    others = [t for t in meant if t != topic]
+    told = [(_text(draw, t, 4, 7), int(t == topic)) for t in (topic, *others, *rest)]
+    draw.shuffle(told)
+    candidates, labels = zip(*told, strict=True)
+    return RankedList(tuple(history), _shared(number), candidates, labels)
+
+
+def _pairs(draw: Random, topic: int, count: int) -> tuple[Pair, ...]:
+    return tuple((_text(draw, topic, 1, 3), _text(draw, topic, 4, 7)) for _ in range(count))
+
+
+def _text(draw: Random, topic: int, fewest: int, most: int) -> str:
+    ranks = draw.choices(range(WORDS), _CHANCES, k=draw.randint(fewest, most))
+    whose = [draw.randrange(TOPICS) if draw.random() < NOISE else topic for _ in ranks]
+    return " ".join(_word(t, rank) for t, rank in zip(whose, ranks, strict=True))
+
+
+def _word(topic: int, rank: int) -> str:
+    return ascii_uppercase[topic] + ascii_lowercase[rank]
+
+
+def _shared(number: int) -> str:
+    return AMBIGUOUS + ascii_lowercase[number]
+
+
+# -- rewriting ------------------------------------------------------------------------------------
+
+
+def draw_rewriting(rng: Random, terms: int) -> str:
+    """A session of so many pairs and an ambiguous query. The session is mostly of one of the
+    query's meanings, so that it says which."""
+    while True:
+        topic, number = _topic_and_query(rng)
+        prompt = _prompt(_pairs(rng, topic, terms), number)
+        if topic_of(prompt) == topic:
+            return prompt
+
+
+def read_prompt(prompt: str) -> tuple[list[Pair], str]:
+    """History and query. Raises ValueError for another text."""
+    *parts, query = prompt.removesuffix("=").split(";")
+    if not prompt.endswith("=") or query[:1] != AMBIGUOUS:
+        raise ValueError(f"no session with an ambiguous query: {prompt!r}")
+    pairs = [part.split(">") for part in parts]
+    return [(asked, clicked) for asked, clicked in pairs], query
+
+
+def topic_of(prompt: str) -> int:
+    """Which of the query's meanings has most words in the session."""
+    history, query = read_prompt(prompt)
+    seen = Counter(word[0] for pair in history for text in pair for word in text.split())
+    meant = _MEANINGS[ascii_lowercase.index(query[1])]
+    return max(meant, key=lambda topic: seen[ascii_uppercase[topic]])
+
+
+def columns(prompt: str) -> dict[str, Any]:
+    """History, query, candidates and labels of a prompt, the same ones every time."""
+    history, query = read_prompt(prompt)
+    number = ascii_lowercase.index(query[1])
+    found = _listed(Random(f"candidates/{prompt}"), history, number, topic_of(prompt))
+    return {
+        "history": [{"query": query, "clicked": clicked} for query, clicked in found.history],
+        "query": found.query,
+        "candidates": list(found.candidates), "labels": list(found.labels),
+    }  # fmt: skip
+
+
+def _solve(prompt: str) -> str:
+    """The candidate that was clicked."""
+    found = columns(prompt)
+    clicked: str = found["candidates"][found["labels"].index(1)]
+    return clicked
+
+
+def _teach(prompt: str, rng: Random, phase: Phase) -> str:
+    """Words of the session while copying is learnt; then mostly the query, or any words."""
+    history, query = read_prompt(prompt)
+    kind, count = rng.random(), rng.randint(1, LONGEST)
+    if phase == "mixture" and kind < QUERY:
+        return query
+    if phase == "mixture" and kind < QUERY + ANY:
+        chosen = [_word(rng.randrange(TOPICS), rng.randrange(WORDS)) for _ in range(count)]
+    else:
+        words = [word for pair in history for text in pair for word in text.split()]
+        first = rng.randrange(len(words))
+        chosen = words[first : first + count]
+    return " ".join(chosen)
+
+
+def _style_of(response: str) -> str:
+    """Whether the query was repeated, or words of topics were written."""
+    if response[:1] == AMBIGUOUS:
+        return "query"
+    return "words" if response[:1] in ascii_uppercase[:TOPICS] else "other"
+
+
+def _is_right(row: Row, response: str) -> bool:
+    """Whether most words are of the topic that was meant."""
+    words = response.split()
+    meant = ascii_uppercase[topic_of(str(row.prompt))]
+    return 2 * sum(word[0] == meant for word in words) > len(words)
+
+
+def _prompt(history: Sequence[Pair], number: int) -> str:
+    told = "".join(f"{query}>{document};" for query, document in history)
+    return f"{told}{_shared(number)}="
+
+
+REWRITING = ProceduralTask(
+    name="rewriting",
+    characters=ascii_uppercase[:TOPICS] + AMBIGUOUS + ascii_lowercase[:SHARED] + " >;=",
+    most_terms=4,
+    max_terms=3,
+    styles=("query", "words"),
+    draw=draw_rewriting,
+    solve=_solve,
+    teach=_teach,
+    style_of=_style_of,
+    is_right=_is_right,
+    min_terms=2,
+    columns=columns,
+)

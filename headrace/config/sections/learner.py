@@ -35,6 +35,24 @@ class OptimizerConfig(StrictModel):
     """Optimizer steps in one pass."""
 
 
+class RankerTraining(OptimizerConfig):
+    """How the ranker that pays is trained along: on the answers of each update and the clicks of
+    their rows."""
+
+    lr: float = Field(default=1e-4, gt=0)
+    """Learning rate after warm-up."""
+
+    lists: int = Field(default=32, ge=1)
+    """Most lists of candidates that a rank learns from in one update; it takes the first."""
+
+    max_tokens: int = Field(default=128, ge=16)
+    """Longest row in tokens; the oldest queries of a session go first."""
+
+    max_staleness: int = Field(default=2, ge=0)
+    """Most versions between the one that scores and the newest; what an older one said is asked
+    again."""
+
+
 class LearnerConfig(StrictModel):
     """The learner: two DeepSpeed engines behind one update."""
 
@@ -89,6 +107,9 @@ class LearnerConfig(StrictModel):
 
     value: OptimizerConfig = OptimizerConfig(lr=2e-6)
     """The value model's optimizer."""
+
+    ranker: RankerTraining | None = None
+    """Train the reward's ranker along (kind `ranker`). None: it stays as it is."""
 
     publish_min_interval_s: float = Field(default=0.0, ge=0)
     """Least time between two publications of weights; a newer version replaces a waiting one."""

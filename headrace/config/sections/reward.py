@@ -12,7 +12,7 @@ from headrace.config.sections.reward_monitors import AlertConfig, AuditConfig
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
-    "judge", "prm", "pairwise",
+    "judge", "prm", "pairwise", "ranker",
 ]  # fmt: skip
 Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -45,8 +45,9 @@ class SourceConfig(StrictModel):
     expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
     sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
     judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
-    answer beats its prompt's anchor, by a pairwise reward model. See docs/verifiers.md,
-    docs/sandbox.md, docs/judges.md, docs/process-rewards.md and docs/pairwise-rl.md."""
+    answer beats its prompt's anchor, by a pairwise reward model. ranker: how well a session ranker
+    finds the click by the answer. See docs/verifiers.md, docs/sandbox.md, docs/judges.md,
+    docs/process-rewards.md, docs/pairwise-rl.md and docs/session-ranking.md."""
 
     unit: Unit = "trajectory"
     """What is scored at once. trajectory: each response when it has ended. group: all responses to
@@ -208,6 +209,10 @@ class RewardConfig(SourceConfig):
     def has_kind(self, kind: Kind) -> bool:
         """Whether a source is of a kind."""
         return any(source.kind == kind for source in self.each().values())
+
+    def ranker(self) -> SourceConfig | None:
+        """The source whose ranker may be trained along, where there is one."""
+        return next((s for s in self.each().values() if s.kind == "ranker"), None)
 
     def line_source(self) -> SourceConfig | None:
         """The source that scores lines, where there is one."""

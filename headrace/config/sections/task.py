@@ -136,6 +136,19 @@ class HiddenLetterConfig(ProceduralConfig):
     """Most digits."""
 
 
+class RewritingConfig(ProceduralConfig):
+    """Procedural search sessions whose last query could mean three topics, to be written anew: the
+    task of the reward `ranker`. A term is a query with its click."""
+
+    kind: Literal["rewriting"]
+
+    min_terms: int = Field(default=2, ge=2, le=4)
+    """Fewest queries with a click before the last one."""
+
+    max_terms: int = Field(default=3, ge=2, le=4)
+    """Most of them."""
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -196,6 +209,7 @@ SingleTask = (
     | ProductsConfig
     | FirstDigitConfig
     | HiddenLetterConfig
+    | RewritingConfig
     | DatasetConfig
 )
 

@@ -36,7 +36,8 @@ class BatchRules:
         mixed_groups: groups in which all scores are equal are not trained. masked_marks: tokens
         with such a mark are kept out of the loss. by_turn: credit ends with a turn.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
-        kl_of_prompt: which prompts have a KL coefficient of their own.
+        kl_of_prompt: which prompts have a KL coefficient of their own. sends_rows: windows that end
+        an answer bring the row of its prompt.
     """
 
     boundary_mask: int
@@ -49,6 +50,7 @@ class BatchRules:
     by_turn: bool = False
     stays_with_rank: bool = False
     kl_of_prompt: KlOfPrompt = _none_of_its_own
+    sends_rows: bool = False
 
 
 def batch_rules(config: RunConfig) -> BatchRules:
@@ -70,6 +72,7 @@ def batch_rules(config: RunConfig) -> BatchRules:
         by_turn=algorithm.turns == "turn",
         stays_with_rank=config.learner.context == "carried",
         kl_of_prompt=_kl_of_prompt(config),
+        sends_rows=config.learner.ranker is not None,
     )
 
 

@@ -125,6 +125,27 @@ RULES: tuple[Rule, ...] = (
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
     ),
     Rule(
+        "learner.ranker",
+        lambda c: c.learner.ranker is not None
+        and [s.kind for s in c.reward.each().values()].count("ranker") != 1,
+        "trains the ranker of a reward along; name one source with kind = \"ranker\"",
+    ),
+    Rule(
+        "learner.ranker",
+        lambda c: c.learner.ranker is not None
+        and (source := c.reward.ranker()) is not None
+        and source.options.get("answer", "query") != "query",
+        "learns from answers that are queries; leave it out with options.answer = \"order\"",
+    ),
+    Rule(
+        "reward.unit",
+        lambda c: c.learner.ranker is not None
+        and c.schedule.num_generations > 1
+        and (source := c.reward.ranker()) is not None
+        and source.unit != "group",
+        '"trajectory" lets several versions of a ranker score one group; use "group"',
+    ),
+    Rule(
         "environment.max_context",
         lambda c: c.environment is not None
         and c.environment.max_context is not None

@@ -66,6 +66,9 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[TurnRun] = []
     """Where credit ends with a turn: those in the window, up to its end; the first may have begun
     before it."""
+    row: str = ""
+    """Of one that is finished, the columns of its prompt's row as JSON, where the ranker learns
+    from them."""
 
 
 class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +129,8 @@ def part_bytes(item: BatchSequence | PolicyWindow | ValueTrajectory | GroupScore
             size += value.nbytes
         elif isinstance(value, list):
             size += sum(map(_entry_bytes, value))
+        elif isinstance(value, str):
+            size += len(value.encode())
     return size
 
 

@@ -241,6 +241,19 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     leases_until: fields.LeaseBorder = -1
 
 
+class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model that scores: a folder, and the beginning of its weights' SHA-256."""
+
+    version: fields.Count
+    path: fields.Line
+    digest: fields.Digest
+
+    @property
+    def named(self) -> str:
+        """What a score's record says of it."""
+        return f"{self.version}-{self.digest}"
+
+
 class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
     """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
     order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
@@ -250,6 +263,8 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
     sha256: fields.Digest
     num_bytes: fields.Count
     sources: list[fields.Line]
+    ranker: ModelVersion | None = None
+    """The ranker that is trained along, as it is with these weights."""
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
@@ -309,6 +324,8 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of these lines."""
     siblings: list["ScoreItem"] = []
     audit: bool = False
+    model: ModelVersion | None = None
+    """Which version is to score, where the run trains the model that does."""
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -337,6 +354,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """One score for each sibling that was asked for."""
     audit: bool = False
     """As in its ScoreItem."""
+    model: fields.Name | None = None
+    """The version and digest of the model that scored, where the kind says it."""
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):

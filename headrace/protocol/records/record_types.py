@@ -119,6 +119,8 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     seconds: float = 0.0
     error: str | None = None
     source: str = "default"
+    model: str | None = None
+    """Version and digest of the model that scored, where the run knows it."""
 
 
 class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
@@ -333,12 +335,13 @@ class VersionIssued(Record, frozen=True, kw_only=True, tag=True):
 
 
 class VersionPublished(Record, frozen=True, kw_only=True, tag=True):
-    """Weights got a version."""
+    """Weights got a version; `ranker` names that of the ranker that is trained along."""
 
     version: int
     lineage: int
     update: int
     num_bytes: int
+    ranker: str | None = None
 
 
 class VersionLoaded(Record, frozen=True, kw_only=True, tag=True):

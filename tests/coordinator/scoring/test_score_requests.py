@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.connections.peers import RewardPeer
+from coordinator.connections.peers import Ask, RewardPeer
+from coordinator.connections.ranker_versions import RankerVersions
 from coordinator.connections.rejections import RejectionLog
 from coordinator.incidents.reward_monitors import Monitors
 from coordinator.scoring.score_requests import Scoring
 from headrace.errors import UserError
-from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
+from headrace.protocol.messages.control import (
+    Hello,
+    ModelVersion,
+    Score,
+    ScoreItem,
+    ScoreRequest,
+    Scores,
+)
 from headrace.protocol.records.record_types import GroupIssued, Record, RewardArrived
 from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.world import World, make_config
@@ -24,8 +32,9 @@ CHAT = '[{"role": "user", "content": "p"}]'
 class Front:
     """A hub with one worker; keeps what is sent."""
 
-    def __init__(self, **reward: Any) -> None:
-        self.world = World(make_config(reward=reward, schedule={"num_generations": 1}))
+    def __init__(self, learner: dict[str, Any] | None = None, **reward: Any) -> None:
+        more = {"learner": learner} if learner else {}
+        self.world = World(make_config(reward=reward, schedule={"num_generations": 1}, **more))
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.config, self.account = self.world.config, self.world.account
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
@@ -35,6 +44,7 @@ class Front:
         self.monitors = Monitors(self.config.reward, lambda kind, text: None)
         self.rejections: Any = RejectionLog(lambda kind, text: None)
         self.lines = None
+        self.rankers = RankerVersions(self.config, "/run")
         prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
@@ -182,3 +192,63 @@ def test_a_prompt_without_a_source_ends_the_run_in_one_line() -> None:
     front = routed()
     with pytest.raises(UserError, match="leaves prompt p without a source"):
         front.finish(info='{"of": "art"}')
+
+
+def version(number: int) -> ModelVersion:
+    return ModelVersion(version=number, path=f"/run/rankers/v{number}", digest=f"{number:016x}")
+
+
+def ranked(max_staleness: int = 1) -> Front:
+    """A run whose ranker is trained along."""
+    learner = {"ranker": {"max_staleness": max_staleness}}
+    return Front(learner, kind="ranker", options={"model": "m"})
+
+
+def test_a_ranker_that_is_trained_along_scores_by_its_newest_version() -> None:
+    front = ranked()
+    front.finish()
+    assert not front.dispatch(), "there is no version yet"
+    front.rankers.published(version(3))
+    front.rankers.published(None)
+    (item,) = front.dispatch()
+    assert item.model == version(3)
+    score = Score(trajectory_id=0, status="ok", reward=0.5, model=version(3).named)
+    assert front.scoring.receive("reward-0", Scores(scores=[score]))
+    assert front.account.trajectories[0].reward_model == version(3).named
+
+
+@pytest.mark.parametrize("status", ["ok", "crashed"])
+def test_a_score_by_a_version_that_is_too_old_is_asked_for_again(status: Any) -> None:
+    front = ranked(max_staleness=1)
+    front.rankers.published(version(3))
+    front.finish()
+    assert front.dispatch()[0].model == version(3)
+    front.rankers.published(version(4))
+    front.rankers.published(version(5))
+    late = Score(trajectory_id=0, status=status, reward=0.5, model=version(3).named)
+    assert not front.scoring.receive("reward-0", Scores(scores=[late]))
+    assert front.rejections.counts["score_outdated"] == 1
+    assert front.account.trajectories[0].reward_status is None
+    assert not front.incidents, "the folder may be gone by then"
+    assert front.dispatch()[0].model == version(5)
+    front.rankers.published(version(6))
+    good = Score(trajectory_id=0, status="ok", reward=0.25, model=version(5).named)
+    assert front.scoring.receive("reward-0", Scores(scores=[good])), "one behind is allowed"
+    assert front.account.trajectories[0].reward == 0.25
+
+
+def test_what_has_scored_a_part_of_a_group_scores_the_rest() -> None:
+    front = ranked(max_staleness=0)
+    front.rankers.published(version(9))
+    front.finish()
+    front.account.trajectories[0].reward_model = version(4).named
+    ask = Ask(0, "default")
+    asked = front.rankers.choose(ask, [front.account.trajectories[0]])
+    assert asked == version(4), "its folder is known by its number, its weights by the digest"
+
+
+def test_a_ranker_that_stays_as_it_is_needs_no_version() -> None:
+    front = Front(kind="ranker", options={"model": "m"})
+    front.finish()
+    (item,) = front.dispatch()
+    assert item.model is None

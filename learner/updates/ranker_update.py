@@ -1,0 +1,129 @@
+"""The ranker's part of one update: it learns from the clicks of answers that ended.
+
+In: a shard whose windows bring the rows of their prompts, and the policy's tokenizer. Out:
+optimizer steps on whole lists of candidates, each behind the policy's answer in the place of its
+query, in padded batches. Promises: an answer is learnt from in the update that trains its last
+window and in no other; all ranks take the same steps; a row without a click is left out and
+counted.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.config.sections.learner import RankerTraining
+from headrace.data.sessions import RankedList, ranked_list_of, usable
+from headrace.errors import UserError
+from headrace.protocol.messages.batches import Shard
+from learner.device import Place
+from learner.models.deepspeed_engine import Engine, StepLog
+from learner.ranking.encoding import Row
+from learner.ranking.losses import pointwise
+from learner.ranking.model import BATCH, SessionRanker
+
+STREAM = 2
+"""Of the seed by which candidates are dealt; policy and value model have 0 and 1."""
+Example = tuple[Row, int]
+
+
+@dataclass(frozen=True)
+class RankerPart:
+    """What stays from update to update. `decode`: text of the policy's token ids. `reads_history`:
+    as the reward asks the ranker."""
+
+    ranker: SessionRanker
+    engine: Engine
+    config: RankerTraining
+    decode: Any
+    reads_history: bool
+
+
+class RankerUpdate:
+    """`train`, then `figures`. `log`: optimizer steps so far."""
+
+    name = "ranker"
+
+    def __init__(self, part: RankerPart, place: Place, shard: Shard, *, update: int) -> None:
+        ranker, config = part.ranker, part.config
+        self._ranker, self._engine, self._config = ranker, part.engine, config
+        self._place, self._update = place, update
+        self.log = StepLog(place.work, f"update {update}: ranker step")
+        self.log.planned = config.epochs * config.minibatches
+        found = list(clicked_lists(shard, part.decode))
+        self._lists = [ranked for ranked in found if ranked is not None][: config.lists]
+        self._left_out = sum(ranked is None for ranked in found)
+        self._examples: list[Example] = [
+            (ranker.row(ranked, i, reads_history=part.reads_history), label)
+            for ranked in self._lists
+            for i, label in enumerate(ranked.labels)
+        ]
+
+    def train(self, *, sound: bool) -> None:
+        """Take all optimizer steps, up to the first that is thrown away; none where the update is
+        not `sound`."""
+        if not sound:
+            return
+        self._ranker.model.train()
+        for epoch in range(self._config.epochs):
+            seed = self._place.seed_of(self._update, STREAM, epoch)
+            order = np.random.default_rng(seed).permutation(len(self._examples))
+            for part in np.array_split(order, self._config.minibatches):
+                count = torch.tensor(part.size, device=self._place.device)
+                total = int(self._place.total(count))
+                if total and not self._step([self._examples[i] for i in part], total):
+                    return
+
+    def _step(self, examples: Sequence[Example], total: int) -> bool:
+        """One step on this rank's share of `total` examples; whether it was applied."""
+        parts = [examples[first : first + BATCH] for first in range(0, len(examples), BATCH)]
+        passes = max(1, self._place.most(len(parts)))
+        for number in range(passes):
+            part = parts[number] if number < len(parts) else []
+            # Ranks without an example go through the same collectives.
+            rows = [row for row, _ in part] or [self._ranker.encoder.session([])]
+            scores = self._engine(**self._ranker.batch(rows)).logits[:, 0]
+            labels = [label for _, label in part] or [0]
+            losses = pointwise(scores, torch.tensor(labels, device=scores.device))
+            loss = losses.sum() / total * bool(part)
+            self.log.losses.append(loss.detach())
+            self._engine.backward(loss, last=number == passes - 1)
+        return self.log.step(self._engine)
+
+    def figures(self) -> dict[str, float]:
+        """By metric name, the same on all ranks."""
+        log, device = self.log, self._place.device
+        loss = torch.stack(log.losses).sum().double() if log.losses else torch.zeros(()).double()
+        counts = torch.tensor([len(self._lists), self._left_out]).double()
+        sums = self._place.total(torch.cat([loss.cpu().reshape(1), counts]).to(device)).tolist()
+        figures = {
+            "ranker/lists": sums[1], "ranker/left_out": sums[2],
+            "ranker/steps": float(log.applied), "ranker/lr": self._engine.lr,
+        }  # fmt: skip
+        if log.taken:
+            figures["ranker/loss"] = sums[0] / log.taken
+        if log.grad_norm is not None:
+            figures["ranker/grad_norm"] = log.grad_norm
+        return figures
+
+
+def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
+    """The list of each answer that ends in a shard, with the answer in the place of the query; None
+    where its row has none that can be learnt from."""
+    for window in shard.windows:
+        if not window.row:
+            continue
+        sequence = shard.sequences[window.sequence]
+        runs = [range(start, end) for start, end in sequence.sampled]
+        places = [sequence.opening + position for run in runs for position in run]
+        text = str(decode(sequence.token_ids[places].tolist(), skip_special_tokens=True))
+        try:
+            ranked = replace(ranked_list_of(json.loads(window.row), "the row"), query=text)
+        except UserError:
+            yield None
+            continue
+        ranked, lacks = usable(ranked)
+        yield None if lacks else ranked
