@@ -5,7 +5,6 @@ is a Hugging Face folder that `AutoModelForSequenceClassification` loads as it i
 """
 
 import hashlib
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ class SessionRanker:
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device, *, longest: int) -> None:
         self.model, self.tokenizer, self.device = model.to(device), tokenizer, device
-        self.card: Path | None = None
+        self.card: bytes | None = None
         """What says how it was made, where a file does; it goes along."""
         most = int(getattr(model.config, "max_position_embeddings", longest))
         self.encoder = SessionEncoder(tokenizer, min(longest, most))
@@ -53,7 +52,7 @@ class SessionRanker:
             raise UserError(f"{folder}: its tokenizer has no [CLS] or no [SEP]")
         ranker = cls(model.float(), tokenizer, device, longest=longest)
         card = folder / CARD
-        ranker.card = card if card.is_file() else None
+        ranker.card = card.read_bytes() if card.is_file() else None
         return ranker
 
     def represent(self, rows: Sequence[Row]) -> Tensor:
@@ -96,7 +95,7 @@ class SessionRanker:
         self.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         self.tokenizer.save_pretrained(folder)
         if self.card is not None:
-            shutil.copyfile(self.card, folder / CARD)
+            (folder / CARD).write_bytes(self.card)
 
 
 def digest_of(folder: Path) -> str:
