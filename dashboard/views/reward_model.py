@@ -29,6 +29,12 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
      "Healthy: both near 0."),
     ("Area under the curve", ("held_out/auc",), "share",
      "Share of (good, bad) lines in which the good one scores more. Healthy: rising to 1."),
+    ("Ranking", ("held_out/map", "held_out/ndcg_1", "held_out/ndcg_10"), "share",
+     "Of held-out lists: mean average precision, and NDCG at 1 and 10. Flat while sessions are "
+     "contrasted. Healthy: rising in the second stage."),
+    ("Variants recognised", ("held_out/recognised",), "share",
+     "Share of variants of sessions whose other variant was nearest, in the last 20 steps of the "
+     "first stage. Healthy: above 0.7 at its end."),
     ("Gradient norm", ("grad_norm",), "", "Before clipping. Healthy: no jumps."),
     ("Learning rate", ("lr",), "", "Of each step."),
 )  # fmt: skip
@@ -48,7 +54,7 @@ def _run(run: RunData) -> None:
     drawn = [chart for chart in CHARTS if known & set(chart[1])]
     cards = [partial(_card, run, curves, *chart) for chart in drawn]
     report = run.reward_model_report()
-    if report is not None:
+    if report is not None and "calibration" in report["after"]:
         cards.append(partial(_reliability, report["after"]["calibration"]["bins"]))
     if not cards:
         panels.empty(panels.awaited(run, "the first look at the held-out examples"))
@@ -74,15 +80,18 @@ def _headline(summary: dict[str, Any]) -> None:
 
 def _figures(summary: dict[str, Any]) -> None:
     before, after = summary["held_out"]["before"], summary["held_out"]["after"]
+    ranks = summary["objective"] == "ranker"
+    title, name = ("Held-out MAP", "map") if ranks else ("Held-out accuracy", "accuracy")
+    other, second = ("Variants recognised", "recognised") if ranks else ("Calibration error", "ece")
     columns = st.columns(4)
     columns[0].metric(
-        "Held-out accuracy",
-        share(after.get("accuracy", before.get("accuracy"))),
-        _change(before.get("accuracy"), after.get("accuracy")),
+        title,
+        share(after.get(name, before.get(name))),
+        _change(before.get(name), after.get(name)),
         border=True,
     )
     columns[1].metric("Loss", number(summary["loss"]), border=True)
-    columns[2].metric("Calibration error", number(after.get("ece", before.get("ece"))), border=True)
+    columns[2].metric(other, number(after.get(second, before.get(second))), border=True)
     columns[3].metric("Tokens trained", count(summary["tokens"]), border=True)
 
 

@@ -66,6 +66,25 @@ def test_a_finished_training(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert any("# Reward model" in markdown.value for markdown in test.markdown)
 
 
+def test_a_ranker_has_figures_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = ROOT / "recipes" / "reward-models" / "coca.toml"
+    run_dir = make_run_folder(load_reward_model(recipe, [f'root="{tmp_path}/runs"']))
+    figures: dict[str, float | None] = {"map": 0.7, "ndcg_1": 0.6, "ndcg_10": 0.8}
+    lines.append_line(run_dir, lines.EvaluationLine(0, {"map": 0.3, "recognised": None}, 0.0, 1.0))
+    lines.append_line(run_dir, lines.StepLine(1, 4.8, 0.3, 1e-3, 64, 0.1, 1.0))
+    lines.append_line(run_dir, lines.EvaluationLine(2, figures | {"recognised": 0.8}, 2.0, 22.0))
+    (run_dir / lines.REPORT).write_text(json.dumps({"after": figures, "examples": {}}))
+    lines.write_status(run_dir, lines.Status("finished", 2, 2, 1.0, 22.0))
+    test = opened(run_dir, monkeypatch)
+    shown = text_of(test)
+    for title in ("Ranking", "Variants recognised", "Gradient norm"):
+        assert title in shown
+    assert "Calibration" not in shown
+    metrics = {metric.label: (metric.value, metric.delta) for metric in test.metric}
+    assert metrics["Held-out MAP"] == ("70.0 %", "+40.0 points")
+    assert metrics["Variants recognised"][0] == "0.8"
+
+
 def test_a_training_that_has_just_begun(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = opened(run_dir, monkeypatch)
     assert run_dir.name in text_of(test)
