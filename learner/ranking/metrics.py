@@ -25,7 +25,7 @@ def rank_figures(
     for number in judged:
         query = str(number)
         for place, (score, label) in enumerate(zip(scores[number], labels[number], strict=True)):
-            name = _name(number, place)
+            name = _hashed(f"{number}/{place}")
             run.append(ScoredDoc(query, name, float(score)))
             relevant.append(Qrel(query, name, int(label)))
     found = calc_aggregate(list(MEASURES.values()), relevant, run) if judged else {}
@@ -33,8 +33,13 @@ def rank_figures(
     return {"lists": len(judged), "without_relevant": len(labels) - len(judged), **means}
 
 
-def _name(number: int, place: int) -> str:
-    return hashlib.blake2b(f"{number}/{place}".encode(), digest_size=8).hexdigest()
+def order_of(scores: Sequence[float], candidates: Sequence[str]) -> list[int]:
+    """Places of candidates, the best first; equal scores in the order of the candidates' hashes."""
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], _hashed(candidates[i])))
+
+
+def _hashed(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def reciprocal_rank(order: Sequence[int], labels: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ says which it was. A row without a click is `invalid`, never 0.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -104,6 +105,8 @@ def _scoring(options: Options, start: Path) -> Score:
 def _judged(
     options: Options, score: Score, item: ScoreItem, version: ModelVersion | None
 ) -> Verdict:
+    from learner.ranking.metrics import ndcg, order_of, reciprocal_rank
+
     try:
         ranked, lacks = usable(ranked_list_of(json.loads(item.info), "the row"))
     except UserError as error:
@@ -115,9 +118,7 @@ def _judged(
         scores, model = score(ranked, version) if options.pays == "score" else ([], None)
     else:
         scores, model = score(replace(ranked, query=item.text), version)
-        order = sorted(range(len(scores)), key=lambda place: (-scores[place], -place))
-    from learner.ranking.metrics import ndcg, reciprocal_rank
-
+        order = order_of(scores, ranked.candidates)
     rank = reciprocal_rank(order, ranked.labels)
     parts = {"reciprocal_rank": rank, "ndcg": ndcg(order, ranked.labels)}
     if options.pays == "score":
@@ -129,15 +130,12 @@ def _own(
     options: Options, order: Sequence[int], scores: Sequence[float], labels: Sequence[int]
 ) -> float:
     """What the ranker says, from 0 to 1."""
-    import torch
-
     from learner.ranking.metrics import ndcg
 
-    gains = torch.tensor(scores).sigmoid().tolist()
+    gains = [(1.0 + math.tanh(score / 2)) / 2 for score in scores]
     if options.answer == "order":
         return ndcg(order, gains)
-    best: float = max(gain for gain, label in zip(gains, labels, strict=True) if label > 0)
-    return best
+    return max(gain for gain, label in zip(gains, labels, strict=True) if label > 0)
 
 
 def _order(text: str, count: int) -> list[int]:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ir_measures import RR, Qrel, ScoredDoc, calc_aggregate, nDCG
 
 from headrace.data.sessions import NO_CLICK
 from learner.ranking.encoding import END, MARKS, SessionEncoder, padded
 from learner.ranking.losses import contrastive, pointwise
-from learner.ranking.metrics import rank_figures
+from learner.ranking.metrics import ndcg, rank_figures, reciprocal_rank
 from learner.ranking.sessions import (
     PART_GONE,
     TERM_GONE,
@@ -179,3 +180,21 @@ def test_marks_are_tokens_of_their_own() -> None:
     for mark in (TERM_GONE, PART_GONE):
         assert ids.count(made._marks[mark]) == 1
     assert len({END, *MARKS.values()}) == 4
+
+
+def test_an_order_is_worth_what_ir_measures_says() -> None:
+    """500 lists of graded labels with ties, which trec_eval orders by name from behind."""
+    draw = Random(0)
+    for _ in range(500):
+        size = draw.randint(1, 12)
+        labels = [draw.choice([0, 0, 0, 1, 2]) for _ in range(size)]
+        scores = [draw.choice([0.0, 0.5, 0.25, draw.random()]) for _ in range(size)]
+        order = sorted(range(size), key=lambda place: (np.float32(-scores[place]), -place))
+        run = [ScoredDoc("q", f"{place:02}", score) for place, score in enumerate(scores)]
+        known = [Qrel("q", f"{place:02}", label) for place, label in enumerate(labels)]
+        wanted = calc_aggregate([RR, nDCG], known, run)
+        if any(labels):
+            assert reciprocal_rank(order, labels) == pytest.approx(wanted[RR], abs=1e-6)
+            assert ndcg(order, labels) == pytest.approx(wanted[nDCG], abs=1e-6)
+        else:
+            assert reciprocal_rank(order, labels) == ndcg(order, labels) == 0
