@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.command_line import command_line, offer_row, take_engine
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.performance.whole_path import path_rate
 from generators.run import FAKE_STEP
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     parser = command_line("turns", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--recipe", default="recipes/calculator.toml", help="the rest of the run")
-    parser.add_argument("--engine", default="fake", choices=("fake", "torch", "vllm"))
+    take_engine(parser, "fake")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
     parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.connections.peers import RewardPeer
+from coordinator.connections.ranker_versions import RankerVersions
 from coordinator.incidents.reward_monitors import Monitors
 from coordinator.line_rewards.line_ends import LineTokens
 from coordinator.scoring.score_requests import Scoring
@@ -53,6 +54,7 @@ class LineStage:
         self.failed: str | None = None
         self.incidents: list[str] = []
         self.rejections = SimpleNamespace(count=lambda kind: None)
+        self.rankers = RankerVersions(config, "/run")
         self.monitors = Monitors(config.reward, lambda kind, text: None)
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
