@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.run_files.update_log import read_applied
 from headrace_cli.cli import main
+from storage.exports.sql import ask
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "recipes" / "quickstart.toml"
@@ -88,8 +89,15 @@ class Run:
         return int([r for r in rows if r.get("name") == name and r.get("pid")][-1]["pid"])
 
     def applied(self) -> int:
-        """Updates that the learner wrote down."""
+        """Updates that the learner wrote down; 0 before there is a run folder."""
+        if not any(self.root.glob("*/supervisor.jsonl")):
+            return 0
         return sum(1 for _ in read_applied(self.run_dir))
+
+    def ask(self, query: str) -> list[tuple]:  # type: ignore[type-arg]
+        """The rows of one SELECT over the run."""
+        with ask(self.run_dir, query) as found:
+            return list(found.rows)
 
     def interrupt(self) -> None:
         """Ctrl-C."""

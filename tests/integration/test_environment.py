@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.exports.sql import ask
 from tests.integration.runs import REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,16 +31,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     )
     try:
         for update, kill in ((3, _kill_child), (8, _kill_worker), (13, _kill_coordinator)):
-            run.until(lambda at=update: _applied(run) >= at)  # type: ignore[misc]
+            run.until(lambda at=update: run.applied() >= at)  # type: ignore[misc]
             kill(run)
         assert run.wait() == 0, run.text()
         yield run
     finally:
         run.end()
-
-
-def _applied(run: Run) -> int:
-    return run.applied() if any(run.root.glob("*/supervisor.jsonl")) else 0
 
 
 def _kill_child(run: Run) -> None:
@@ -61,15 +56,14 @@ def _kill_coordinator(run: Run) -> None:
 def test_the_books_are_clean_and_no_episode_failed(finished: Run) -> None:
     audited = headrace("audit", "latest", "--json", "--root", str(finished.root))
     assert audited.returncode == 0, audited.stdout + audited.stderr
-    states = dict(_ask(finished, "select status, count(*) from trajectories group by 1"))
+    states = dict(finished.ask("select status, count(*) from trajectories group by 1"))
     assert states.get("failed", 0) == 0
     assert states["finished"] > 500
 
 
 def test_an_episode_earns_what_its_answer_is_worth(finished: Run) -> None:
     """The product is worked out again from the prompt and the tokens of the last turn."""
-    rows = _ask(
-        finished,
+    rows = finished.ask(
         "select prompt, reward, last.text from trajectories t join (select trajectory_id, "
         "string_agg(token, '' order by position) as text from tokens k where source = 'policy' and "
         "turn = (select max(turn) from tokens j where j.trajectory_id = k.trajectory_id and "
@@ -82,8 +76,7 @@ def test_an_episode_earns_what_its_answer_is_worth(finished: Run) -> None:
 
 
 def test_inserted_tokens_are_what_the_calculator_says_and_are_never_trained(finished: Run) -> None:
-    rows = _ask(
-        finished,
+    rows = finished.ask(
         "select string_agg(token, '' order by position), sum(loss_mask) from tokens "
         "where source = 'tool' group by trajectory_id",
     )
@@ -97,18 +90,12 @@ def test_inserted_tokens_are_what_the_calculator_says_and_are_never_trained(fini
 
 def test_learner_and_sampler_agree_behind_inserted_tokens(finished: Run) -> None:
     """In the first update of the policy, behind two of the value model alone."""
-    (found,) = _ask(
-        finished,
+    (found,) = finished.ask(
         "select quantile_cont(abs(learner_logprob - logprob), 0.99), count(*) from tokens "
         "where source = 'policy' and turn = 1 and trained_at_update = 3 and version = 0",
     )
     assert found[1] > 20
     assert found[0] < 1e-3
-
-
-def _ask(run: Run, query: str) -> list[tuple]:  # type: ignore[type-arg]
-    with ask(run.run_dir, query) as found:
-        return list(found.rows)
 
 
 def test_an_environment_that_is_not_there_ends_the_run_with_the_reason(tmp_path: Path) -> None:
@@ -132,13 +119,13 @@ def test_attempts_verdicts_and_revisions_are_trained_turn_by_turn(tmp_path: Path
     )  # fmt: skip
     try:
         assert run.wait(120) == 0, run.text()
-        names = {name for (name,) in _ask(run, "select distinct name from metrics")}
+        names = {name for (name,) in run.ask("select distinct name from metrics")}
         assert {
             f"environment/{what}" for what in ("right_recall", "wrong_recall", "turns")
         } <= names
         audited = headrace("audit", "latest", "--root", str(run.root))
         assert audited.returncode == 0, audited.stdout
-        rewards = _ask(run, "select distinct reward from trajectories where status = 'finished'")
+        rewards = run.ask("select distinct reward from trajectories where status = 'finished'")
         assert {r for (r,) in rewards} <= {-1.0, 0.0, 1.0, 2.0, 3.0}
         assert len(rewards) > 2
     finally:

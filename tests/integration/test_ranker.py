@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.exports.sql import ask
 from tests.integration.runs import REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,21 +25,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     )  # fmt: skip
     try:
         for update, name in ((3, "reward-0"), (6, "learner-0"), (10, "coordinator")):
-            run.until(lambda at=update: _applied(run) >= at)  # type: ignore[misc]
+            run.until(lambda at=update: run.applied() >= at)  # type: ignore[misc]
             os.kill(run.supervised(name), signal.SIGKILL)
         assert run.wait() == 0, run.text()
         yield run
     finally:
         run.end()
-
-
-def _applied(run: Run) -> int:
-    return run.applied() if any(run.root.glob("*/supervisor.jsonl")) else 0
-
-
-def _ask(run: Run, query: str) -> list[tuple]:  # type: ignore[type-arg]
-    with ask(run.run_dir, query) as found:
-        return list(found.rows)
 
 
 def test_the_books_are_clean(finished: Run) -> None:
@@ -50,15 +40,14 @@ def test_the_books_are_clean(finished: Run) -> None:
 
 
 def test_a_group_is_scored_by_one_version(finished: Run) -> None:
-    rows = _ask(
-        finished,
+    rows = finished.ask(
         "select group_id, count(distinct reward_model), count(reward_model) from trajectories "
         "where reward_status = 'ok' and purpose = 'train' group by 1",
     )
     assert len(rows) > 30
     assert {row[1] for row in rows} == {1}
     assert sum(row[2] == 4 for row in rows) > 20, "whole groups"
-    versions = _ask(finished, "select distinct reward_model from trajectories")
+    versions = finished.ask("select distinct reward_model from trajectories")
     assert len(versions) > 8, "it is paid by the newest"
 
 
