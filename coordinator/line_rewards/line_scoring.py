@@ -171,7 +171,7 @@ class LineScoring:
             self._rates,
             passed=passed,
             payable=set(_untrained(trajectory, trajectory.lines, final=True)),
-            last=trajectory.spans[-1].end - 1,
+            last=trajectory.last_sampled,
         )
 
     def _line_ends(self, trajectory: Trajectory) -> list[int]:

@@ -223,7 +223,7 @@ class Episodes:
                 spans=[],
                 streams=Streams(
                     pieces=pieces,
-                    rewards=[Reward(step.reward, trajectory.spans[-1].end - 1)] if paid else [],
+                    rewards=[Reward(step.reward, trajectory.last_sampled)] if paid else [],
                     step=EnvironmentStep(
                         turn=reply.turn,
                         digest=step.digest,
@@ -284,13 +284,12 @@ class Episodes:
             return
         total = sum(step.reward for step in trajectory.steps)
         told = trajectory.steps[-1].success if trajectory.steps else None
-        last = max(0, trajectory.spans[-1].end - 1) if trajectory.spans else 0
         arrived = RewardArrived(
             at=time.time(),
             trajectory_id=trajectory.trajectory_id,
             status="ok",
             reward=total,
-            rewards=[Reward(0.0, last)],
+            rewards=[Reward(0.0, trajectory.last_sampled)],
             correct=total > 0 if told is None else told,
             seconds=sum(step.seconds for step in trajectory.steps),
             source=DEFAULT_SOURCE,

@@ -197,7 +197,7 @@ def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float
     tokens = unfinished = 0
     for window in windows:
         trajectory = account.trajectories[window.trajectory_id]
-        last = trajectory.spans[-1].end - 1 if trajectory.ended else trajectory.length
+        last = trajectory.last_sampled if trajectory.ended else trajectory.length
         earned = {
             reward.position
             for reward in trajectory.rewards

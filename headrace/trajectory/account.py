@@ -161,8 +161,8 @@ class Account:
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         trajectory.correct, trajectory.reward_model = record.correct, record.model
         if record.reward is not None:
-            last = trajectory.spans[-1].end - 1 if trajectory.spans else 0
-            trajectory.rewards += record.rewards or [Reward(record.reward, last)]
+            at_end = [Reward(record.reward, trajectory.last_sampled)]
+            trajectory.rewards += record.rewards or at_end
         if trajectory.purpose == "train" and record.status == "ok" and self._has_value:
             self.ledger.finish_value(trajectory.sampled)
             trajectory.value = "waiting"

@@ -108,6 +108,11 @@ class Trajectory:
         return self.sampled - self.in_windows
 
     @property
+    def last_sampled(self) -> int:
+        """Position of the last sampled token; 0 where there is none."""
+        return self.spans[-1].end - 1 if self.spans else 0
+
+    @property
     def turn_tokens(self) -> int:
         """Sampled tokens of the turn that goes on, or has ended last."""
         return self.turn(self.pieces[-1].turn if self.pieces else 0).size
