@@ -13,6 +13,7 @@ from pathlib import Path
 from coordinator.connections.peers import Ask
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import ModelVersion
+from headrace.run_files.run_folder import RANKERS
 from headrace.trajectory.trajectories import Trajectory
 
 
@@ -26,7 +27,7 @@ class RankerVersions:
         most = 1 if training is None else training.max_staleness + 1
         self._recent: deque[ModelVersion] = deque(maxlen=most)
         self._asked: dict[Ask, ModelVersion] = {}
-        self._folder = Path(run_dir) / "rankers"
+        self._folder = Path(run_dir) / RANKERS
 
     def published(self, version: ModelVersion | None) -> None:
         """This one scores from now on."""

@@ -11,7 +11,7 @@ import msgspec
 from coordinator.dispatch.prompts import Prompts
 from coordinator.line_rewards.line_ends import pieces_up_to, sampled_index
 from headrace.config.sections.reward import RewardConfig
-from headrace.protocol.messages.control import ScoreItem
+from headrace.protocol.messages.control import ModelVersion, ScoreItem
 from headrace.protocol.token_spans import Int32
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
@@ -27,15 +27,20 @@ class ScoreItems:
         self._account, self._prompts = account, prompts
         self._sources, self._with_ids = config.each(), config.token_ids
 
-    def whole(self, trajectory: Trajectory, source: str) -> ScoreItem:
-        """An answer that ended; of an episode its last turn."""
+    def whole(
+        self, trajectory: Trajectory, source: str, model: ModelVersion | None = None
+    ) -> ScoreItem:
+        """An answer that ended; of an episode its last turn. `model`: the version that scores."""
         own = trajectory.turn(-1) if trajectory.steps else trajectory.sampled_tokens()
-        return self._item(trajectory, source, own, with_ids=self._with_ids)
+        return self._item(trajectory, source, own, with_ids=self._with_ids, model=model)
 
-    def group(self, siblings: Sequence[Trajectory], source: str) -> ScoreItem:
+    def group(
+        self, siblings: Sequence[Trajectory], source: str, model: ModelVersion | None = None
+    ) -> ScoreItem:
         """All answers to a prompt that have an end."""
         first = siblings[0]
-        shared = self._item(first, source, first.tokens[:0], with_ids=self._with_ids)
+        none = first.tokens[:0]
+        shared = self._item(first, source, none, with_ids=self._with_ids, model=model)
         return msgspec.structs.replace(
             shared,
             trajectory_id=self._account.groups[first.group_id].trajectory_ids[0],
@@ -53,8 +58,9 @@ class ScoreItems:
         return msgspec.structs.replace(item, unit="line", line_ends=ends, lines=texts)
 
     def _item(
-        self, trajectory: Trajectory, source: str, sampled: Int32, *, with_ids: bool
-    ) -> ScoreItem:
+        self, trajectory: Trajectory, source: str, sampled: Int32, *, with_ids: bool,
+        model: ModelVersion | None = None,
+    ) -> ScoreItem:  # fmt: skip
         group = self._account.groups[trajectory.group_id]
         return ScoreItem(
             trajectory_id=trajectory.trajectory_id,
@@ -68,4 +74,5 @@ class ScoreItems:
             prompt_ids=trajectory.opening if with_ids else None,
             completion_ids=sampled if with_ids else None,
             source=source,
+            model=model,
         )

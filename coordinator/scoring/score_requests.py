@@ -149,11 +149,11 @@ class Scoring:
             return
         elif self._sources[ask.source].unit == "group":
             siblings = self._siblings(ask)
-            item = self._items.group(siblings, ask.source)
-            yield msgspec.structs.replace(item, model=self._hub.rankers.choose(ask, siblings))
+            model = self._hub.rankers.choose(ask, siblings)
+            yield self._items.group(siblings, ask.source, model)
         else:
-            item = self._items.whole(trajectory, ask.source)
-            yield msgspec.structs.replace(item, model=self._hub.rankers.choose(ask, [trajectory]))
+            model = self._hub.rankers.choose(ask, [trajectory])
+            yield self._items.whole(trajectory, ask.source, model)
         worker.scoring.add(ask)
 
     def _siblings(self, ask: Ask) -> list[Trajectory]:
@@ -256,13 +256,12 @@ class Scoring:
         ok, rewards, reward = score.status == "ok", score.rewards, score.reward
         if ok and trajectory.steps:
             # What its environment has paid stands at its turns already.
-            last = trajectory.spans[-1].end - 1 if trajectory.spans else 0
-            rewards = [Reward(score.reward, last)]
+            rewards = [Reward(score.reward, trajectory.last_sampled)]
             reward += sum(step.reward for step in trajectory.steps)
         if ok and lines is not None and trajectory.purpose == "train":
             if lines.awaits(trajectory):
                 return
-            at_end = [Reward(score.reward, trajectory.spans[-1].end - 1)]
+            at_end = [Reward(score.reward, trajectory.last_sampled)]
             rewards = lines.settle(trajectory, passed=score.correct) + (rewards or at_end)
         del self._outcomes[trajectory.trajectory_id]
         arrived = RewardArrived(

@@ -44,6 +44,8 @@ EVENTS = "supervisor.jsonl"
 KEYS = "keys"
 """The folder of a run's own CURVE keys."""
 LOCK, WRITER = ".lock", ".writer"
+RANKERS = "rankers"
+"""Folder of the versions of a ranker that is trained along, v0 and so on."""
 MANIFEST = "manifest.json"
 CHECKPOINT_FORMAT = 3
 """`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint

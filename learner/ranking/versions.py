@@ -14,9 +14,8 @@ from torch import Tensor
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.protocol.messages.control import ModelVersion
+from headrace.run_files.run_folder import RANKERS
 from learner.ranking.model import SessionRanker, digest_of
-
-FOLDER = "rankers"
 
 
 def publish(
@@ -26,7 +25,7 @@ def publish(
     """Write a version, and remove all but the newest `keep`."""
     if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
         raise RunFailedError(f"a weight of the ranker is not finite in version {version}")
-    root = run_dir / FOLDER
+    root = run_dir / RANKERS
     root.mkdir(exist_ok=True)
     folder, partial = root / f"v{version}", root / f".v{version}.partial"
 

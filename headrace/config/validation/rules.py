@@ -128,14 +128,14 @@ RULES: tuple[Rule, ...] = (
         "learner.ranker",
         lambda c: c.learner.ranker is not None
         and [s.kind for s in c.reward.each().values()].count("ranker") != 1,
-        "trains the ranker of a reward along; name one source with kind = \"ranker\"",
+        'trains the ranker of a reward along; name one source with kind = "ranker"',
     ),
     Rule(
         "learner.ranker",
         lambda c: c.learner.ranker is not None
         and (source := c.reward.ranker()) is not None
         and source.options.get("answer", "query") != "query",
-        "learns from answers that are queries; leave it out with options.answer = \"order\"",
+        'learns from answers that are queries; leave it out with options.answer = "order"',
     ),
     Rule(
         "reward.unit",

@@ -66,18 +66,18 @@ class SessionRankerTraining:
         self._decay = decay_of(config.training, self._rankings)
         self._recognised: list[float] = []
         self._optimizer = self._new_optimizer()
-        self._is_ranking = False
         if resumed is not None:
             self._restore(resumed)
 
     def take(self, step: int) -> Taken:
         """A step of the stage that `step` is in."""
         stage, training = self._stage, self._config.training
-        if step >= self._contrasts and not self._is_ranking:
+        is_ranking = step >= self._contrasts
+        if step == self._contrasts:
             # The released code's head is a new Linear as torch draws it, wider than BERT's own.
             self._ranker.model.classifier.reset_parameters()
-            self._is_ranking, self._optimizer = True, self._new_optimizer()
-        if self._is_ranking:
+            self._optimizer = self._new_optimizer()
+        if is_ranking:
             done, warm, rate = step - self._contrasts, training.warmup_steps, training.lr
             rate *= self._decay(done)
         else:
@@ -86,7 +86,7 @@ class SessionRankerTraining:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._ranker.model.train()
-        loss, tokens = self._rank(done) if self._is_ranking else self._contrast(done)
+        loss, tokens = self._rank(done) if is_ranking else self._contrast(done)
         self._optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._ranker.model.parameters(), training.grad_clip)
@@ -154,7 +154,6 @@ class SessionRankerTraining:
                 for name, value in of.items()
             }
             state |= {"rng": torch.get_rng_state(), "recognised": torch.tensor(self._recognised)}
-            state["is_ranking"] = torch.tensor(self._is_ranking)
             save_file(state, folder / STATE / "engine.safetensors")
 
         return write_checkpoint(root, step, fill, facts=facts, keep_last=_KEPT)
@@ -163,7 +162,6 @@ class SessionRankerTraining:
         state = load_file(checkpoint / STATE / "engine.safetensors")
         torch.set_rng_state(state.pop("rng"))
         self._recognised = state.pop("recognised").tolist()
-        self._is_ranking = bool(state.pop("is_ranking"))
         moments: dict[int, dict[str, torch.Tensor]] = {}
         for key, value in state.items():
             name, _, number = key.partition("/")
