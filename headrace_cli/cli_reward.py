@@ -100,7 +100,8 @@ def _anchors(command: Maker, within: Any) -> None:
 RANK_EXAMPLES = """\
 headrace rank train recipes/reward-models/coca.toml
   headrace rank train my-log.toml objective.contrastive.epochs=0    no pretraining, to compare
-  headrace rank eval runs/RUN/model --lists test.jsonl
+  headrace rank eval runs/RUN/model --lists test.jsonl --trec run.txt
+  headrace rank eval run.txt --lists test.jsonl    figures of a TREC run file, whoever made it
 
 Sessions and lists are JSON lines with history (query, clicked), query, candidates and labels, or
 lines of COCA's released data: a label, then queries and documents in turn, with tabs between."""
@@ -115,7 +116,9 @@ def add_rank(command: Maker) -> None:
         "eval", "MAP, MRR and NDCG of a ranker on lists of candidates", RANK_EXAMPLES,
         within=inner, takes="json",
     )  # fmt: skip
-    judged.add_argument("model", metavar="MODEL", help="the folder of a ranker")
+    judged.add_argument(
+        "model", metavar="MODEL", help="the folder of a ranker, or a TREC run file of the lists"
+    )
     judged.add_argument(
         "--lists",
         metavar="FILE",

@@ -3,8 +3,9 @@
 Both sides are evaluations through the whole path, of a model that draws every token with the same
 chance, so that a turn has 32 tokens on average, or an answer 256. The environment takes 50 ms for a
 step, many of them at once, and says two tokens. They run in turn, `repeats` times; `ratio` is many
-turns over one, in sampled tokens a second. The scripted engine
-takes 10 ms a token, so that a slot that waits is seen.
+turns over one, in sampled tokens a second. `prefill_per_token` is what the engine computed of
+prompts and prefixes for each sampled token. The scripted engine takes 10 ms a token, so that a slot
+that waits is seen.
 """
 
 import argparse
@@ -20,10 +21,11 @@ from typing import Any
 
 from benchmarks.kit.command_line import command_line, offer_row, take_engine
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
-from benchmarks.performance.whole_path import path_rate
+from benchmarks.performance.whole_path import evaluate
 from generators.run import FAKE_STEP
 from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+from storage.queries import metric_series
 
 TURNS, TOKENS, VOCABULARY = 8, 32, 512
 STEP_S = 0.05
@@ -81,8 +83,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             sides[name] += [f"model.path={path}", f"task.max_response_length={longest}"]
             sides[name] += [f"schedule.window={longest}", *common]
 
+        prefill: dict[str, list[float]] = {side: [] for side in sides}
+
         def rate(side: str, turn: int) -> float:
-            return path_rate(options.recipe, sides[side], root=Path(folder), name=f"{side}-{turn}")
+            found, run = evaluate(
+                options.recipe, sides[side], root=Path(folder), name=f"{side}-{turn}"
+            )
+            gauge = metric_series(run, ["perf/prefill_per_token"], "wall", samples=True)
+            prefill[side].append(round(float(gauge["value"].iloc[-1]), 3))
+            return found
 
         rates = in_turns(
             {side: partial(rate, side) for side in sides}, options.repeats, warm_up=False,
@@ -91,6 +100,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **spread(ratios(rates["turns"], rates["one"])),
         "engine": options.engine,
+        "prefill_per_token": prefill,
         "tokens_per_s": {side: [round(rate, 1) for rate in found] for side, found in rates.items()},
     }
 

@@ -69,13 +69,13 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
     return tokens / seconds
 
 
-def path_rate(recipe: str, overrides: list[str], *, root: Path, name: str) -> float:
-    """Tokens a second of an evaluation through the whole path."""
+def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> tuple[float, Path]:
+    """Tokens a second of an evaluation through the whole path, and its run folder."""
     only = ["evaluation.only=true", "evaluation.before=true", "evaluation.after=false"]
     summary = train(recipe, [*overrides, *only], root=root, name=name)
     (evaluation,) = summary["evaluations"]
     tokens = evaluation["num_prompts"] * evaluation["response_length"]
-    return float(tokens / evaluation["seconds"])
+    return float(tokens / evaluation["seconds"]), Path(summary["folder"])
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         rates = in_turns(
             {
-                "ours": lambda turn: path_rate(
+                "ours": lambda turn: evaluate(
                     recipe, overrides, root=Path(folder), name=f"path-{turn}"
-                ),
+                )[0],
                 "raw": lambda turn: asyncio.run(raw_rate(recipe, overrides)),
             },
             options.repeats,

@@ -184,7 +184,15 @@ class Gauges:
                     min((g.loaded for g in generators.values()), default=-1)
                 ),
             }
+            | _prefill([g.report for g in generators.values() if g.report is not None])
         )
+
+
+def _prefill(reports: list[GeneratorReport]) -> dict[str, float]:
+    """Tokens of prompts and prefixes that generators computed, for each that they sampled."""
+    sampled = sum(report.tokens for report in reports)
+    computed = sum(report.prefill_tokens for report in reports)
+    return {"perf/prefill_per_token": computed / sampled} if sampled else {}
 
 
 def _seconds(report: GeneratorReport) -> float:

@@ -116,6 +116,7 @@ _ALL = (
     MetricInfo("perf/cpu_s", "s", "CPU seconds of the run so far: of its processes on the coordinator's host and all that they started, evaluations included"),
     MetricInfo("perf/generated_tokens_per_s", "tokens/s", "response tokens that arrived since the last update"),
     MetricInfo("perf/loss_tokens", "tokens", "in the policy loss of this update"),
+    MetricInfo("perf/prefill_per_token", "", "tokens of prompts and prefixes that the connected generators computed for each that they sampled, since they started; what their caches held is not computed", "near prompt over answer"),
     MetricInfo("perf/tokens_per_s", "tokens/s", "tokens the learner computed in this update"),
     MetricInfo("perf/trained_tokens_per_s", "tokens/s", "policy tokens trained since the last update"),
     MetricInfo("perf/useful_share", "share", "tokens computed that are not padding", "above 0.95"),

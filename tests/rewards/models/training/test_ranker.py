@@ -77,6 +77,21 @@ def test_a_ranker_is_measured_as_its_training_says(
     assert len(lines) == 200
     assert all(float(a[4]) >= float(b[4]) for a, b in pairwise(lines[:10]))
     AutoModelForSequenceClassification.from_pretrained(outcome.model)
+    command = ["rank", "eval", str(trec), "--lists", str(file)]
+    assert main([*command, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["mrr"] == pytest.approx(found["mrr"], abs=1e-9)
+    trec.write_text("".join(" ".join(line) + "\n" for line in lines if line[3] == "1"))
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ndcg_1"] == pytest.approx(found["ndcg_1"], abs=1e-9)
+    for change, words in (
+        ({2: "d9"}, "names d9 of"), ({0: "q"}, "which is no list here"), ({4: "best"}, "is not"),
+        ({4: "nan"}, "is not"), ({}, "again"),
+    ):  # fmt: skip
+        other = [change.get(place, value) for place, value in enumerate(lines[0])]
+        trec.write_text(f"{' '.join(lines[0])}\n{' '.join(other)}\n")
+        assert main(command) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_what_is_no_ranker_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
