@@ -35,13 +35,14 @@ with lasting():
     from coordinator.scheduling.window_lifecycle import WindowLifecycle
     from headrace.config.sections.run import RunConfig
     from headrace.config.validation.batch_rules import batch_rules
+    from headrace.data.media import MediaStore
     from headrace.errors import StorageBlockedError, UserError
     from headrace.host import memory, stack_dumps
     from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
     from headrace.protocol.messages.control import WeightNotice
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
-    from headrace.run_files.run_folder import ANNOUNCED
+    from headrace.run_files.run_folder import ANNOUNCED, MEDIA
     from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
@@ -58,7 +59,7 @@ def build(
 ) -> tuple[Coordinator, RunStore]:
     """Everything the loop needs; on resume the state is the one that the journal tells."""
     run_id = run_dir.name
-    prompts = Prompts(config)
+    prompts = Prompts(config, MediaStore(run_dir / MEDIA))
     transport = config.transport
 
     def rejected(name: str, why: str) -> None:

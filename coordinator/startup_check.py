@@ -128,6 +128,7 @@ class SelfTest:
             temperature=config.generator.temperature,
             top_p=config.generator.top_p,
             top_k=config.generator.top_k,
+            media=group.media,
         )
         await self._hub.send(name, m.Leases(leases=[lease]))
 

@@ -22,12 +22,13 @@ tests check each point on each of them:
   served raises RequestError from its own.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from headrace.protocol.messages.control import FireSampling
+from headrace.protocol.token_spans import MediaRun
 
 DeltaFinish = Literal["stop", "length", "aborted"]
 NO_VERSION = -1
@@ -55,7 +56,8 @@ class GenerationRequest:
     `position` is how many of these are earlier response, so that the draws of a resumed response
     are not those of its beginning. `top_k` -1: all tokens. `temperature` 0: greedy. `fire`: how a
     hot first token is drawn, whatever the other sampling settings are. `cache_version`: the weights
-    whose keys and values a prefix cache may answer with; -1: those that are loaded."""
+    whose keys and values a prefix cache may answer with; -1: those that are loaded. `media`: the
+    images that placeholders in `prompt_ids` stand for."""
 
     request_id: str
     prompt_ids: list[int]
@@ -67,6 +69,7 @@ class GenerationRequest:
     top_k: int = -1
     fire: FireSampling | None = None
     cache_version: int = -1
+    media: Sequence[MediaRun] = ()
 
     @property
     def hot(self) -> FireSampling | None:

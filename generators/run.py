@@ -28,6 +28,7 @@ from headrace.config.device_defaults import ALONE, USED_SHARE, Company, Resolved
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
+from headrace.data.image_processor import placeholder_ids
 from headrace.data.tokenizer import vocabulary_size
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
@@ -37,6 +38,7 @@ from headrace.host.work import Work
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.run_files.run_folder import MEDIA
 
 _LOG = logging.getLogger("headrace.generator")
 FAKE_STEP = "HEADRACE_FAKE_STEP_S"
@@ -47,9 +49,9 @@ PROBE = FireSampling(temperature=1e8, top_k=3)
 _TOLERANCE = 1e-3
 
 
-def build_engine(config: RunConfig) -> Engine:
-    """The engine that the configuration names; UserError when it cannot work. What is open in it
-    is chosen for this host."""
+def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
+    """The engine that the configuration names, for the run in that folder; UserError when it cannot
+    work. What is open in it is chosen for this host."""
     config = chosen_here(config).config
     task, generator, path = config.task, config.generator, config.model.path
     if generator.engine == "fake":
@@ -78,7 +80,10 @@ def build_engine(config: RunConfig) -> Engine:
             f"model's context is {context}; {bound}"
         )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
+    images = placeholder_ids(model) if hasattr(model, "vision_config") else ()
     if generator.engine == "torch":
+        if images:
+            raise UserError(f"{path} reads images: set generator.engine to vllm")
         from generators.engines.torch_engine import TorchEngine
 
         return TorchEngine(
@@ -113,6 +118,9 @@ def build_engine(config: RunConfig) -> Engine:
             wide_head=config.model.head_precision == "float32",
             on_gpu=has_gpu(),
             hot_tokens=generator.fire is not None,
+            media=(run_dir or Path()) / MEDIA if images else None,
+            max_images=task.max_images,
+            banned_ids=images,
         ),
         layout,
     )
@@ -201,14 +209,15 @@ async def generate(
     engine: Engine | None = None
     interrupted = asyncio.Event()
     try:
-        config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
+        welcome = await greet(dealer, hello)
+        config = RunConfig.model_validate_json(welcome.config)
         transport = config.transport
         work = Work(transport.stall_timeout_s)
         with work.pulse(link, identity, transport.heartbeat_s):
             config, choices = chosen_here(config, company)
             cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
             with lasting():
-                engine = build_engine(config)
+                engine = build_engine(config, Path(welcome.run_dir))
             with work.moving("starting the engine (weights, compilation, graphs)"):
                 await engine.start()
             if config.generator.fire is not None:

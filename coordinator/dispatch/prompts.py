@@ -9,8 +9,8 @@ needs.
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,13 +24,15 @@ from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
+from headrace.data.image_processor import ImageProcessor, reads_images
+from headrace.data.media import MediaStore, check_image, image_bytes, open_rgb
 from headrace.data.tokenizer import load_tokenizer, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued
-from headrace.protocol.token_spans import Int32
+from headrace.protocol.token_spans import Int32, MediaRun
 from tasks.datasets.source import PROCEDURAL_TASKS, MixtureSource, PromptSource, build_source
-from tasks.rows import Row, other_than_text
+from tasks.rows import Message, Part, Row
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
@@ -45,22 +47,27 @@ def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt as text and as token ids."""
+    """A prompt as text and as token ids. `messages`: JSON of a chat's messages, whose images are
+    named by their SHA-256; `media`: where they stand in the ids."""
 
     text: str
     ids: Int32
+    messages: str = ""
+    media: list[MediaRun] = field(default_factory=list)
 
 
 class Prompts:
     """Rows to groups, text to ids and back."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
+    def __init__(self, config: RunConfig, media: MediaStore | None = None) -> None:
+        """`media`: where the images of prompts are stored; None: prompts are text alone."""
+        self._config, self._media = config, media
         self._tokenizer: Any = load_tokenizer(
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
         self.vocabulary = _vocabulary(config, len(self._tokenizer))
         """Token ids are below it."""
+        self._images: ImageProcessor | None = None
         self._asides = CriticPrompts(config, self._tokenizer)
         self._source: PromptSource = build_source(config.task, config.seed)
         self._domains: Mapping[str, PromptSource] = {"": self._source}
@@ -78,11 +85,6 @@ class Prompts:
 
     def encode(self, row: Row) -> EncodedPrompt:
         """The prompt as the policy sees it: through the chat template if there is to be one."""
-        if part := other_than_text(row.prompt):
-            raise UserError(
-                f"row {row.id}: its prompt has a part of type {part!r}, and the policy reads text "
-                "alone; take such rows out of the dataset"
-            )
         mode = self._config.model.chat_template
         if isinstance(row.prompt, str) and mode != "always":
             return EncodedPrompt(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
@@ -90,11 +92,10 @@ class Prompts:
             raise UserError(
                 f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"
             )
-        messages = (
-            row.prompt
-            if not isinstance(row.prompt, str)
-            else [{"role": "user", "content": row.prompt}]
-        )
+        asked = row.prompt
+        if isinstance(asked, str):
+            asked = [{"role": "user", "content": asked}]
+        messages, digests = self._stored(row.id, asked)
         environment = self._config.environment
         text = chat_text(
             self._tokenizer,
@@ -103,9 +104,55 @@ class Prompts:
             begins_answer=environment is None,
             tools=environment.tools if environment else (),
         )
-        return EncodedPrompt(
-            text, _ids(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        )
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        said = "" if isinstance(row.prompt, str) else json.dumps(messages)
+        if self._images is None:
+            return EncodedPrompt(text, _ids(ids), said)
+        try:
+            expanded, media = self._images.expand(ids, digests, self._image)
+        except UserError as error:
+            raise UserError(f"row {row.id}: {error}") from error
+        return EncodedPrompt(text, expanded, said, media)
+
+    def _image(self, digest: str) -> Any:
+        assert self._media is not None
+        return open_rgb(self._media.read(digest))
+
+    def _stored(
+        self, row_id: str, messages: Sequence[Message]
+    ) -> tuple[Sequence[Message], list[str]]:
+        """The messages with each image in the store and named by its digest, and the digests."""
+        digests: list[str] = []
+        shown: list[Message] = []
+        for message in messages:
+            parts = message["content"]
+            if not isinstance(parts, str):
+                parts = [self._part(row_id, part, digests) for part in parts]
+            shown.append({**message, "content": parts})
+        if len(digests) > (most := self._config.task.max_images):
+            raise UserError(f"row {row_id}: {len(digests)} images, but task.max_images = {most}")
+        return (shown, digests) if digests else (messages, digests)
+
+    def _part(self, row_id: str, part: Part, digests: list[str]) -> Part:
+        if part["type"] == "text":
+            return part
+        if part["type"] != "image" or self._media is None:
+            raise UserError(
+                f"row {row_id}: its prompt has a part of type {part['type']!r}, and the policy "
+                "does not read that; take such rows out of the dataset"
+            )
+        model = self._config.model
+        if self._images is None:
+            if not reads_images(model.path):
+                raise UserError(f"row {row_id} has an image, and {model.path} reads text alone")
+            self._images = ImageProcessor(model.path, trust_remote_code=model.trust_remote_code)
+        try:
+            data = image_bytes(part, Path(), urls=False)
+            check_image(data)
+        except UserError as error:
+            raise UserError(f"row {row_id}: {error}") from error
+        digests.append(self._media.put(data))
+        return {"type": "image", "sha256": digests[-1]}
 
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
@@ -225,8 +272,9 @@ class Prompts:
             prompt=encoded.text,
             answer=row.answer,
             info=json.dumps(row.info, default=str),
-            messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
+            messages=encoded.messages,
             prompt_ids=encoded.ids,
+            media=encoded.media,
             aside=self._asides.of(row, encoded.text),
             domain=row.domain,
             trajectory_ids=list(range(trajectory_id, trajectory_id + size)),

@@ -294,6 +294,7 @@ class Generation:
             version_at_least=max(oldest, 0),
             cache_version=begun,
             fire=None if evaluation or trajectory.sampled else self._fire,
+            media=self._hub.account.groups[trajectory.group_id].media,
         )
 
     # -- stopping ---------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from headrace.protocol.messages.batches import (
     part_bytes,
 )
 from headrace.protocol.records.record_types import BatchTaken, TakenWindow
-from headrace.protocol.token_spans import KL, Coefficient, Int32, Reward
-from headrace.trajectory.trajectories import Trajectory
+from headrace.protocol.token_spans import KL, Coefficient, Reward
+from headrace.trajectory.trajectories import Group, Trajectory
 from headrace.trajectory.windows import Window
 
 _NO_LOGPROBS = np.zeros(0, np.float32)
@@ -160,7 +160,7 @@ def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
     kl = rules.kl_of_prompt(group.info)
     compares = item.windows and rules.compares != "nobody"
     return Shard(
-        sequences=[_sequence(trajectory, item.end, rules, group.aside)],
+        sequences=[_sequence(trajectory, item.end, rules, group)],
         windows=[
             _window(trajectory, w, masked, number, kl, rules, group.info)
             for w, masked in item.windows
@@ -170,16 +170,15 @@ def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
     )
 
 
-def _sequence(
-    trajectory: Trajectory, end: int, rules: BatchRules, aside: Int32 | None
-) -> BatchSequence:
+def _sequence(trajectory: Trajectory, end: int, rules: BatchRules, group: Group) -> BatchSequence:
     return BatchSequence(
         trajectory_id=trajectory.trajectory_id,
         group_id=_group_id(trajectory, rules),
         token_ids=np.concatenate([trajectory.opening, trajectory.tokens[:end]]),
         opening=trajectory.opening.size,
         sampled=trajectory.sampled_between(0, end),
-        aside=aside,
+        aside=group.aside,
+        media=group.media,
     )
 
 

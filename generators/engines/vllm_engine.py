@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from generators.engine import (
     mix,
 )
 from generators.engines.weights import WeightLayout
+from headrace.data.image_processor import BANNED_LOGIT, collapsed
+from headrace.data.media import MediaStore, open_rgb
 from headrace.errors import UserError
 from headrace.host.memory import lasting
 from headrace.host.shared_memory import EngineMemory
@@ -47,6 +50,8 @@ from headrace.host.shared_memory import EngineMemory
 _LOG = logging.getLogger("headrace.generator")
 _FINISH: dict[str, DeltaFinish] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SEED_BITS = 63
+_IMAGES = 64
+"""Kept decoded: answers to a prompt come together."""
 PLUGIN, PLUGIN_FOLDER = "headrace", Path(__file__).with_name("vllm_plugin")
 """Name of the entry point in `vllm_plugin`, and the folder in which it is found however, and in
 which version, Headrace was installed."""
@@ -58,7 +63,8 @@ class VllmSettings:
     every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `wide_head`:
     logits are computed in float32. `hot_tokens`: load what requests with `fire` need. `gathers`:
     the engine process sends a request's tokens by `stream_interval`, which vLLM by itself does
-    not."""
+    not. `media`: the store of a run's images (None: the model reads text alone); `max_images` of a
+    prompt; `banned_ids`: their placeholders, which are never sampled."""
 
     model: str
     max_model_len: int
@@ -76,6 +82,9 @@ class VllmSettings:
     on_gpu: bool = False
     hot_tokens: bool = False
     gathers: bool = True
+    media: Path | None = None
+    max_images: int = 1
+    banned_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -170,6 +179,8 @@ class VllmEngine:
         self._broken = False
         self._prefill_tokens = 0
         self._pause_s = 0.0
+        store = MediaStore(settings.media or Path())
+        self._image = lru_cache(_IMAGES)(lambda digest: open_rgb(store.read(digest)))
 
     async def start(self) -> None:
         """Build the engine process and warm it up (seconds; blocks the event loop)."""
@@ -203,11 +214,15 @@ class VllmEngine:
             }
         if s.wide_head:
             place["hf_overrides"] = {"head_dtype": "float32"}
+        if s.media is not None:
+            # Prompts have one placeholder an image: vLLM's processor, which has to have the model's
+            # tokenizer, puts the others in.
+            place["limit_mm_per_prompt"] = {"image": s.max_images, "video": 0}
         if s.hot_tokens:
             place["logits_processors"] = ["generators.engines.vllm_fire:HotToken"]
         return place | {
             "model": s.model,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": s.media is None,
             "trust_remote_code": s.trust_remote_code,
             "dtype": s.dtype,
             "max_model_len": s.max_model_len,
@@ -244,6 +259,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            logit_bias=dict.fromkeys(self._settings.banned_ids, BANNED_LOGIT) or None,
             extra_args=self._extra_args(request),
         )
 
@@ -276,6 +292,7 @@ class VllmEngine:
                 output = outputs.get_nowait() or await outputs.get()
                 ended = output.finished
                 if not live.taken:
+                    _check_images(request, output.prompt_token_ids)
                     self._prefill_tokens += len(request.prompt_ids) - (
                         output.num_cached_tokens or 0
                     )
@@ -296,13 +313,17 @@ class VllmEngine:
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
 
+        if request.media:
+            prompt = await asyncio.to_thread(self._prompt, request)
+        else:
+            prompt = tokens_input(request.prompt_ids)
         while not self._open.is_set():
             await self._open.wait()
         if live.aborted:
             return None
         live.version, live.submitted = self.version, True
         version = self.version if request.cache_version < 0 else request.cache_version
-        prompt = tokens_input(request.prompt_ids, cache_salt=f"v{version}")
+        prompt["cache_salt"] = f"v{version}"
         self._submitting += 1
         try:
             return await self._engine.add_request(
@@ -312,6 +333,23 @@ class VllmEngine:
             raise RequestError(str(error)) from error
         finally:
             self._submitting -= 1
+
+    def _prompt(self, request: GenerationRequest) -> Any:
+        """What vLLM gets to read of a prompt with images."""
+        if self._settings.media is None:
+            raise RequestError("this engine reads text alone")
+        digests = [run.digest for run in request.media]
+        try:
+            images = [self._image(digest) for digest in digests]
+        except UserError as error:
+            raise RequestError(str(error)) from error
+        return {
+            "prompt_token_ids": collapsed(
+                request.prompt_ids, request.media, self._settings.banned_ids
+            ),
+            "multi_modal_data": {"image": images},
+            "multi_modal_uuids": {"image": digests},
+        }
 
     async def abort(self, request_id: str) -> None:
         """End a stream early."""
@@ -388,6 +426,9 @@ class VllmEngine:
                 if self._engine.errored:
                     raise EngineDeadError("the vLLM engine process died while loading") from error
                 continue
+            if self._settings.media is not None:
+                # The worker has dropped its images' embeddings; the scheduler still counts on them.
+                await self._engine.reset_encoder_cache()
             self._broken = False
             return attempt is path
         self._broken = True
@@ -407,6 +448,15 @@ class VllmEngine:
         if self._memory is not None:
             memory, self._memory = self._memory, None
             memory.close()
+
+
+def _check_images(request: GenerationRequest, known: list[int] | None) -> None:
+    """RequestError where vLLM's processor made other tokens of images than ours."""
+    if request.media and list(known or ()) != request.prompt_ids:
+        raise RequestError(
+            f"vLLM's image processor makes {len(known or ())} tokens of a prompt for which the "
+            f"coordinator's makes {len(request.prompt_ids)}: their versions differ"
+        )
 
 
 def _in_short(error: ValueError) -> str:

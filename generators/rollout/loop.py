@@ -208,6 +208,7 @@ class GeneratorLoop:
             top_k=lease.top_k,
             fire=lease.fire,
             cache_version=lease.cache_version,
+            media=lease.media,
         )
         try:
             async for delta in self._engine.generate(request):

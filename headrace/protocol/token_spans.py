@@ -51,6 +51,15 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     media: fields.Digest | None = None
 
 
+class MediaRun(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) of an opening, counted from its first token, are placeholders of the
+    image with that SHA-256. The image is stored once and never travels with the tokens."""
+
+    digest: fields.Digest
+    start: fields.Position
+    end: fields.Position
+
+
 class TurnRun(msgspec.Struct, frozen=True, array_like=True):
     """A turn of the policy: what it sampled from position `start` on, up to `end`; `ended`: no more
     of it follows. `act`: what kind of turn its environment says it is."""

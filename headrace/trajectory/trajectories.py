@@ -22,6 +22,7 @@ from headrace.protocol.token_spans import (
     Float32,
     Int32,
     Mark,
+    MediaRun,
     Piece,
     Reward,
     Span,
@@ -286,6 +287,7 @@ class Group:
     messages: str = ""
     aside: Int32 | None = None
     domain: str = ""
+    media: list[MediaRun] = field(default_factory=list)
 
     @classmethod
     def issued(cls, record: GroupIssued) -> "Group":
@@ -301,4 +303,5 @@ class Group:
             record.messages,
             record.aside,
             record.domain,
+            record.media,
         )

@@ -147,6 +147,7 @@ class Facts:
     windows: dict[int, WindowFacts] = field(default_factory=dict)
     groups: set[int] = field(default_factory=set)
     prompts: set[str] = field(default_factory=set)
+    images: set[str] = field(default_factory=set)
     leases: dict[int, tuple[int, str]] = field(default_factory=dict)
     last_lease: int = -1
     issued: int = -1

@@ -1,7 +1,8 @@
 """Checks of checkpoints, token diagnostics and token tables against the journal.
 
 Comes in: a run's folder and the facts; for the tables that pages and exports show, a connection to
-their rows. Goes out: findings for checkpoints that are missing, not whole or of another update; for
+their rows. Goes out: findings for images that are missing or damaged; for
+checkpoints that are missing, not whole or of another update; for
 trained windows whose diagnostics are missing, of another length, or without figures where tokens
 were in the loss; and where a table says otherwise of what was trained.
 """
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
+from headrace.data.media import MediaStore
+from headrace.errors import UserError
 from headrace.protocol.transport.curve import damaged_keys
 from headrace.run_files.checked_lines import whole_lines
 from headrace.run_files.run_folder import (
     EVENTS,
     KEYS,
+    MEDIA,
     RESOLVED,
     config_digest,
     described_files,
@@ -40,6 +44,17 @@ MOST_TABLES = 512
 """So many trajectories are looked at, evenly spread over the run: the same ones every time."""
 _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
+
+
+def check_images(run_dir: Path, facts: Facts, findings: Findings) -> int:
+    """Look at the images of all prompts; how many there are."""
+    store = MediaStore(run_dir / MEDIA)
+    for digest in sorted(facts.images):
+        try:
+            store.read(digest)
+        except UserError as error:
+            findings.add("image", digest, str(error))
+    return len(facts.images)
 
 
 def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:

@@ -4,7 +4,8 @@ Kinds: `damaged` (bytes of a file are not what was written), `torn` (a crash cut
 the journal off, which was never acknowledged), `unusable` (a record that no
 coordinator can apply or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks
 and ends), `versions`, `window` (borders and lives), `batch` (updates in their order), `rollback`,
-`lines` (their scores and rewards), `trained_twice`, `value` (what the value model was given),
+`lines` (their scores and rewards), `image` (those of prompts), `trained_twice`, `value` (what the
+value model was given),
 `critic_saw_outcome` (a window was trained after the critic had learnt how its answer ends),
 `ledger` (the coordinator's own count), `sql`, `mask` (the trained mask that pages and exports
 show), `checkpoint`, `weights` (what the learner wrote down of them), `diagnostics`.
@@ -17,8 +18,8 @@ import msgspec
 
 Kind = Literal[
     "damaged", "torn", "unusable", "journal", "tokens", "versions", "window", "batch", "rollback",
-    "lines", "trained_twice", "value", "critic_saw_outcome", "ledger", "sql", "mask", "checkpoint",
-    "weights", "diagnostics",
+    "lines", "image", "trained_twice", "value", "critic_saw_outcome", "ledger", "sql", "mask",
+    "checkpoint", "weights", "diagnostics",
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_OF_A_KIND = 50

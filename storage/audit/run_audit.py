@@ -17,7 +17,13 @@ from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_running
 from headrace.run_files.update_log import compare
 from storage.audit.facts import Facts
-from storage.audit.files import check_checkpoints, check_diagnostics, check_masks, check_small_files
+from storage.audit.files import (
+    check_checkpoints,
+    check_diagnostics,
+    check_images,
+    check_masks,
+    check_small_files,
+)
 from storage.audit.findings import Finding, Findings
 from storage.audit.mirror import check_rows, moment
 from storage.audit.reading import Records, Survey, survey
@@ -41,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         format: the record format of the journal. balanced: generated tokens are those in the
         accounts, and the coordinator counted the same. counts: tokens by account, as
         `recount_ledger` gives them. looked_at: how many records, trajectories, windows, token
-        tables, checkpoints, updates that
+        tables, images, checkpoints, updates that
             the learner wrote down and windows' diagnostics there were to look at.
     """
 
@@ -83,6 +89,8 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
         if sql is not None and 0 <= projected <= reached:
             check_rows(run_dir, config, sql, projected, findings)
     check_tokens(facts, findings, settled_before=journal.last_batch)
+    if facts.images:
+        looked_at["images"] = check_images(run_dir, facts, findings)
     looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
     check_small_files(run_dir, facts, findings, growing=growing)
     if is_whole:

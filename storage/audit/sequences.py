@@ -98,6 +98,7 @@ class Sequences:
             self._say("tokens", f"group {record.group_id} was issued before")
         self._facts.groups.add(record.group_id)
         self._facts.prompts.add(record.prompt_id)
+        self._facts.images.update(run.digest for run in record.media)
         for key in record.trajectory_ids:
             if key in self._facts.trajectories:
                 self._say("tokens", f"trajectory {key} was issued before")

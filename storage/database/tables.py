@@ -168,7 +168,7 @@ class MetricInfo(Base):
 
 
 class Prompt(Base):
-    """One prompt. `prompt_ids` are little-endian int32."""
+    """One prompt. `prompt_ids` are little-endian int32, `images` the SHA-256 of each."""
 
     __tablename__ = "prompts"
     run: Mapped[RunKey]
@@ -177,6 +177,7 @@ class Prompt(Base):
     answer: Mapped[str]
     info: Mapped[str]
     prompt_ids: Mapped[bytes]
+    images: Mapped[list[Any] | None]
     offset: Mapped[int]
 
 

@@ -6,6 +6,7 @@ dataset had, for a trainer that applies the same template to it.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +16,11 @@ import pyarrow.compute as pc
 from sqlalchemy import select
 
 from headrace.protocol.records.record_types import GroupIssued
+from headrace.protocol.token_spans import MediaRun
+from headrace.run_files.run_folder import MEDIA
 from storage.database.reader import RunReader, read_config
 from storage.database.tables import Group
+from storage.exports.columns import field
 from storage.exports.pages import Page
 from storage.journal.segments import read_batches
 from storage.text.detokenize import TextDecoder
@@ -25,6 +29,8 @@ from storage.text.token_table import SOURCES
 Chat = list[dict[str, str]]
 _ROLES = {"policy": "assistant", "tool": "tool", "environment": "user"}
 """By who wrote a message."""
+IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+"""As `datasets.Image` reads them."""
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
@@ -33,25 +39,38 @@ class _Issue(msgspec.Struct):
 
     prompt_id: str
     messages: str = ""
+    media: list[MediaRun] = []
 
 
 class Chats:
-    """The chats among a run's prompts. `complete`: every training prompt is one, or an environment
-    makes turns of what follows them."""
+    """The chats among a run's prompts, and their images. `complete`: every training prompt is one,
+    or an environment makes turns of what follows them. `fields`: a column of images where a prompt
+    has some."""
 
     def __init__(self, reader: RunReader) -> None:
         decoder = msgspec.msgpack.Decoder(_Issue)
         self._chats: dict[str, Chat] = {}
+        self._images: dict[str, list[Path]] = {}
         for batch in read_batches(reader.journal):
             issues = batch.filter(pc.equal(batch.column("kind"), GroupIssued.__name__))
             for body in issues.column("body").to_pylist():
                 issue = decoder.decode(body)
                 if issue.messages and issue.prompt_id not in self._chats:
                     self._chats[issue.prompt_id] = _plain(json.loads(issue.messages))
+                if issue.media and issue.prompt_id not in self._images:
+                    files = [reader.run_dir / MEDIA / run.digest for run in issue.media]
+                    self._images[issue.prompt_id] = files
+        shown = [field("images", IMAGES, "the prompt's images: bytes of files, and their paths")]
+        self.fields = shown if self._images else []
         prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
         known = {row.prompt_id for row in reader.rows(prompts.distinct())}
         has_turns = bool(read_config(reader.run_dir).get("environment"))
         self.complete = has_turns or (bool(known) and known <= set(self._chats))
+
+    def images(self, prompt_id: str) -> list[dict[str, Any]]:
+        """The files of a prompt's images."""
+        files = self._images.get(prompt_id, ())
+        return [{"bytes": file.read_bytes(), "path": str(file)} for file in files]
 
     def prompt(self, prompt_id: str, text: str) -> Chat:
         """A prompt as a chat: a plain one is what the user says."""
@@ -74,7 +93,7 @@ def said_in(page: Page, decoder: TextDecoder) -> list[Chat]:
 
 
 def _plain(messages: list[dict[str, Any]]) -> Chat:
-    """Messages with their content as one text."""
+    """Messages with their content as one text; images are apart."""
     return [
         {"role": str(message["role"]), "content": _text(message["content"])} for message in messages
     ]
@@ -83,4 +102,4 @@ def _plain(messages: list[dict[str, Any]]) -> Chat:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part if isinstance(part, str) else str(part["text"]) for part in content)
+    return "".join(part if isinstance(part, str) else part.get("text", "") for part in content)

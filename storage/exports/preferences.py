@@ -71,7 +71,8 @@ class PreferenceRows:
             field("chosen", kind, "the best answer of the group"),
             field("rejected", kind, "the worst answer of the group"),
         ]
-        self.schema = chosen_fields(trl if layout == "trl" else _NATIVE, columns)
+        own = trl if layout == "trl" else _NATIVE
+        self.schema = chosen_fields([*own, *self._chats.fields], columns)
 
     @cached_property
     def _pairs(self) -> list[tuple[Any, Any]]:
@@ -132,6 +133,7 @@ class PreferenceRows:
         chat = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
         return {
             **scalars,
+            "images": self._chats.images(scalars["prompt_id"]),
             "prompt": chat if self._as_chat else scalars["prompt"],
             "chosen": best.chat if self._as_chat else best.text,
             "rejected": worst.chat if self._as_chat else worst.text,

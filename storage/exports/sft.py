@@ -71,7 +71,7 @@ class SftRows(OfTrajectories):
                 field("completion", CHAT, "the turn"),
             ],
         }
-        self.schema = chosen_fields(fields[layout], columns)
+        self.schema = chosen_fields([*fields[layout], *self._chats.fields], columns)
         accepted = (
             Trajectory.purpose == "train",
             Trajectory.status == "finished",
@@ -94,6 +94,7 @@ class SftRows(OfTrajectories):
                 continue
             seen.add(key)
             prompt = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
+            scalars = {**scalars, "images": self._chats.images(scalars["prompt_id"])}
             if self._layout == "turns":
                 own = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
                 for turn, i in enumerate(own):

@@ -1,11 +1,12 @@
 """Arrow columns as the text of JSON and CSV, a whole column at a time.
 
 In: a column. Out: a text for each value. Promises: JSON is strict: what is null or not finite is
-`null`. Numbers with a fraction's type keep a point or an exponent, so that 1.0 is not read as a
-whole number, and say exactly what they are in binary.
+`null`; bytes are base64. Numbers with a fraction's type keep a point or an exponent, so that 1.0 is
+not read as a whole number, and say exactly what they are in binary.
 """
 
 import json
+from base64 import b64encode
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +46,9 @@ def json_text(column: pa.Array) -> pa.StringArray:
             [None if value is None else _quoted(value) for value in column.to_pylist()],
             type=pa.string(),
         )
+    elif pa.types.is_binary(kind):
+        coded = [None if v is None else f'"{b64encode(v).decode()}"' for v in column.to_pylist()]
+        text = pa.array(coded, type=pa.string())
     elif pa.types.is_list(kind):
         text = _list_text(column)
     elif pa.types.is_struct(kind):

@@ -69,6 +69,7 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
                 "answer": clean_text(r.answer),
                 "info": clean_text(r.info),
                 "prompt_ids": r.prompt_ids.astype("<i4").tobytes(),
+                "images": [run.digest for run in r.media] or None,
                 "offset": offset,
             },
         )

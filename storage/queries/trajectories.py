@@ -12,6 +12,7 @@ from sqlalchemy import BindParameter, ColumnElement, bindparam, func, or_, selec
 
 from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32
+from headrace.run_files.run_folder import MEDIA
 from storage.database.filters import Filter, check_column, parse, to_arrow, to_sql
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import AnySelect, Group, Prompt, Trajectory, Window
@@ -44,13 +45,15 @@ class TrajectoryPage:
 @dataclass(frozen=True)
 class TrajectoryDetail:
     """One trajectory. `row` has the scalar columns; `rewards` are (value, position) where more than
-    the last token earned something; `pieces` one text a token (None: there is no tokenizer);
-    `windows` and `siblings` (the group's trajectories, itself included) are frames."""
+    the last token earned something; `images` are the files of the prompt's; `pieces` one text
+    a token (None: there is no tokenizer); `windows` and `siblings` (the group's
+    trajectories, itself included) are frames."""
 
     row: dict[str, Any]
     reward_parts: dict[str, float | None]
     rewards: list[tuple[float, int]]
     prompt_ids: Int32
+    images: list[Path]
     tokens: TokenTable
     text: str | None
     pieces: list[str] | None
@@ -178,6 +181,7 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         Trajectory.first_offset,
         Trajectory.last_offset,
         Prompt.prompt_ids,
+        Prompt.images,
     )
     found = reader.rows(joined(every, reader.key).where(Trajectory.trajectory_id == trajectory_id))
     if not found:
@@ -206,6 +210,7 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         reward_parts=row.reward_parts or {},
         rewards=[(value, position) for value, position in row.rewards or []],
         prompt_ids=np.frombuffer(row.prompt_ids, dtype="<i4"),
+        images=[run_dir / MEDIA / digest for digest in row.images or []],
         tokens=token_table(response, windows, seen),
         text=decoder.text(response.token_ids) if decoder else None,
         pieces=decoder.pieces(response.token_ids) if decoder else None,

@@ -18,6 +18,9 @@ class TaskBase(StrictModel):
     max_response_length: int = Field(default=1024, ge=1)
     """Longest response in tokens; a response cut here is `truncated` and scored as it is."""
 
+    max_images: int = Field(default=4, ge=1)
+    """Most images of a prompt; a prompt with more is an error."""
+
 
 class ProceduralConfig(TaskBase):
     """What tasks have whose problems are made, not read: a Pareto law of the problem's size."""

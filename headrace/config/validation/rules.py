@@ -74,6 +74,7 @@ def _too_long_for_a_message(config: RunConfig) -> bool:
         members=config.schedule.num_generations,
         aside=config.task.max_response_length if config.algorithm.reads_anchors else 0,
         turns=config.environment.max_turns if config.environment else 0,
+        images=config.task.max_images,
     )
     return longest > config.transport.max_message_mib * 2**20
 

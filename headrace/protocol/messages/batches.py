@@ -16,6 +16,7 @@ from headrace.protocol.token_spans import (
     Float32,
     Int32,
     Mark,
+    MediaRun,
     Reward,
     Span,
     TurnRun,
@@ -27,7 +28,7 @@ class BatchSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     the same part reads. `opening` is how many tokens stand before position 0. `sampled` are the
     position runs [start, end) that the policy sampled, in order; every other token is context.
     `aside` are tokens that the value model reads between the opening and position 0, and the policy
-    does not."""
+    does not. `media`: the images of the opening."""
 
     trajectory_id: int
     group_id: int
@@ -35,6 +36,7 @@ class BatchSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     opening: int
     sampled: list[tuple[int, int]]
     aside: Int32 | None = None
+    media: list[MediaRun] = []
 
 
 class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,25 +137,26 @@ def part_bytes(item: BatchSequence | PolicyWindow | ValueTrajectory | GroupScore
 
 
 def _entry_bytes(entry: int | tuple[int, int] | msgspec.Struct) -> int:
-    """A number, a run, or a span, reward, coefficient or mark, which travel as lists."""
+    """A number, a run, or a span, reward, coefficient, mark or image, which travel as lists."""
     if isinstance(entry, int):
         return _NUMBER
     if isinstance(entry, tuple):
         return _NAME + _NUMBER * len(entry)
     size = _NAME + (_NAME + _NUMBER) * len(entry.__struct_fields__)
-    return size + len(getattr(entry, "name", "").encode())
+    return size + len((getattr(entry, "name", "") or getattr(entry, "digest", "")).encode())
 
 
 def longest_part_bytes(
-    *, opening: int, length: int, window: int, members: int, aside: int = 0, turns: int = 0
-) -> int:
+    *, opening: int, length: int, window: int, members: int, aside: int = 0, turns: int = 0,
+    images: int = 0,
+) -> int:  # fmt: skip
     """Bytes of the part that no cutting makes smaller: one answer with all that can be known of
     each token, in a window or for the value model, and the scores of its group.
 
     Args:
         opening: tokens before position 0. length: positions of the answer. window: positions of a
         window. members: trajectories of a group. aside: tokens that the value model alone reads.
-        turns: of the policy, where credit ends with them.
+        turns: of the policy, where credit ends with them. images: of the opening.
     """
     # One object stands for all of a list's entries: their sizes are the same.
     rewards = [Reward(0.0, 0)] * length
@@ -166,6 +169,7 @@ def longest_part_bytes(
         opening=opening,
         sampled=[(0, 0)] * (length // 2 + 1),
         aside=np.zeros(aside, np.int32),
+        media=[MediaRun("0" * 64, 0, 0)] * images,
     )
     policy = PolicyWindow(
         window_id=0,

@@ -13,9 +13,9 @@ from headrace.protocol import fields
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
-from headrace.protocol.token_spans import Float32, Int32, Reward, Span, Streams
+from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -148,7 +148,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     stop. `version_at_least`: do not start before these weights are loaded. `next_chunk` is the
     index of the first chunk. `fire`: the first sampled token is drawn hot; a lease with a prefix
     has that token already and draws none. `cache_version`: where keys and values are kept over
-    updates, the weights under which a prefix cache has earlier turns; -1: the newest alone."""
+    updates, the weights under which a prefix cache has earlier turns; -1: the newest alone.
+    `media`: the images of the prompt."""
 
     lease_id: int
     trajectory_id: int
@@ -167,6 +168,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     fire: FireSampling | None = None
     next_border: int = 0
     cache_version: fields.LoadedVersion = -1
+    media: list[MediaRun] = []
 
 
 class Leases(Message, frozen=True, kw_only=True, tag=True):

@@ -15,7 +15,7 @@ import msgspec
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
-from headrace.protocol.token_spans import Float32, Int32, Piece, Reward, Span, Streams
+from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
 DropReason = Literal[
     "boundary_mask",
@@ -58,8 +58,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     """The opening: all tokens before position 0."""
     trajectory_ids: list[int]
     seeds: list[int]
-    pieces: list[Piece] = []
-    """The opening's pieces, counted from its own first token; empty: one prompt of the user."""
+    media: list[MediaRun] = []
+    """The images of the opening."""
     aside: Int32 | None = None
     """Tokens that the value model reads between the opening and position 0."""
     domain: str = ""

@@ -146,6 +146,7 @@ def detail_of(table: TokenTable, windows: list[dict[str, Any]]) -> TrajectoryDet
         reward_parts={},
         rewards=[],
         prompt_ids=np.zeros(0, np.int32),
+        images=[],
         tokens=table,
         text=None,
         pieces=None,

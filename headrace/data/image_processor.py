@@ -1,0 +1,102 @@
+"""What images become in a prompt: the tokens that a model's own processor puts in their places.
+
+In: a model's folder or hub name, images, token ids with one placeholder for each image. Out: the
+ids with every placeholder replaced, and where each image stands in them. Promises: an image gives
+the same tokens wherever it stands, so that the generator, which sends one placeholder an image, can
+be held to them; an image's tokens are computed once.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import UserError
+from headrace.protocol.token_spans import Int32, MediaRun
+
+BANNED_LOGIT = -100.0
+"""Added to the logits of placeholders, by generators and learner alike: a policy that sampled one
+would write a token that stands for no image."""
+
+
+def reads_images(path: str) -> bool:
+    """Whether the folder of a model says that it has a vision tower."""
+    try:
+        return "vision_config" in json.loads((Path(path) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def placeholder_ids(config: Any) -> tuple[int, ...]:
+    """The tokens of a transformers configuration that stand for images and videos."""
+    names = ("image_token_id", "video_token_id")
+    found = (getattr(config, name, None) for name in names)
+    return tuple(sorted({int(token) for token in found if token is not None}))
+
+
+def collapsed(
+    token_ids: Sequence[int], media: Sequence[MediaRun], placeholders: Sequence[int]
+) -> list[int]:
+    """The ids with one of the `placeholders` for each image, as they were before the processor."""
+    ids, at = list[int](), 0
+    for run in media:
+        inside = token_ids[run.start : run.end]
+        ids += [*token_ids[at : run.start], next(one for one in inside if one in placeholders)]
+        at = run.end
+    return [*ids, *token_ids[at:]]
+
+
+class ImageProcessor:
+    """The processor of a model that reads images."""
+
+    def __init__(self, path: str, *, trust_remote_code: bool = False) -> None:
+        """UserError where the model has no processor or its packages are not there."""
+        from transformers import AutoProcessor
+
+        try:
+            self._processor: Any = AutoProcessor.from_pretrained(
+                path, trust_remote_code=trust_remote_code
+            )
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"{path}: its image processor does not load: {reason}") from error
+        if not hasattr(self._processor, "image_token"):
+            raise UserError(f"{path} has no processor of images, so prompts are text alone")
+        self._token = int(
+            self._processor.tokenizer.convert_tokens_to_ids(self._processor.image_token)
+        )
+        self._known: dict[str, list[int]] = {}
+
+    def expand(
+        self, token_ids: Sequence[int], digests: Sequence[str], read: Callable[[str], Any]
+    ) -> tuple[Int32, list[MediaRun]]:
+        """Ids with the tokens of each image in the place of its placeholder, and where they stand.
+
+        Args:
+            token_ids: with one placeholder for each of `digests`, in order. read: the RGB image of
+            a digest.
+
+        UserError where there are more or fewer placeholders than images.
+        """
+        places = [at for at, token in enumerate(token_ids) if token == self._token]
+        if len(places) != len(digests):
+            raise UserError(f"{len(digests)} images, but {len(places)} placeholders in the prompt")
+        ids, media, at = list[int](), list[MediaRun](), 0
+        for place, digest in zip(places, digests, strict=True):
+            ids += token_ids[at:place]
+            own = self._tokens(digest, read)
+            media.append(MediaRun(digest, len(ids), len(ids) + len(own)))
+            ids += own
+            at = place + 1
+        return np.array([*ids, *token_ids[at:]], np.int32), media
+
+    def _tokens(self, digest: str, read: Callable[[str], Any]) -> list[int]:
+        if digest not in self._known:
+            found = self._processor(
+                text=[self._processor.image_token], images=[[read(digest)]],
+                add_special_tokens=False,
+            )  # fmt: skip
+            self._known[digest] = [int(token) for token in found["input_ids"][0]]
+        return self._known[digest]
