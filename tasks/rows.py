@@ -1,18 +1,20 @@
 """One row of a task: what every prompt source yields and everything downstream reads.
 
-In: nothing. Out: `Row` and `Message`. A row is immutable, and its id names the row itself, not one
-visit to it: the second epoch yields the same id again.
+In: nothing. Out: `Row` and `Message`, the images of a prompt, and its identity. A row is immutable,
+and its id names the row itself, not one visit to it: the second epoch yields the same id again.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 Part = dict[str, Any]
-"""A piece of a message: its `type`, and a `text`, an `image` or what else it is."""
+"""A piece of a message: its `type`, and a `text`, an `image` (whatever
+`headrace.data.media.image_bytes` takes, or a digest) or what else it is."""
 Message = dict[str, Any]
 """One chat message: `role`, and `content`, which is a text or, where there is more than text in it,
 a list of parts."""
@@ -24,7 +26,8 @@ class Row:
 
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
     the verifier compares against; `info` keeps the row's columns for reward functions; `domain` is
-    that of a mixture, "" elsewhere.
+    that of a mixture, "" elsewhere. Paths of images are relative to `folder`, that of the row's
+    file.
     """
 
     id: str
@@ -32,6 +35,7 @@ class Row:
     answer: str
     info: dict[str, Any] = field(default_factory=dict)
     domain: str = ""
+    folder: str = field(default="", compare=False)
 
 
 def other_than_text(prompt: str | list[Message]) -> str | None:
@@ -43,6 +47,25 @@ def other_than_text(prompt: str | list[Message]) -> str | None:
     return next((str(part["type"]) for part in parts if part["type"] != "text"), None)
 
 
+def images_in(prompt: str | list[Message]) -> list[Any]:
+    """What the prompt says of each of its images, in their order."""
+    contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    return [part["image"] for part in parts if part["type"] == "image"]
+
+
+def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | list[Message]:
+    """The prompt with others in the place of its images, such as their digests, so that it can be
+    written as JSON. ValueError where they are not as many."""
+    wanted = len(images_in(prompt))
+    if len(images) != wanted:
+        raise ValueError(f"{len(images)} images for a prompt with {wanted}")
+    if isinstance(prompt, str):
+        return prompt
+    left = iter(images)
+    return [{**message, "content": _replaced(message["content"], left)} for message in prompt]
+
+
 def prompt_text(prompt: str | list[Message]) -> str:
     """The prompt as one string; the identity under which duplicates and splits are decided."""
     if isinstance(prompt, str):
@@ -50,8 +73,19 @@ def prompt_text(prompt: str | list[Message]) -> str:
     return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
 
 
+def _replaced(content: str | list[Part], images: Iterator[Any]) -> str | list[Part]:
+    if isinstance(content, str):
+        return content
+    return [{**p, "image": next(images)} if p["type"] == "image" else p for p in content]
+
+
 def _content(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else json.dumps(content, default=str)
+    return content if isinstance(content, str) else json.dumps(content, default=_written)
+
+
+def _written(value: Any) -> str:
+    """What JSON has no form for: of bytes their digest."""
+    return sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 
 def prompt_hash(prompt: str | list[Message]) -> int:

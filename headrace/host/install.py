@@ -23,7 +23,7 @@ PACKAGES = (
 EXTRAS = {
     "train": (
         "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
-        "matplotlib",
+        "matplotlib", "scipy",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),

@@ -2,8 +2,9 @@
 
 In: a text, chat messages (`role` and `content`, or ShareGPT's `from` and `value`) whose content may
 be a list of parts, and the row's images. Out: a text, or messages; content is text, or, where there
-is more than text in it, its parts in order. A `<image>` in a text, and an image part without its
-image, take the next of the row's images.
+is more than text in it, its parts in order; an image is `{"type": "image", "image": ...}`. A
+`<image>` in a text, and an image part without its image, take the next of the row's images; where
+messages have neither, the images come before the first words of the user, as TRL puts them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.rows import Message, Part
+from headrace.data.media import SOURCES
+from tasks.rows import Message, Part, images_in
 
 ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of the roles."""
 PLACEHOLDER = "<image>"
+IMAGE_TYPES = ("image", "image_url")
 
 
 class NoPromptError(Exception):
@@ -33,6 +36,11 @@ def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
     if not isinstance(turns, list) or not turns:
         raise NoPromptError("the prompt is neither text nor a list of messages")
     messages = [_message(turn, waiting, placed=has_images) for turn in turns]
+    if isinstance(prompt, list) and has_images and not images_in(messages):
+        first = next((message for message in messages if message["role"] == "user"), messages[0])
+        said = first["content"]
+        words = [{"type": "text", "text": said}] if isinstance(said, str) else said
+        first["content"] = [*({"type": "image", "image": image} for image in waiting), *words]
     if next(waiting, None) is not None:
         raise NoPromptError(f"the row has more images than its prompt has {PLACEHOLDER}")
     return messages
@@ -76,12 +84,15 @@ def _part(part: Any, waiting: Iterator[Any]) -> Part:
     found = {key: value for key, value in part.items() if value is not None}
     if found["type"] == "text" and not isinstance(found.get("text"), str):
         raise NoPromptError("a part of type text has no text")
-    if found["type"] == "image" and set(found) == {"type"}:
-        image = next(waiting, None)
-        if image is None:
-            raise NoPromptError("the prompt has more images than the row")
-        found["image"] = image
-    return found
+    if found["type"] not in IMAGE_TYPES:
+        return found
+    own = next((found[key] for key in SOURCES if key in found), None)
+    image = next(waiting, None) if own is None else own
+    if image is None:
+        raise NoPromptError("the prompt has more images than the row")
+    # OpenAI puts the URL into an object.
+    is_url = isinstance(image, dict) and set(image) <= {"url", "detail"}
+    return {"type": "image", "image": image["url"] if is_url else image}
 
 
 def wrap_last_user(messages: list[Message], template: str) -> list[Message]:

@@ -1,8 +1,8 @@
 """Dataset files to rows, as the field writes them.
 
 In: a path (or a glob) and optionally the names of the columns. Out: `Row`s in the files' order,
-with every column but the prompt's in `info`. Files of TRL, verl, OpenRLHF, AReaL, open-instruct,
-slime, SkyRL, verifiers and ORZ are read unchanged.
+with every column but the prompt's and its images' in `info`. Files of TRL, verl, OpenRLHF, AReaL,
+open-instruct, slime, SkyRL, verifiers and ORZ are read unchanged.
 
 Promises: a missing file, a file that cannot be read, and a row without prompt or answer are
 UserErrors that name the file and, counting from 1, the row.
@@ -11,6 +11,7 @@ UserErrors that name the file and, counting from 1, the row.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt, wrap_last_user
 from tasks.datasets.records import Record, find_files, read_records
-from tasks.rows import Row
+from tasks.rows import Row, images_in
 
 PROMPT_KEYS = (
     "prompt", "question", "problem", "messages", "context_messages", "conversations", "input",
@@ -29,6 +30,9 @@ ANSWER_KEYS = (
 )  # fmt: skip
 TURNS = "conversations"
 """Turns of a conversation, of which the last may hold the answer instead of a text (ORZ)."""
+IMAGES, IMAGE = "images", "image"
+"""Columns with a list of images, or one of them; the latter only as Hugging Face datasets store
+it, since texts of that name are often something else."""
 
 
 def read_dataset(
@@ -86,14 +90,28 @@ def make_row(
     answer = _first(record, answer_keys, "answer", where)[1]
     identity = record.get("id")
     try:
-        return Row(
-            id=f"{file.name}:{number}" if identity is None else str(identity),
-            prompt=read_prompt(prompt, record.get("images")),
-            answer=as_text(answer),
-            info={key: value for key, value in record.items() if key not in (prompt_key, "id")},
-        )
+        read = read_prompt(prompt, _images(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
+    # Image files are no columns for reward functions: they would travel with every answer.
+    hidden = (prompt_key, "id", *((IMAGES, IMAGE) if images_in(read) else ()))
+    return Row(
+        id=f"{file.name}:{number}" if identity is None else str(identity),
+        prompt=read,
+        answer=as_text(answer),
+        info={key: value for key, value in record.items() if key not in hidden},
+        folder=str(file.parent),
+    )
+
+
+def _images(record: Record) -> list[Any]:
+    """The row's images."""
+    found = record.get(IMAGES)
+    if found is None and isinstance(record.get(IMAGE), dict):
+        found = record[IMAGE]
+    if found is None or isinstance(found, list):
+        return found or []
+    return [found]
 
 
 def _with_answer(record: Record) -> Record:
@@ -152,4 +170,4 @@ def apply_template(row: Row, template: str | None) -> Row:
         if isinstance(row.prompt, str)
         else wrap_last_user(row.prompt, template)
     )
-    return Row(row.id, prompt, row.answer, row.info)
+    return replace(row, prompt=prompt)

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
-from tasks.rows import Row, other_than_text, prompt_hash
+from tasks.rows import Row, images_in, other_than_text, prompt_hash, with_images
 
 USER = {"role": "user", "content": "1 + 1?"}
 PNG = {"bytes": b"\x89PNG", "path": "a.png"}
@@ -145,6 +145,42 @@ def test_images_are_parts_in_their_place(prompt: Any, tmp_path: Path) -> None:
     assert prompt_hash(other.prompt) != prompt_hash(row.prompt)
 
 
+def test_images_of_messages_without_a_place_come_first(tmp_path: Path) -> None:
+    """TRL's data sets; a single one may stand in the column `image`."""
+    system = {"role": "system", "content": "Be brief."}
+    row = of_images([system, USER], [PNG, PNG], tmp_path)
+    image, words = {"type": "image", "image": PNG}, {"type": "text", "text": USER["content"]}
+    assert row.prompt == [system, {"role": "user", "content": [image, image, words]}]
+    record = {"prompt": [USER], "answer": "2", "image": PNG}
+    (one,) = read_dataset(write(tmp_path / "b.parquet", [record]))
+    assert one.prompt == [{"role": "user", "content": [image, words]}]
+    assert set(one.info) == {"answer"}, "image files are no columns"
+
+
+def test_one_image_by_its_path(tmp_path: Path) -> None:
+    row = of_images("<image>Which angle?", "angles/1.png", tmp_path)
+    assert images_in(row.prompt) == ["angles/1.png"]
+    assert row.folder == str(tmp_path)
+
+
+def test_images_are_replaced_in_their_order(tmp_path: Path) -> None:
+    row = of_images("<image> or <image>?", [PNG, {"bytes": b"b", "path": None}], tmp_path)
+    assert json.loads(json.dumps(with_images(row.prompt, ["1" * 64, "2" * 64]))) == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image", "image": "1" * 64},
+                {"type": "text", "text": " or "},
+                {"type": "image", "image": "2" * 64},
+                {"type": "text", "text": "?"},
+            ],
+        }
+    ]
+    assert with_images("text", []) == "text"
+    with pytest.raises(ValueError, match="1 images for a prompt with 2"):
+        with_images(row.prompt, ["1" * 64])
+
+
 def test_parts_with_their_own_image_and_a_template(tmp_path: Path) -> None:
     content = [{"type": "text", "text": "See "}, {"type": "image_url", "image_url": {"url": "u"}}]
     path = write(
@@ -152,9 +188,8 @@ def test_parts_with_their_own_image_and_a_template(tmp_path: Path) -> None:
         [{"messages": [{"role": "user", "content": content}], "answer": "2"}],
     )
     (row,) = read_dataset(path, prompt_template="{prompt}\nBe brief.")
-    assert row.prompt == [
-        {"role": "user", "content": [*content, {"type": "text", "text": "\nBe brief."}]}
-    ]
+    parts = [content[0], {"type": "image", "image": "u"}, {"type": "text", "text": "\nBe brief."}]
+    assert row.prompt == [{"role": "user", "content": parts}]
 
 
 def test_parts_that_are_all_text_are_a_text(tmp_path: Path) -> None:

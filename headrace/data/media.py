@@ -1,0 +1,225 @@
+"""Images: a store of image files by content, their check, and the ways in which rows name them.
+
+In: image files as bytes; what a row says of an image. Out: digests, files, facts, pixels.
+Promises: a file is stored once, whole or not at all, under its SHA-256, and what is read is what
+was stored. An image is judged by its header before anything is decoded. Whatever is wrong is a
+MediaError of one line. Storing and reading need no Pillow.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import struct
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, unquote_to_bytes, urlparse
+
+from headrace.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LARGEST_SIDE = 16_384
+"""Pixels."""
+MOST_PIXELS = 64 * 1024**2
+MOST_BYTES = 64 * 1024**2
+"""Of an image's file."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+SOURCES = ("bytes", "image", "image_url", "url", "path")
+"""Keys under which a part of a message, or an object in its place, has its image."""
+URL_TIMEOUT_S = 30.0
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ROTATED = range(5, 9)
+"""Orientations of EXIF that exchange width and height."""
+_ORIENTATION = 0x0112
+
+
+class MediaError(UserError):
+    """An image is missing, damaged, or none that can be used; the text is one line."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Pixels of an image as it is shown, and its format (`PNG`)."""
+
+    width: int
+    height: int
+    format: str
+
+
+class MediaStore:
+    """A folder of image files, each under the SHA-256 of its bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, digest: str) -> Path:
+        """Where a file is, or would be. MediaError for a text that is no digest."""
+        if not _DIGEST.fullmatch(digest):
+            raise MediaError(f"{_shown(digest)} is no SHA-256 of an image")
+        return self.folder / digest
+
+    def put(self, data: bytes) -> str:
+        """Store a file unless it is there; its digest. After that it survives a power cut."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = self.path(digest)
+        if path.exists():
+            return digest
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Several writers of one image each have a part of their own.
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as part:
+            part.write(data)
+            part.flush()
+            os.fsync(part.fileno())
+        os.replace(part.name, path)
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        """A stored file; MediaError where it is missing, or is not what was stored."""
+        path = self.path(digest)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise MediaError(f"image {path} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise MediaError(f"image {path} is damaged: its SHA-256 is not its name")
+        return data
+
+
+def check_image(data: bytes) -> ImageFacts:
+    """What an image file is. MediaError where it cannot be decoded, has no pixels, is animated, has
+    a side beyond LARGEST_SIDE or more than MOST_PIXELS."""
+    with _opened(data) as (image, facts):
+        image.load()
+        return facts
+
+
+def open_rgb(data: bytes) -> "Image":
+    """The pixels of an image file in RGB, upright as EXIF says, the same on every machine. Grey,
+    palettes and CMYK are converted, transparency is left out. MediaError as `check_image`."""
+    from PIL import ImageOps
+
+    with _opened(data) as (image, _):
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@contextmanager
+def _opened(data: bytes) -> "Iterator[tuple[Image, ImageFacts]]":
+    """An image whose header is in order, not decoded yet; what Pillow raises then is a
+    MediaError."""
+    from PIL import Image, UnidentifiedImageError
+
+    if len(data) > MOST_BYTES:
+        raise MediaError(f"the image has {len(data):,} bytes; at most {MOST_BYTES:,} are read")
+    try:
+        with warnings.catch_warnings():
+            # Its own bound on pixels warns; ours refuses.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(BytesIO(data), formats=FORMATS) as image:
+                yield image, _facts(image)
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise MediaError(f"the image is empty, damaged, without pixels, or not {known}") from error
+    except Image.DecompressionBombError as error:
+        raise MediaError(f"the image has more than {MOST_PIXELS:,} pixels") from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
+        raise MediaError(f"the image is damaged: {' '.join(str(error).split())}") from error
+
+
+def _facts(image: "Image") -> ImageFacts:
+    width, height = image.size
+    size = f"{width} x {height} pixels"
+    if max(width, height) > LARGEST_SIDE:
+        raise MediaError(f"the image has {size}; a side has at most {LARGEST_SIDE:,}")
+    if width * height > MOST_PIXELS:
+        raise MediaError(f"the image has {size}; at most {MOST_PIXELS:,} are decoded")
+    # A photo of a telephone (MPO) has a preview, which is no second frame.
+    if getattr(image, "is_animated", False) and image.format != "MPO":
+        raise MediaError(f"the image is animated ({getattr(image, 'n_frames', 2)} frames)")
+    if image.getexif().get(_ORIENTATION) in _ROTATED:
+        width, height = height, width
+    return ImageFacts(width, height, image.format or "")
+
+
+def image_bytes(image: Any, base: Path, *, urls: bool = False) -> bytes:
+    """The file of an image that a row names.
+
+    Args:
+        image: raw bytes; a path, relative to `base`, or a `file:` URL; a data URL; an http URL; or
+        an object with one of them under a key of SOURCES: a part of a message, what Hugging Face
+        datasets store (`bytes`, `path`). base: the folder of the row's file. urls: whether http
+        URLs are fetched.
+
+    MediaError: it cannot be had, or is larger than MOST_BYTES.
+    """
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
+    if isinstance(image, dict):
+        found = next((image[key] for key in SOURCES if image.get(key) is not None), None)
+        return image_bytes(found, base, urls=urls)
+    if not isinstance(image, str) or not image:
+        raise MediaError(f"no image but {type(image).__name__}: give a path, bytes or a URL")
+    scheme = image[:8].partition(":")[0].lower()
+    if scheme == "data":
+        return _from_data_url(image)
+    if scheme in ("http", "https"):
+        if not urls:
+            raise MediaError(f"image {_shown(image)}: URLs are fetched with task.image_urls = true")
+        return _fetched(image)
+    return _from_file(unquote(urlparse(image).path) if scheme == "file" else image, base)
+
+
+def _from_file(name: str, base: Path) -> bytes:
+    path = base / Path(name).expanduser()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise MediaError(f"image {_shown(str(path))} cannot be read: {why}") from error
+    _check_size(len(data), str(path))
+    return data
+
+
+def _from_data_url(url: str) -> bytes:
+    head, comma, body = url.partition(",")
+    try:
+        data = base64.b64decode(body, validate=True) if head.endswith(";base64") else None
+    except binascii.Error as error:
+        raise MediaError(f"image {_shown(url)}: no base64 behind the comma") from error
+    if not comma:
+        raise MediaError(f"image {_shown(url)}: a data URL has a comma before its data")
+    return unquote_to_bytes(body) if data is None else data
+
+
+def _fetched(url: str) -> bytes:
+    import httpx
+
+    data = bytearray()
+    try:
+        with httpx.stream("GET", url, timeout=URL_TIMEOUT_S, follow_redirects=True) as reply:
+            reply.raise_for_status()
+            for piece in reply.iter_bytes():
+                data += piece
+                _check_size(len(data), url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise MediaError(f"image {_shown(url)} cannot be fetched: {why}") from error
+    return bytes(data)
+
+
+def _check_size(size: int, where: str) -> None:
+    if size > MOST_BYTES:
+        raise MediaError(f"image {_shown(where)} has more than {MOST_BYTES:,} bytes")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
