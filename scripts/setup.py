@@ -39,9 +39,11 @@ DETAIL = re.compile(r" [-+~] | *(Downloaded|Building|Built) |Downloading .* \([\
 # A broken install shows here, not in the middle of a run, and what is used is compiled to bytecode,
 # by two processes at a time: the second comes to torch when the first has compiled it.
 FIRST_IMPORTS = (
-    "import torch, transformers, deepspeed, math_verify",
+    "import torch, torchvision, transformers, deepspeed, math_verify",
     "import sqlalchemy, pyarrow, streamlit, altair, vllm.v1.engine.async_llm, vllm.entrypoints.llm",
 )
+# Put into the environment, where every process imports it at its start.
+HOOK = ROOT / "scripts" / "headrace_torchvision.py"
 QUIETLY = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
@@ -174,6 +176,7 @@ def fingerprint(device: str, folder: Path) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     ours = [project["build-system"], project["project"], project["tool"]["setuptools"], packages]
+    ours.append(HOOK.read_text(encoding="utf-8"))
     contents = (lock.read_bytes(), json.dumps(ours, sort_keys=True).encode())
     return [str(folder), device, *(hashlib.sha256(content).hexdigest() for content in contents)]
 
@@ -203,6 +206,7 @@ def install(device: str, folder: Path, was: list[str]) -> None:
         options += ["--constraints", "requirements/trl.in"]
     lock = f"requirements/{device}.lock"
     run(uv, "pip", "sync", lock, "--reinstall-package", "headrace", *options)
+    hook_torchvision(folder)
     if folder == VENV and was[:3] != wanted[:3]:
         say("first import of the installed packages (once)")
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "env": os.environ | QUIETLY}
@@ -219,6 +223,13 @@ def install(device: str, folder: Path, was: list[str]) -> None:
         (folder / "headrace-setup-seconds").write_text(seconds, encoding="utf-8")
     stamp.write_text("\n".join(wanted), encoding="utf-8")
     say(f"ready: {device} environment in {folder.name} after {time.monotonic() - started:.0f} s")
+
+
+def hook_torchvision(folder: Path) -> None:
+    """Let torchvision be imported in every process of an environment, whichever build it is."""
+    (packages,) = folder.glob("lib/python*/site-packages")
+    shutil.copy(HOOK, packages)
+    (packages / f"{HOOK.stem}.pth").write_text(f"import {HOOK.stem}\n", encoding="utf-8")
 
 
 def set_up(device: str, folder: Path) -> None:

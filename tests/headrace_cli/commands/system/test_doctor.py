@@ -18,7 +18,7 @@ def test_a_good_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["ok"]
     topics = {finding["topic"] for finding in answer["findings"]}
     assert set(PACKAGES) <= topics
-    assert {"torch", "vllm", "memory", "/dev/shm", "C++ compiler", "CURVE keys"} <= topics
+    assert {"torch", "vllm", "memory", "/dev/shm", "C++ compiler", "CURVE keys", "images"} <= topics
 
 
 def test_a_package_of_somebody_else_is_bad(
