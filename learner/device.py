@@ -5,10 +5,13 @@ Promise: with one rank nothing is sent anywhere, so that an update also runs wit
 group.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -20,6 +23,32 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import has_gpu
 from headrace.host.work import Work
+from headrace.protocol.token_spans import MediaRun
+
+
+class Placed(NamedTuple):
+    """Tokens [start, end) of a sequence take rows of an image's embeddings, from `first` on."""
+
+    digest: str
+    start: int
+    end: int
+    first: int
+
+
+class ImageShapes(Protocol):
+    """What packs need to know of the images that stand in openings."""
+
+    def placed(self, media: Sequence[MediaRun]) -> list[Placed]:
+        """Which embeddings the placeholders take."""
+
+    def positions(self, length: int, media: Sequence[MediaRun]) -> npt.NDArray[np.int64] | None:
+        """[3, length] positions of a sequence's tokens; None: in one row, as text has them."""
+
+    def tokens(self, digest: str) -> int:
+        """How many embeddings an image has."""
+
+    def cost(self, media: Sequence[MediaRun]) -> int:
+        """What the images add to the tokens of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +64,7 @@ class Place:
             once (our own attention alone knows how).
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
             parameters in them).
-        work: is told how far an update is.
+        work: is told how far an update is. images: those of a model that sees any.
     """
 
     device: torch.device
@@ -48,6 +77,7 @@ class Place:
     forward_together: bool = False
     shares_openings: bool = False
     work: Work = field(default_factory=Work)
+    images: ImageShapes | None = None
 
     def seed_of(self, *stream: int) -> list[int]:
         """A seed that depends on the run's seed and the given numbers alone."""

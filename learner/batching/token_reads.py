@@ -5,13 +5,14 @@ Promises: only sampled tokens are read; windows of one trajectory share one sequ
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, ValueTrajectory
+from headrace.protocol.token_spans import MediaRun
 from learner.batching.trainable_tokens import Int64, TokenRange, TrainableTokens
 
 
@@ -25,7 +26,8 @@ class Reads:
         place in that sequence, the opening included. One past the end asks
             for the state after the last token.
         targets: [N] the tokens themselves (0 where only a value is asked for). openings: how many
-        tokens of each sequence stand before position 0.
+        tokens of each sequence stand before position 0. media: the images in each opening; empty
+        where no sequence has any.
     """
 
     trajectories: list[int]
@@ -34,6 +36,11 @@ class Reads:
     position_of: Int64
     targets: Int64
     openings: list[int]
+    media: list[tuple[MediaRun, ...]] = field(default_factory=list)
+
+    def media_of(self, sequence: int) -> tuple[MediaRun, ...]:
+        """The images of one sequence."""
+        return self.media[sequence] if self.media else ()
 
     def within(self, sequences: Sequence[int]) -> npt.NDArray[np.bool_]:
         """[N] whether each token stands in one of these sequences."""
@@ -88,6 +95,7 @@ def reads_of(
         position_of=none,
         targets=none,
         openings=[s.opening for s in chosen],
+        media=[tuple(s.media) for s in chosen] if any(s.media for s in chosen) else [],
     )
     return _with(nothing, owner[sampled.segments], sampled.positions, chosen)
 

@@ -136,8 +136,9 @@ class DeepSpeedEngine:
         self._world = torch.distributed.get_world_size()
         self._clip = optimizer.grad_clip
         device = next(network.parameters()).device
+        self._trained = [p for p in network.parameters() if p.requires_grad]
         adam = torch.optim.AdamW(
-            network.parameters(),
+            self._trained,
             lr=optimizer.lr,
             betas=optimizer.betas,
             eps=optimizer.eps,
@@ -185,13 +186,13 @@ class DeepSpeedEngine:
 
     def _step_replicated(self) -> float:
         """ZeRO 0: every rank holds the whole reduced gradient, so every rank decides alike."""
-        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self._trained if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         result = norm.item()
         if not math.isfinite(result):
             self.engine.zero_grad()
             return result
-        torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), self._clip, norm)
+        torch.nn.utils.clip_grads_with_norm_(self._trained, self._clip, norm)
         self.engine.step()
         return result
 
@@ -249,7 +250,7 @@ class DeepSpeedEngine:
             return list(self.engine.optimizer.fp32_partitioned_groups_flat)
         if self._zero:
             return list(self.engine.optimizer.single_partition_of_fp32_groups)
-        return list(self.network.parameters())
+        return self._trained
 
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:

@@ -20,9 +20,15 @@ from transformers import AutoConfig
 from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
 from learner.batching.layout import layout_of
-from learner.models.attention import ATTENTION
-from learner.models.forward import Pack, PolicyNetwork, ValueNetwork
-from learner.models.loading import POLICY_CLASS, as_in_files, critic_class, made_from
+from learner.models.forward import Pack, PolicyNetwork, ValueNetwork, without
+from learner.models.images import placeholder_ids
+from learner.models.loading import (
+    as_in_files,
+    attention_of,
+    critic_class,
+    made_from,
+    policy_class,
+)
 
 LENGTHS = (37, 22)
 """Tokens of the two sequences that are tried."""
@@ -44,7 +50,9 @@ def may_share_rows(network: Network) -> bool:
     family, device = model.config.model_type, model.device
     size = model.config.get_text_config().vocab_size
     draws = torch.Generator().manual_seed(0)
-    ids = [torch.randint(0, size, (n,), generator=draws).to(device) for n in LENGTHS]
+    odds = torch.ones(size)
+    odds[placeholder_ids(model.config)] = 0
+    ids = [odds.multinomial(n, True, generator=draws).to(device) for n in LENGTHS]
     try:
         own = _by_its_own_code(network, ids)
         alone = torch.cat([_scores(network, [one]) for one in ids])
@@ -72,12 +80,12 @@ def check_folder(config: ModelConfig, *, with_critic: bool) -> None:
         raise _refused(config.path, error) from error
     _check_names(shape, config)
     small = _few_layers(shape)
-    classes = [POLICY_CLASS, critic_class(small)] if with_critic else [POLICY_CLASS]
-    for kind in classes:
+    classes = [policy_class, critic_class] if with_critic else [policy_class]
+    for class_of in classes:
         try:
             torch.manual_seed(0)
-            model = made_from(kind, small, trust_remote_code=trust).eval()
-            network = PolicyNetwork(model) if kind is POLICY_CLASS else ValueNetwork(model)
+            model = made_from(class_of(small), small, trust_remote_code=trust).eval()
+            network = PolicyNetwork(model) if class_of is policy_class else ValueNetwork(model)
         except _FAILURES as error:
             raise _refused(shape.model_type, error) from error
         may_share_rows(network)
@@ -90,7 +98,7 @@ def _refused(family: str, reason: object) -> UserError:
 
 def _check_names(shape: Any, config: ModelConfig) -> None:
     with torch.device("meta"):
-        model = made_from(POLICY_CLASS, shape, trust_remote_code=config.trust_remote_code)
+        model = made_from(policy_class(shape), shape, trust_remote_code=config.trust_remote_code)
     ours, theirs = set(as_in_files(model)), set(_names_in(Path(config.path).glob("*.safetensors")))
     if odd := sorted(ours - theirs):
         raise _refused(
@@ -129,7 +137,7 @@ def _few_layers(shape: Any) -> Any:
 
 def _by_its_own_code(network: Network, sequences: Sequence[Tensor]) -> Tensor:
     model: Any = network.model
-    implementation = model.config._attn_implementation
+    implementation = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation("eager")
     found = []
     try:
@@ -137,12 +145,14 @@ def _by_its_own_code(network: Network, sequences: Sequence[Tensor]) -> Tensor:
             with network.in_its_precision(ids.device):
                 logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
             if isinstance(network, PolicyNetwork):
+                if banned := placeholder_ids(model.config):
+                    logits = without(logits, banned)
                 log_p = (logits / network.temperature).log_softmax(-1)
                 found.append(log_p.gather(1, ids[1:, None])[:, 0])
             else:
                 found.append(logits[:, 0])
     finally:
-        model.set_attn_implementation(implementation or ATTENTION)
+        model.set_attn_implementation(attention_of(model.config, implementation))
     return torch.cat(found)
 
 

@@ -15,6 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from learner.algorithms.penalties import token_entropy
 from learner.batching.layout import Layout
+from learner.models.images import PackImages, VisionTower, placeholder_ids
+
+NEVER = -1e9
+"""The logit of a token that is never sampled: finite, so that no gradient is NaN."""
 
 
 class Pack(NamedTuple):
@@ -24,7 +28,7 @@ class Pack(NamedTuple):
         token_ids: [T] int64. position_ids: [T] int64, places in their sequences, those before the
         pack counted. layout: where the sequences are. reads: [N] int64, places in the pack just
         before the N tokens of interest. targets: [N] int64, those tokens (0 where a read has no
-        next token).
+        next token). images: those of the pack; None: a model that sees none.
     """
 
     token_ids: Tensor
@@ -32,6 +36,7 @@ class Pack(NamedTuple):
     layout: Layout
     reads: Tensor
     targets: Tensor
+    images: PackImages | None = None
 
 
 class TokenScores(NamedTuple):
@@ -58,11 +63,12 @@ def widen(head: nn.Module) -> None:
 
 
 class _Network(nn.Module):
-    """What both networks have: a model, and the dtype of its matrix products (None: the
-    weights')."""
+    """What both networks have: a model, the dtype of its matrix products (None: the weights'), and
+    the part of the model that sees (None: it gets no images)."""
 
     model: nn.Module
     autocast: torch.dtype | None
+    vision: VisionTower | None = None
 
     def in_its_precision(self, device: torch.device) -> AbstractContextManager[object]:
         """The autocast of a forward pass."""
@@ -93,11 +99,12 @@ class PolicyNetwork(_Network):
         self.temperature = temperature
         self.autocast = autocast
         self._factor, self._cap = _after_the_head(model.config.get_text_config())  # type: ignore[union-attr, operator]
+        self._banned = placeholder_ids(model.config)
 
     def forward(self, pack: Pack, *, entropy_gradient: bool = False) -> TokenScores:
         """Scores of the pack's reads; entropy carries a gradient only if asked to."""
         with self.in_its_precision(pack.token_ids.device):
-            hidden = _hidden(self.model, pack)
+            hidden = _hidden(self.model, pack, self.vision)
             if hidden.shape[0] <= self._chunk:
                 return TokenScores(*self._head(hidden, pack.targets, entropy_gradient))
             parts = [
@@ -123,6 +130,8 @@ class PolicyNetwork(_Network):
             logits = logits * self._factor
         if self._cap is not None:
             logits = self._cap * (logits / self._cap).tanh()
+        if self._banned:
+            logits = without(logits, self._banned)
         return logits if self.temperature == 1.0 else logits / self.temperature
 
 
@@ -138,7 +147,7 @@ class ValueNetwork(_Network):
     def forward(self, pack: Pack) -> Tensor:
         """[N] values of the pack's reads."""
         with self.in_its_precision(pack.token_ids.device):
-            return _wide(self.model.score(_hidden(self.model, pack))).squeeze(1)  # type: ignore[operator]
+            return _wide(self.model.score(_hidden(self.model, pack, self.vision))).squeeze(1)  # type: ignore[operator]
 
 
 def _after_the_head(config: Any) -> tuple[float, float | None]:
@@ -151,13 +160,23 @@ def _after_the_head(config: Any) -> tuple[float, float | None]:
     return factor, getattr(config, "final_logit_softcapping", None)
 
 
-def _hidden(model: nn.Module, pack: Pack) -> Tensor:
+def without(logits: Tensor, tokens: list[int]) -> Tensor:
+    """[..., V] logits by which these tokens are never sampled."""
+    return logits.index_fill(-1, torch.tensor(tokens, device=logits.device), NEVER)
+
+
+def _hidden(model: nn.Module, pack: Pack, vision: VisionTower | None = None) -> Tensor:
     """[N, hidden] of the backbone where the pack is read."""
-    layout = pack.layout
+    layout, backbone = pack.layout, model.base_model
+    inputs = {
+        "input_ids": pack.token_ids.unsqueeze(0), "position_ids": pack.position_ids.unsqueeze(0),
+    }  # fmt: skip
+    if pack.images is not None:
+        assert vision is not None, "whoever lays images into a pack gives the network a tower"
+        backbone, inputs = vision.embed(pack.token_ids, pack.position_ids, pack.images)
     with layout.masks.kept():
-        output = model.base_model(  # type: ignore[operator]
-            input_ids=pack.token_ids.unsqueeze(0),
-            position_ids=pack.position_ids.unsqueeze(0),
+        output = backbone(  # type: ignore[operator]
+            **inputs,
             use_cache=False,
             layout=layout,
             cu_seq_lens_q=layout.cu_lengths,

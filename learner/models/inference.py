@@ -32,7 +32,7 @@ def infer(
     values of the same model, which need not be computed."""
     found = torch.zeros(reads.position_of.size, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place, carried)
-    micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))
+    micros += [empty_micro_batch(place)] * (place.most(len(micros)) - len(micros))
     for pack, tokens in micros:
         output = engine(pack)
         if carried is not None:

@@ -2,18 +2,22 @@
 
 In: Hugging Face folders or hub names. Out: modules with packed attention. Promises: a new value
 head is zero, so that an untrained critic says 0 everywhere; what is saved is loadable by
-transformers (`AutoModelForCausalLM`, and `AutoModelForTokenClassification` where it knows the
-family) as it is.
+transformers (`AutoModelForCausalLM` or `AutoModelForImageTextToText`, and
+`AutoModelForTokenClassification` where it knows the family) as it is; a frozen vision tower has no
+gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForTokenClassification,
     PreTrainedModel,
 )
@@ -25,19 +29,40 @@ from transformers.utils import logging as transformers_logging
 from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
 from learner.models.attention import ATTENTION, register
+from learner.models.images import tower_of
 
-POLICY_CLASS = AutoModelForCausalLM
+
+def sees_images(shape: Any) -> bool:
+    """Whether a model of this shape is of a vision-language family."""
+    kind = type(shape)
+    is_text = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None) is not None
+    has_tower = hasattr(shape, "vision_config")
+    return has_tower and not is_text and kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def policy_class(shape: Any) -> Any:
+    """The class that loads a policy of this shape."""
+    return AutoModelForImageTextToText if sees_images(shape) else AutoModelForCausalLM
+
+
+def attention_of(shape: Any, implementation: str = ATTENTION) -> str | dict[str, str]:
+    """What transformers is told so that text is computed with that attention. In a vision tower,
+    where all patches of an image see each other, SDPA is."""
+    if not sees_images(shape):
+        return implementation
+    return {"text_config": implementation, "vision_config": "sdpa"}
 
 
 def critic_class(shape: Any) -> Any:
     """The class of a value model of this shape: transformers' own, or one made of its parts for a
     family that it has no class of."""
     theirs = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(shape), None)
-    policy = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    known = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees_images(shape) else None
+    policy = (known or MODEL_FOR_CAUSAL_LM_MAPPING).get(type(shape), None)
     if policy is None or (theirs and issubclass(theirs, GenericForTokenClassification)):
         return AutoModelForTokenClassification
     parent = next(one for one in policy.__mro__[1:] if issubclass(one, PreTrainedModel))
-    name = policy.__name__.replace("ForCausalLM", "ForTokenClassification")
+    name = policy.__name__.rpartition("For")[0] + "ForTokenClassification"
     same = {key: getattr(policy, key) for key in ("__module__", "base_model_prefix")}
     return type(name, (GenericForTokenClassification, parent), same)
 
@@ -45,7 +70,7 @@ def critic_class(shape: Any) -> Any:
 def made_from(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTrainedModel:
     """A model of that shape with random weights, in float32, with our attention."""
     register()
-    kept = {"attn_implementation": ATTENTION, "dtype": torch.float32}
+    kept = {"attn_implementation": attention_of(shape), "dtype": torch.float32}
     shape.num_labels, shape.classifier_dropout = 1, 0.0
     if hasattr(kind, "from_config"):
         model: PreTrainedModel = kind.from_config(
@@ -79,9 +104,7 @@ def load_policy(
 ) -> PreTrainedModel:
     """The starting policy. Raises UserError where there is no such model. `own_attention`: ours
     even where a faster one is installed, which knows no frozen, carried or shared keys."""
-    return _load(
-        AutoModelForCausalLM, config.path, config, dtype, device, {}, flash=not own_attention
-    )
+    return _load(policy_class, config.path, config, dtype, device, {}, flash=not own_attention)
 
 
 def load_critic(
@@ -96,7 +119,7 @@ def load_critic(
     # The default is a dropout of 0.1, which would make V(s) a random number.
     settings = {"num_labels": 1, "classifier_dropout": 0.0}
     critic = _load(
-        None,
+        critic_class,
         path,
         config,
         dtype,
@@ -113,7 +136,7 @@ def load_critic(
 
 
 def _load(
-    kind: Any,
+    class_of: Callable[[Any], Any],
     path: str,
     config: ModelConfig,
     dtype: torch.dtype,
@@ -132,15 +155,18 @@ def _load(
         shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         for name, value in settings.items():
             setattr(shape, name, value)
-        model = (kind or critic_class(shape)).from_pretrained(
+        model = class_of(shape).from_pretrained(
             path,
             config=shape,
             dtype=dtype,
-            attn_implementation="flash_attention_2" if flash else ATTENTION,
+            attn_implementation=attention_of(shape, "flash_attention_2" if flash else ATTENTION),
             use_safetensors=True,
             **({"trust_remote_code": True} if trust else {}),
         )
     except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"cannot load the model {path}: {lines[0]}") from error
+    if config.freeze_vision:
+        for part in tower_of(model):
+            part.requires_grad_(False)
     return model.to(device)

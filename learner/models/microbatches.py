@@ -17,8 +17,9 @@ from learner.batching.layout import layout_of
 from learner.batching.packing import balanced_parts, pack_sequences, ranges
 from learner.batching.token_reads import Reads
 from learner.batching.trainable_tokens import Int64
-from learner.device import Place
+from learner.device import ImageShapes, Place
 from learner.models.forward import Pack
+from learner.models.images import PackImages
 from learner.models.prefix_cache import PrefixCache, Source
 
 
@@ -79,6 +80,9 @@ def micro_batches(
     wanted.sort(key=lambda stretch: -stretch.begin)
     units = _alike(reads, wanted, place) if place.shares_openings else [[one] for one in wanted]
     sizes = [sum(one.size for one in unit) - (len(unit) - 1) * unit[0].opening for unit in units]
+    if place.images is not None:
+        seen = [place.images.cost(reads.media_of(unit[0].sequence)) for unit in units]
+        sizes = [size + cost for size, cost in zip(sizes, seen, strict=True)]
     return [
         _micro_batch(reads, [units[i] for i in pack], place, carried)
         for pack in pack_sequences(sizes, budget=place.budget)
@@ -91,7 +95,11 @@ def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: PrefixCache | 
     opening = reads.openings[sequence]
     if carried is not None:
         begin = carried.usable(
-            reads.trajectories[sequence], reads.token_ids[sequence], first, opening=opening
+            reads.trajectories[sequence],
+            reads.token_ids[sequence],
+            first,
+            opening=opening,
+            media=reads.media_of(sequence),
         )
     return _Stretch(sequence, begin, first, end, opening, tokens)
 
@@ -103,8 +111,8 @@ def _alike(reads: Reads, stretches: Sequence[_Stretch], place: Place) -> list[li
     for number, one in enumerate(stretches):
         opening = reads.token_ids[one.sequence][: one.opening].tobytes()
         frozen = min(one.first, one.opening) if place.frozen_context else 0
-        apart = one.begin or not one.opening
-        found.setdefault(number if apart else (opening, frozen), []).append(one)
+        apart, media = one.begin or not one.opening, reads.media_of(one.sequence)
+        found.setdefault(number if apart else (opening, media, frozen), []).append(one)
     units: list[list[_Stretch]] = []
     for group in found.values():
         unit: list[_Stretch] = []
@@ -171,8 +179,41 @@ def _micro_batch(
         layout=layout,
         reads=torch.from_numpy(np.concatenate(states)).to(device),
         targets=torch.from_numpy(reads.targets[tokens]).to(device),
+        images=None if place.images is None else _images(reads, rows, starts, place.images, device),
     )
     return MicroBatch(pack, torch.from_numpy(tokens).to(device))
+
+
+def _images(
+    reads: Reads, rows: Sequence[_Row], starts: Int64, shapes: ImageShapes, device: torch.device
+) -> PackImages:
+    """The images that stand in the rows of a pack."""
+    begins: dict[str, int] = {}
+    places: list[Int64] = [np.zeros(0, np.int64)]
+    features: list[Int64] = [np.zeros(0, np.int64)]
+    positions: list[Int64] = []
+    total = 0
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        media = reads.media_of(row.stretch.sequence)
+        one = shapes.positions(row.end, media)
+        if one is not None:
+            positions.append(one[:, row.begin :])
+        for run in shapes.placed(media):
+            first, end = max(run.start, row.begin), min(run.end, row.end)
+            if first >= end:
+                continue
+            if run.digest not in begins:
+                begins[run.digest] = total
+                total += shapes.tokens(run.digest)
+            steps = np.arange(first, end)
+            places.append(steps - row.begin + start)
+            features.append(steps - run.start + run.first + begins[run.digest])
+    return PackImages(
+        digests=tuple(begins),
+        features_from=torch.from_numpy(np.concatenate(features)).to(device),
+        places=torch.from_numpy(np.concatenate(places)).to(device),
+        positions=torch.from_numpy(np.concatenate(positions, 1)).to(device) if positions else None,
+    )
 
 
 def _states(stand: _Stand, starts: Int64, positions: Int64) -> Int64:
@@ -199,14 +240,17 @@ def _source(reads: Reads, stand: _Stand, starts: Int64) -> Source:
         one.begin,
         one.end,
         tuple(places),
+        reads.media_of(one.sequence),
     )
 
 
-def empty_micro_batch(device: torch.device) -> MicroBatch:
+def empty_micro_batch(place: Place) -> MicroBatch:
     """One token that nobody reads: a rank without work takes part with a gradient of zero."""
-    nothing = torch.zeros(0, dtype=torch.int64, device=device)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
-    return MicroBatch(Pack(one, one, layout_of([1], device=device), nothing, nothing), nothing)
+    nothing = torch.zeros(0, dtype=torch.int64, device=place.device)
+    one = torch.zeros(1, dtype=torch.int64, device=place.device)
+    images = None if place.images is None else PackImages((), nothing, nothing, None)
+    layout = layout_of([1], device=place.device)
+    return MicroBatch(Pack(one, one, layout, nothing, nothing, images), nothing)
 
 
 def weights_of(reads: Reads, place: Place) -> dict[int, int]:
@@ -258,5 +302,5 @@ class Steps:
         steps = [micro_batches(reads, sequences, place, carried) for sequences in chosen]
         counts = torch.tensor([len(micros) for micros in steps], device=place.device)
         for micros, most in zip(steps, place.largest(counts).tolist(), strict=True):
-            micros += [empty_micro_batch(place.device)] * (most - len(micros))
+            micros += [empty_micro_batch(place)] * (most - len(micros))
         return [micros for micros in steps if micros]

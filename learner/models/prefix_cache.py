@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headrace.protocol.token_spans import MediaRun
 from learner.batching.layout import Past
 
 Ids = npt.NDArray[np.int32]
@@ -43,9 +44,10 @@ class Piece(NamedTuple):
 
 @dataclass
 class Entry:
-    """What is kept of a trajectory: its first tokens without a gap."""
+    """What is kept of a trajectory: its first tokens without a gap, and the images among them."""
 
     token_ids: Ids
+    media: tuple[MediaRun, ...] = ()
     pieces: list[Piece] = field(default_factory=list)
 
     @property
@@ -81,6 +83,7 @@ class Source(NamedTuple):
     begin: int
     end: int
     places: tuple[slice, ...]
+    media: tuple[MediaRun, ...] = ()
 
 
 class PrefixCache:
@@ -114,20 +117,30 @@ class PrefixCache:
         self._known, self._taken = {}, set()
         self.figures = Figures()
 
-    def usable(self, trajectory: int, token_ids: Ids, first: int, *, opening: int) -> int:
+    def usable(
+        self,
+        trajectory: int,
+        token_ids: Ids,
+        first: int,
+        *,
+        opening: int,
+        media: tuple[MediaRun, ...] = (),
+    ) -> int:
         """How many of a sequence's `first` tokens need not be computed again in this update.
-        `opening` tells the first window, before which nothing can be missing."""
+        `opening` tells the first window, before which nothing can be missing; `media` are the
+        images in it."""
         if trajectory not in self._known:
-            self._known[trajectory] = self._look_up(trajectory, token_ids)
+            self._known[trajectory] = self._look_up(trajectory, token_ids, media)
             self._count(trajectory, first, later=first >= opening)
         return min(self._known[trajectory], first)
 
-    def _look_up(self, trajectory: int, token_ids: Ids) -> int:
+    def _look_up(self, trajectory: int, token_ids: Ids, media: tuple[MediaRun, ...]) -> int:
         entry = self._entries.get(trajectory)
         if entry is None:
             return 0
         size = min(entry.token_ids.size, token_ids.size)
-        if not np.array_equal(entry.token_ids[:size], token_ids[:size]):
+        same = np.array_equal(entry.token_ids[:size], token_ids[:size])
+        if not same or entry.media != media:
             self._drop(trajectory)
             return 0
         self._entries.move_to_end(trajectory)
@@ -176,7 +189,9 @@ class PrefixCache:
         stays = self._device_bytes + size <= self._on_device
         own = [(_copy(k[skipped:], stays), _copy(v[skipped:], stays)) for k, v in layers]
         if entry is None:
-            entry = self._entries.setdefault(source.trajectory, Entry(source.token_ids[:0]))
+            entry = self._entries.setdefault(
+                source.trajectory, Entry(source.token_ids[:0], source.media)
+            )
         entry.pieces.append(Piece(self._update, tokens, own))
         # A view would hold the message that it came in.
         entry.token_ids = source.token_ids[: source.end].copy()

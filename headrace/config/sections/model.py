@@ -28,6 +28,10 @@ class ModelConfig(StrictModel):
     """Whether prompts pass through the tokenizer's chat template. auto: chat messages do, plain
     strings do not."""
 
+    freeze_vision: bool = True
+    """Leave a vision-language policy's vision tower and projector, and those of its value model, as
+    they are: an image's embeddings are then computed once and kept."""
+
     trust_remote_code: bool = Field(default=False)
     """Run Python code shipped inside the model folder. Off unless you trust its author."""
 

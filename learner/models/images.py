@@ -1,0 +1,327 @@
+"""Images of a pack: what the model's processor makes of them, and their embeddings.
+
+In: image files by their SHA-256 digest, the model's processor, the model itself. Out: how many
+placeholder tokens an image has, positions in three rows (M-RoPE, arXiv 2409.12191, section 2.1) for
+families that have them, and a pack's token embeddings with those of its images in their places.
+Promises: embeddings are placed by position and never by token id, so that a policy which samples an
+image's token changes nothing; with a frozen tower every image goes through it once, as long as its
+embeddings are kept; a file that is not what its digest says ends in a UserError.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import UserError
+from headrace.protocol.token_spans import MediaRun
+from learner.device import Placed
+
+Int64 = npt.NDArray[np.int64]
+PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
+"""Most bytes that are kept of prepared images, and of one model's embeddings."""
+TRIED = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""Families whose images are known to be computed as by their own code."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class PackImages(NamedTuple):
+    """The images of a pack.
+
+    Attributes:
+        digests: each image once, in order of appearance. features_from: [M] int64, for each of the
+        M placeholder tokens a row of these images' embeddings laid end to end. places: [M] int64,
+        ascending, where the placeholders stand in the pack. positions: [3, T] int64, time, height
+        and width of each token; None: the family has text positions alone.
+    """
+
+    digests: tuple[str, ...]
+    features_from: Tensor
+    places: Tensor
+    positions: Tensor | None
+
+
+class ImageFeatures(NamedTuple):
+    """Embeddings [n, hidden] of images' tokens, and what is added to the states of the same tokens
+    behind the decoder's first layers, [n, hidden] each (deepstack, arXiv 2406.04334)."""
+
+    embeddings: Tensor
+    deep: tuple[Tensor, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(x.nbytes for x in (self.embeddings, *self.deep))
+
+
+class _Kept(Generic[K, V]):
+    """What was used last, up to a number of bytes."""
+
+    def __init__(self, bound: int, size: Callable[[V], int]) -> None:
+        self._bound, self._size, self._bytes = bound, size, 0
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key)
+
+    def put(self, key: K, value: V) -> None:
+        self._values[key] = value
+        self._bytes += self._size(value)
+        while self._bytes > self._bound:
+            self._bytes -= self._size(self._values.popitem(last=False)[1])
+
+
+class _Facts(NamedTuple):
+    """Of one image: its placeholder tokens, its patches, its grid in patches [3] (Qwen)."""
+
+    tokens: int
+    patches: int
+    grid: Tensor | None
+
+
+class ImageInputs:
+    """What a model's processor makes of images."""
+
+    def __init__(self, read: Callable[[str], bytes], processor: Any, model: Any) -> None:
+        """`read` gives the bytes of an image's file by its digest; `processor` is transformers' of
+        the model's folder. UserError for a family whose images were not tried here."""
+        shape = model.config
+        if shape.model_type not in TRIED:
+            raise UserError(f"{shape.model_type} models are not trained on images here")
+        self._read, self._prepare = read, processor.image_processor
+        base = model.base_model
+        self._rope = getattr(base, "get_rope_index", None)
+        self._merged = getattr(shape.vision_config, "spatial_merge_size", 1) ** 2
+        self._frame_tokens = getattr(base, "image_seq_len", 0)
+        self._patch = shape.vision_config.patch_size
+        self._scale = 0.0
+        if not is_frozen(model):
+            tower, text = map(_size, (tower_of(model), [base.get_decoder()]))
+            self._scale = tower / text
+        self._pixels: _Kept[str, dict[str, Tensor]] = _Kept(
+            PIXEL_BYTES, lambda kept: sum(x.nbytes for x in kept.values())
+        )
+        self._facts: dict[str, _Facts] = {}
+        self._openings: dict[tuple[MediaRun, ...], Int64] = {}
+
+    def of(self, digest: str) -> dict[str, Tensor]:
+        """The tower's inputs for one image."""
+        kept = self._pixels.get(digest)
+        if kept is None:
+            data = self._read(digest)
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise UserError(f"the file of image {digest[:12]} has another SHA-256")
+            self._pixels.put(digest, kept := self._prepared(data, digest))
+        return kept
+
+    def blank(self) -> dict[str, Tensor]:
+        """The tower's inputs for an image that stands nowhere."""
+        from PIL import Image
+
+        grey = Image.new("RGB", (4 * self._patch, 4 * self._patch), (90, 90, 90))
+        return _without_batch(self._prepare(images=[grey], return_tensors="pt"))
+
+    def _prepared(self, data: bytes, digest: str) -> dict[str, Tensor]:
+        from PIL import Image
+
+        try:
+            with Image.open(BytesIO(data)) as opened:
+                image = opened.convert("RGB")
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise UserError(f"image {digest[:12]} cannot be opened: {error}") from error
+        return _without_batch(self._prepare(images=[image], return_tensors="pt"))
+
+    def _facts_of(self, digest: str) -> _Facts:
+        if digest not in self._facts:
+            given = self.of(digest)
+            if "image_grid_thw" in given:
+                grid = given["image_grid_thw"][0]
+                patches = int(grid.prod())
+                facts = _Facts(patches // self._merged, patches, grid)
+            else:
+                frames, _, height, width = given["pixel_values"].shape
+                patches = frames * height * width // self._patch**2
+                facts = _Facts(frames * self._frame_tokens, patches, None)
+            self._facts[digest] = facts
+        return self._facts[digest]
+
+    def cost(self, media: Sequence[MediaRun]) -> int:
+        """What the images of an opening add to the tokens of a pack: their patches, each as many
+        tokens as the tower is larger than the decoder; 0 where the tower is frozen."""
+        if not self._scale:
+            return 0
+        patches = sum(self._facts_of(digest).patches for digest in {run.digest for run in media})
+        return round(self._scale * patches)
+
+    def placed(self, media: Sequence[MediaRun]) -> list[Placed]:
+        """Which rows of its image's embeddings each run of placeholders takes. An image that is cut
+        into parts has several runs, one after another. UserError where placeholders and embeddings
+        differ in number."""
+        used: dict[str, int] = {}
+        found: list[Placed] = []
+        for run in media:
+            first, count = used.get(run.digest, 0), run.end - run.start
+            found.append(Placed(run.digest, run.start, run.end, first))
+            used[run.digest] = (first + count) % self._facts_of(run.digest).tokens
+            self._check(run.digest, first + count, whole=False)
+        for digest, left in used.items():
+            self._check(digest, left, whole=True)
+        return found
+
+    def _check(self, digest: str, count: int, *, whole: bool) -> None:
+        tokens = self._facts_of(digest).tokens
+        if count > tokens or (whole and count):
+            raise UserError(
+                f"image {digest[:12]} has {tokens} tokens by the learner's processor, and "
+                f"{count} placeholders in its prompt: is its processor another one?"
+            )
+
+    def tokens(self, digest: str) -> int:
+        """Placeholder tokens of an image."""
+        return self._facts_of(digest).tokens
+
+    def positions(self, length: int, media: Sequence[MediaRun]) -> Int64 | None:
+        """[3, length] time, height and width of a sequence's tokens; None where the family has text
+        positions alone."""
+        if self._rope is None:
+            return None
+        key = tuple(media)
+        if key not in self._openings:
+            self._openings[key] = self._opening(key)
+        known = self._openings[key]
+        after = int(known.max()) + 1 if known.size else 0
+        rest = after + np.arange(max(0, length - known.shape[1]), dtype=np.int64)
+        return np.concatenate([known, np.tile(rest, (3, 1))], axis=1)[:, :length]
+
+    def _opening(self, media: tuple[MediaRun, ...]) -> Int64:
+        """Positions up to the last image's end."""
+        if not media or self._rope is None:
+            return np.zeros((3, 0), np.int64)
+        kinds = torch.zeros(1, media[-1].end, dtype=torch.int64)
+        grids = []
+        for run in media:
+            kinds[0, run.start : run.end] = 1
+            grids.append(self._facts_of(run.digest).grid)
+        nothing = torch.zeros_like(kinds)
+        rows, _ = self._rope(
+            nothing, mm_token_type_ids=kinds, image_grid_thw=torch.stack(grids)  # type: ignore[arg-type]
+        )  # fmt: skip
+        found: Int64 = rows[:, 0].numpy()
+        return found
+
+
+class VisionTower:
+    """The part of one model that sees."""
+
+    def __init__(self, model: Any, inputs: ImageInputs, *, in_step: bool = False) -> None:
+        """`in_step`: every rank runs the tower in every pass, because its parameters are gathered
+        in it; nothing is kept then."""
+        self._model, self._inputs = model, inputs
+        self._frozen = is_frozen(model)
+        self._keeps = self._frozen and not in_step
+        self._kept: _Kept[str, ImageFeatures] = _Kept(FEATURE_BYTES, lambda kept: kept.num_bytes)
+        self._blank = None if self._keeps else inputs.blank()
+
+    def embed(
+        self, token_ids: Tensor, position_ids: Tensor, images: PackImages
+    ) -> tuple[nn.Module, dict[str, Any]]:
+        """The decoder and its inputs: embeddings of a pack's tokens [T], the images' in their
+        places, and positions."""
+        base = self._model.base_model
+        rows = base.get_input_embeddings()(token_ids)
+        inputs: dict[str, Any] = {"position_ids": position_ids.unsqueeze(0)}
+        if images.positions is not None:
+            inputs["position_ids"] = torch.cat([position_ids[None], images.positions]).unsqueeze(1)
+        if images.digests:
+            found = self._features(images.digests)
+            chosen = [
+                x.index_select(0, images.features_from).to(rows.dtype)
+                for x in (found.embeddings, *found.deep)
+            ]
+            rows = rows.index_copy(0, images.places, chosen[0])
+            if found.deep:
+                seen = torch.zeros_like(token_ids, dtype=torch.bool)
+                inputs["visual_pos_masks"] = seen.index_fill(0, images.places, True).unsqueeze(0)
+                inputs["deepstack_visual_embeds"] = chosen[1:]
+        elif self._blank is not None:
+            # All ranks sum gradients of the same parameters, whichever has images.
+            found = self._through([self._blank])
+            unseen = found.embeddings.sum() + sum(x.sum() for x in found.deep)
+            rows = rows + 0.0 * unseen.to(rows.dtype)
+        return base.get_decoder(), inputs | {"inputs_embeds": rows.unsqueeze(0)}
+
+    def _features(self, digests: Sequence[str]) -> ImageFeatures:
+        """Those of several images, end to end."""
+        if not self._keeps:
+            return self._through([self._inputs.of(digest) for digest in digests])
+        found = {digest: self._kept.get(digest) for digest in digests}
+        if missing := [digest for digest, kept in found.items() if kept is None]:
+            made = self._through([self._inputs.of(digest) for digest in missing])
+            counts = [self._inputs.tokens(digest) for digest in missing]
+            parts = zip(*(x.split(counts) for x in (made.embeddings, *made.deep)), strict=True)
+            for digest, (own, *deep) in zip(missing, parts, strict=True):
+                # A view would hold the embeddings of all.
+                found[digest] = ImageFeatures(own.clone(), tuple(x.clone() for x in deep))
+                self._kept.put(digest, found[digest])  # type: ignore[arg-type]
+        return ImageFeatures(
+            torch.cat([kept.embeddings for kept in found.values() if kept]),
+            tuple(
+                map(torch.cat, zip(*(kept.deep for kept in found.values() if kept), strict=True))
+            ),
+        )
+
+    def _through(self, images: Sequence[Mapping[str, Tensor]]) -> ImageFeatures:
+        """What the tower computes of images; with a gradient where it is trained."""
+        base, device = self._model.base_model, self._model.device
+        given = {key: torch.cat([x[key] for x in images]).to(device) for key in images[0]}
+        if "image_grid_thw" not in given:
+            given = {key: x.unsqueeze(0) for key, x in given.items()}
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._frozen):
+            output = base.get_image_features(**given, return_dict=True)
+        deep = getattr(output, "deepstack_features", None) or ()
+        return ImageFeatures(_rows(output.pooler_output), tuple(map(_rows, deep)))
+
+
+def tower_of(model: Any) -> list[nn.Module]:
+    """What a model has before its decoder: the vision tower, and what projects its output."""
+    base = model.base_model
+    decoder = base.get_decoder()
+    return [] if decoder is base else [part for part in base.children() if part is not decoder]
+
+
+def is_frozen(model: Any) -> bool:
+    """No parameter of the tower is trained."""
+    return not any(p.requires_grad for part in tower_of(model) for p in part.parameters())
+
+
+def placeholder_ids(shape: Any) -> list[int]:
+    """The tokens that stand for images and videos, which no policy samples."""
+    names = ("image_token_id", "video_token_id") if hasattr(shape, "vision_config") else ()
+    ids = (getattr(shape, name, None) for name in names)
+    return [token for token in ids if token is not None]
+
+
+def _size(modules: Sequence[nn.Module]) -> int:
+    return sum(getattr(p, "ds_numel", p.numel()) for part in modules for p in part.parameters())
+
+
+def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
+    """[n, hidden], of one tensor an image or one tensor of all, [frames, n, hidden]."""
+    return features.flatten(0, 1) if isinstance(features, Tensor) else torch.cat(list(features))
+
+
+def _without_batch(prepared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One image's tensors, which are laid end to end with other images': Idefics3's come in a
+    batch."""
+    if "image_grid_thw" in prepared:
+        return dict(prepared)
+    return {key: x[0] for key, x in prepared.items()}
