@@ -8,12 +8,14 @@ are declared here, without a kernel. Promises: standard library only; torch is i
 torchvision's import alone; a library that loads is left to itself.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 OPERATORS = ("nms", "qnms")
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -45,8 +47,7 @@ class TorchvisionFinder(importlib.abc.MetaPathFinder):
 
 def declare_operators(library: Path) -> None:
     """Declare the operators unless `library` brings them."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     try:
         torch.ops.load_library(str(library))
     except OSError:

@@ -136,7 +136,7 @@ class DeepSpeedEngine:
         self._world = torch.distributed.get_world_size()
         self._clip = optimizer.grad_clip
         device = next(network.parameters()).device
-        self._trained = [p for p in network.parameters() if p.requires_grad]
+        self._trained: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         adam = torch.optim.AdamW(
             self._trained,
             lr=optimizer.lr,

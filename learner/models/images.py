@@ -263,20 +263,20 @@ class VisionTower:
         """Those of several images, end to end."""
         if not self._keeps:
             return self._through([self._inputs.of(digest) for digest in digests])
-        found = {digest: self._kept.get(digest) for digest in digests}
-        if missing := [digest for digest, kept in found.items() if kept is None]:
+        known = {digest: self._kept.get(digest) for digest in digests}
+        found = {digest: kept for digest, kept in known.items() if kept is not None}
+        if missing := [digest for digest in digests if digest not in found]:
             made = self._through([self._inputs.of(digest) for digest in missing])
             counts = [self._inputs.tokens(digest) for digest in missing]
-            parts = zip(*(x.split(counts) for x in (made.embeddings, *made.deep)), strict=True)
-            for digest, (own, *deep) in zip(missing, parts, strict=True):
+            cut = zip(*(x.split(counts) for x in (made.embeddings, *made.deep)), strict=True)
+            for digest, (own, *deep) in zip(missing, cut, strict=True):
                 # A view would hold the embeddings of all.
                 found[digest] = ImageFeatures(own.clone(), tuple(x.clone() for x in deep))
-                self._kept.put(digest, found[digest])  # type: ignore[arg-type]
+                self._kept.put(digest, found[digest])
+        parts = [found[digest] for digest in digests]
+        added = zip(*(part.deep for part in parts), strict=True)
         return ImageFeatures(
-            torch.cat([kept.embeddings for kept in found.values() if kept]),
-            tuple(
-                map(torch.cat, zip(*(kept.deep for kept in found.values() if kept), strict=True))
-            ),
+            torch.cat([part.embeddings for part in parts]), tuple(map(torch.cat, added))
         )
 
     def _through(self, images: Sequence[Mapping[str, Tensor]]) -> ImageFeatures:

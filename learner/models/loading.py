@@ -19,7 +19,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForTokenClassification,
+    AutoProcessor,
     PreTrainedModel,
+)
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
 )
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GenericForTokenClassification
@@ -63,6 +68,9 @@ def critic_class(shape: Any) -> Any:
         return AutoModelForTokenClassification
     parent = next(one for one in policy.__mro__[1:] if issubclass(one, PreTrainedModel))
     name = policy.__name__.rpartition("For")[0] + "ForTokenClassification"
+    if (renaming := get_checkpoint_conversion_mapping(policy.__name__)) is not None:
+        # The policy's files may have other names than its class; transformers knows that by name.
+        register_checkpoint_conversion_mapping(name, renaming, overwrite=True)
     same = {key: getattr(policy, key) for key in ("__module__", "base_model_prefix")}
     return type(name, (GenericForTokenClassification, parent), same)
 
@@ -105,6 +113,18 @@ def load_policy(
     """The starting policy. Raises UserError where there is no such model. `own_attention`: ours
     even where a faster one is installed, which knows no frozen, carried or shared keys."""
     return _load(policy_class, config.path, config, dtype, device, {}, flash=not own_attention)
+
+
+def load_processor(config: ModelConfig) -> Any:
+    """What makes a vision-language model's inputs of text and images, or None for a model of text.
+    UserError where it cannot be had."""
+    try:
+        if not sees_images(AutoConfig.from_pretrained(config.path)):
+            return None
+        return AutoProcessor.from_pretrained(config.path)
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"cannot load the processor of {config.path}: {lines[0]}") from error
 
 
 def load_critic(

@@ -5,7 +5,9 @@ In: a run's configuration, and the checkpoint to go on from. Out: engines, the p
 in, and whole weights. Promise: weights that leave are of whole models, whatever the ZeRO stage.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,15 @@ from learner.device import Place
 from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows
 from learner.models.forward import PolicyNetwork, ValueNetwork
-from learner.models.loading import as_in_files, has_flash, load_critic, load_policy
+from learner.models.images import ImageInputs, VisionTower
+from learner.models.loading import (
+    as_in_files,
+    has_flash,
+    load_critic,
+    load_policy,
+    load_processor,
+    sees_images,
+)
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.weight_publishing import weights_of
 from learner.ranking.model import SessionRanker
@@ -47,8 +57,10 @@ class ModelSet:
         rank: int,
         device: torch.device,
         work: Work,
+        read_image: Callable[[str], bytes] | None = None,
     ) -> None:
-        """Load and build; UserError where a model cannot be had."""
+        """Load and build; UserError where a model cannot be had. `read_image` gives an image's file
+        by its digest; None: no prompt has images."""
         learner = config.learner
         self._config, self._device = config, device
         grouped = config.schedule.num_generations > 1
@@ -67,6 +79,11 @@ class ModelSet:
                 f"learner.context = {learner.context!r} knows keys and values alone, and "
                 f"{model.config.model_type} has layers with a state: take 'full'"
             )
+        self._processor = load_processor(config.model)
+        self._images: ImageInputs | None = None
+        if self._processor is not None and read_image is not None:
+            self._images = ImageInputs(read_image, self._processor, model)
+        self._let_see(policy)
         self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         self.networks: dict[str, PreTrainedModel] = {POLICY: model}
         self.engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
@@ -75,6 +92,7 @@ class ModelSet:
                 models, dtype=self._dtype, device=device, own_attention=self._own_attention
             )
             critic = ValueNetwork(self.networks[CRITIC], autocast=self._autocast)
+            self._let_see(critic)
             self.engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
         self.ranker = None
         if learner.ranker is not None:
@@ -91,6 +109,7 @@ class ModelSet:
             # The run's own model, not the checkpoint's: what is diverged from never changes.
             start = self._policy_model(config.model, own_attention=False)
             self.reference = self._scoring(start.requires_grad_(False))
+            self._let_see(self.reference)
         # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
         self.policy_bytes = sum(
             getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
@@ -115,7 +134,7 @@ class ModelSet:
             self.ranker.save(folder, weights)
             return
         self.networks[name].save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
+        (self._processor or self.tokenizer).save_pretrained(folder)
 
     def _load_ranker(self, checkpoint: Path | None, training: RankerTraining) -> SessionRanker:
         source = self._config.reward.ranker()
@@ -148,7 +167,18 @@ class ModelSet:
             forward_together=learner.zero_stage == 3,
             shares_openings=grouped and shares_rows and may_share,
             work=work,
+            images=self._images,
         )
+
+    def _let_see(self, network: PolicyNetwork | ValueNetwork) -> None:
+        """Give a network its tower, where prompts may have images."""
+        if self._images is None:
+            return
+        model: Any = network.model
+        if not sees_images(model.config):
+            raise UserError(f"{model.config.model_type} sees no images, and the policy does")
+        in_step = self._config.learner.zero_stage == 3
+        network.vision = VisionTower(model, self._images, in_step=in_step)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -71,11 +71,12 @@ class Trainer:
         relay: Relay | None = None,
         reads_checkpoints: bool = True,
         work: Work | None = None,
+        read_image: Callable[[str], bytes] | None = None,
     ) -> None:
         """Build or restore; UserError where a model cannot be had. `reads_checkpoints`: this rank
         finds out which of them are whole; the others, on its host, take its word. `work`: is told
-        how far this rank is."""
-        self._work = work or Work()
+        how far this rank is. `read_image`: gives an image's file by its digest."""
+        self._work, self._read_image = work or Work(), read_image
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[Trouble] = []
         # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
@@ -117,6 +118,7 @@ class Trainer:
             models = self.models = ModelSet(
                 config, algorithm, checkpoint,
                 rank=self._rank, device=self._device, work=self._work,
+                read_image=self._read_image,
             )  # fmt: skip
             self.position = Position()
             if checkpoint is not None:

@@ -1,6 +1,7 @@
 """Tiny vision-language models, pictures, and answers to prompts with them."""
 
 import hashlib
+import importlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ SIDES = (56, 28, 56)
 def lacks() -> str:
     """Why there are no image processors here; empty where there are."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except (ImportError, RuntimeError) as error:
         return f"torchvision cannot be imported: {error}"
     return ""
