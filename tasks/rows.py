@@ -38,13 +38,15 @@ class Row:
     folder: str = field(default="", compare=False)
 
 
-def other_than_text(prompt: str | list[Message]) -> str | None:
-    """The type of the first part of a prompt that is no text; None where all of it is text."""
+def other_than_text(prompt: str | list[Message], *, images: bool = False) -> str | None:
+    """The type of the first part of a prompt that is no text, nor an image where `images` may be;
+    None where there is none."""
+    known = ("text", "image") if images else ("text",)
     if isinstance(prompt, str):
         return None
     contents = (message["content"] for message in prompt)
     parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return next((str(part["type"]) for part in parts if part["type"] != "text"), None)
+    return next((str(part["type"]) for part in parts if part["type"] not in known), None)
 
 
 def images_in(prompt: str | list[Message]) -> list[Any]:

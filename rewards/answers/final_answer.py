@@ -245,6 +245,17 @@ def _around(text: str) -> str:
     return text[begin : last + NEAR // 2]
 
 
+def without_thought(text: str, tag: str) -> str:
+    """The text behind its thought. One that was never closed leaves nothing; one that was opened
+    by the prompt ends all the same."""
+    closing, opening = f"</{tag}>", f"<{tag}>"
+    if closing in text:
+        before, _, after = text.rpartition(closing)
+        head = before.partition(opening)[0] if opening in before else ""
+        text = f"{head}{after}"
+    return text.partition(opening)[0].strip()
+
+
 def answer_after(text: str, marker: str) -> str | None:
     """What follows the last occurrence of `marker` on its line; None where it does not occur."""
     _, found, rest = text.rpartition(marker)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.final_answer import answer_after
+from rewards.answers.final_answer import answer_after, without_thought
 from rewards.functions.results import Verdict
 
 
@@ -35,6 +35,11 @@ def marked_part(text: str, marker: str | None) -> str:
     """What follows the marker's last occurrence on its line, empty where it does not occur;
     without a marker the whole text."""
     return text if marker is None else (answer_after(text, marker) or "")
+
+
+def said_part(text: str, thought: str | None, marker: str | None) -> str:
+    """What a response says: behind its thought, where that has a tag, and its marker."""
+    return marked_part(text if thought is None else without_thought(text, thought), marker)
 
 
 def right_or_wrong(right: bool, **parts: float) -> Verdict:

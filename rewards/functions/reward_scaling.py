@@ -6,6 +6,7 @@ many verdicts as it asked for, else it is InvalidRewardError.
 """
 
 import math
+import re
 from dataclasses import replace
 
 from headrace.config.sections.reward import SourceConfig
@@ -15,9 +16,19 @@ from rewards.functions.results import Verdict
 
 
 def foregone(source: SourceConfig, item: ScoreItem) -> Verdict | None:
-    """The verdict on a response that nobody has to look at, since it has no end; None: it has to be
-    judged."""
-    return unfinished(source) if waits_for_an_end(source, item) else None
+    """The verdict on a response that nobody has to look at, since it has no end or not the format
+    that the source asks for; None: it has to be judged. Groups are seen whole."""
+    return barred(source, item) if source.unit == "trajectory" else None
+
+
+def barred(source: SourceConfig, item: ScoreItem) -> Verdict | None:
+    """The verdict on a response whatever its kind says; None where that counts."""
+    if not item.finished and source.require_finish:
+        return unfinished(source)
+    if source.format is not None and not re.fullmatch(source.format, item.text, re.DOTALL):
+        verdict = unfinished(source)
+        return replace(verdict, parts={**verdict.parts, "format": 0.0})
+    return None
 
 
 def waits_for_an_end(source: SourceConfig, item: ScoreItem) -> bool:
@@ -41,14 +52,13 @@ def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: boo
 def _of_siblings(
     source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool
 ) -> Verdict:
-    """Siblings without an end were seen, and have their verdict already."""
+    """Siblings without an end or a format were seen, and have their verdict already."""
     given = verdict.siblings
     if len(given) != len(item.siblings):
         raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
-    ends = [sibling.finished or not source.require_finish for sibling in item.siblings]
     earned = (each and priced(source, each, graded=graded) for each in given)
-    counts = (v if e else unfinished(source) for e, v in zip(ends, earned, strict=True))
-    return Verdict(siblings=tuple(counts))
+    seen = zip(item.siblings, earned, strict=True)
+    return Verdict(siblings=tuple(barred(source, sibling) or v for sibling, v in seen))
 
 
 def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:
@@ -70,6 +80,8 @@ def unfinished(source: SourceConfig) -> Verdict:
 def priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
     """One response's verdict with what its score earns. A score that was put on another scale is a
     part."""
+    if source.format is not None:
+        verdict = replace(verdict, parts={"format": 1.0, **verdict.parts})
     if source.pays_itself():
         return verdict
     score, correct, parts = verdict.reward, verdict.correct, verdict.parts

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.final_answer import without_thought
 from rewards.answers.row import column, right_answer
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
@@ -17,7 +18,6 @@ from rewards.judging.readings import (
     Reply,
     both_orders,
     number,
-    without_thought,
     yes_probability,
 )
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rewards.answers.final_answer import without_thought
 from rewards.functions.arguments import InvalidRewardError
 
 GROUP = "score"
@@ -78,17 +79,6 @@ def number(reply: Reply, pattern: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise InvalidRewardError(f"the judge's score {value:g} is not between {low:g} and {high:g}")
     return (value - low) / (high - low)
-
-
-def without_thought(text: str, tag: str) -> str:
-    """The text behind its thought. One that was never closed leaves nothing; one that was opened
-    by the prompt ends all the same."""
-    closing, opening = f"</{tag}>", f"<{tag}>"
-    if closing in text:
-        before, _, after = text.rpartition(closing)
-        head = before.partition(opening)[0] if opening in before else ""
-        text = f"{head}{after}"
-    return text.partition(opening)[0].strip()
 
 
 def _deciding(reply: Reply, yes: str, no: str) -> Mapping[str, float] | None:

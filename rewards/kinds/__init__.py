@@ -39,6 +39,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "prm": "rewards.kinds.prm",
         "pairwise": "rewards.kinds.pairwise",
         "ranker": "rewards.kinds.ranker",
+        "box": "rewards.kinds.box",
+        "point": "rewards.kinds.point",
+        "ocr": "rewards.kinds.ocr",
     }
 )
 """Module of each kind, by its name."""

@@ -229,8 +229,10 @@ def glance_of(source: SourceConfig) -> Glance:
 
 
 def _judge_of(source: SourceConfig) -> Judge:
-    """The kind's glance; one that tells nothing where it has none."""
-    if source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory":
+    """The kind's glance; one that tells nothing where it has none, and where a user's expression
+    comes first, which may take for ever."""
+    glances = source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory"
+    if glances and source.format is None:
         module = kinds.load(source.kind)
         # What the options lack is told by a child, as of every other kind.
         with contextlib.suppress(UserError):

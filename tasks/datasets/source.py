@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, zip_longest
+from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from headrace.config.sections.task import DatasetConfig, TaskConfig, members
+from headrace.data.media import MediaError, check_image, image_bytes
 from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
 from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt_row
@@ -24,10 +26,11 @@ from tasks.procedural.graph_walk import GRAPH_WALK
 from tasks.procedural.hidden_letter import HIDDEN_LETTER
 from tasks.procedural.products import PRODUCTS
 from tasks.procedural.search_world import REWRITING
+from tasks.procedural.shapes import SHAPES, asking
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
-from tasks.rows import Row, prompt_hash, prompt_text
+from tasks.rows import Row, images_in, prompt_hash, prompt_text
 
 PROCEDURAL_TASKS = {
     task.name: task
@@ -41,6 +44,7 @@ PROCEDURAL_TASKS = {
         FIRST_DIGIT,
         HIDDEN_LETTER,
         REWRITING,
+        SHAPES,
     )
 }
 
@@ -240,4 +244,22 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
     if task.kind == "dataset":
         return load_dataset_source(task, seed)
     sizes = Sizes(task.min_terms, task.max_terms, task.tail_exponent)
-    return ProceduralSource(PROCEDURAL_TASKS[task.kind], sizes, seed=seed)
+    made = asking(task.questions) if task.kind == "shapes" else PROCEDURAL_TASKS[task.kind]
+    return ProceduralSource(made, sizes, seed=seed)
+
+
+def image_files(task: TaskConfig, row: Row, *, check: bool = False) -> list[bytes]:
+    """The files of the images in a row's prompt, in their order. MediaError, which names the row
+    and the image, where one cannot be had, or, with `check`, not be used."""
+    member = members(task)[row.domain]
+    urls = member.kind == "dataset" and member.image_urls
+    found: list[bytes] = []
+    for number, image in enumerate(images_in(row.prompt), start=1):
+        try:
+            data = image_bytes(image, Path(row.folder), urls=urls)
+            if check:
+                check_image(data)
+            found.append(data)
+        except MediaError as error:
+            raise MediaError(f"row {row.id}, image {number}: {error}") from error
+    return found

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Literal
 
 from headrace.errors import UserError
-from tasks.rows import Row, prompt_hash
+from tasks.rows import Message, Row, prompt_hash
 
 EOS = "<eos>"
 """The end token of their tokenizers (`character_tokenizer`)."""
@@ -88,6 +88,9 @@ class ProceduralTask:
     columns: Callable[[str], dict[str, Any]] = lambda prompt: {}
     """What a prompt's row has for reward functions besides its terms."""
 
+    show: Callable[[str], str | list[Message]] = lambda prompt: prompt
+    """What the policy sees of a prompt, which may be an image of what was drawn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -139,7 +142,7 @@ def prompt_row(
         prompt = task.draw(rng, terms)
         if is_held_out(prompt) == (split == "eval"):
             info = {"terms": terms, **task.columns(prompt)}
-            return Row(f"{split}-{index}", prompt, task.solve(prompt), info)
+            return Row(f"{split}-{index}", task.show(prompt), task.solve(prompt), info)
 
 
 def evaluation_rows(task: ProceduralTask, count: int, *, sizes: Sizes | None = None) -> list[Row]:

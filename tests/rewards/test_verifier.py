@@ -1,9 +1,11 @@
+import msgspec
 import pytest
 
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.build import build_verifier
 from rewards.functions.results import Verdict
+from rewards.functions.reward_scaling import paid, priced
 from tests.rewards.items import item, user_function
 
 
@@ -90,3 +92,37 @@ def test_a_range_puts_scores_on_the_scale_of_the_rewards() -> None:
     )
     assert paid(item("parts")).reward == pytest.approx(0.5)
     assert paid(item("7", finished=False)) == Verdict(-1.0, False)
+
+
+@pytest.mark.parametrize("kind", ["exact", "function"])
+def test_the_format_comes_before_everything(kind: str) -> None:
+    shape = r"<think>.+</think>#?\d"
+    more = {"answer_marker": "#"} if kind == "exact" else {"function": user_function().function}
+    source = RewardConfig.model_validate({"kind": kind, "format": shape, "wrong_reward": -1} | more)
+    verify = build_verifier(source)
+    for text in ("#7", "<think></think>#7", "<think>x\ny</think>#7 "):
+        verdict = verify(item(text))
+        assert (verdict.reward, verdict.correct, verdict.parts["format"]) == (-1.0, False, 0.0)
+    if kind == "exact":
+        right = verify(item("<think>x\ny</think>#7"))
+        assert right == Verdict(1.0, True, {"correct": 1.0, "format": 1.0})
+
+
+def test_a_group_without_the_format_is_wrong_one_by_one() -> None:
+    source = RewardConfig(kind="exact", unit="group", format=r"\d", wrong_reward=-1.0)
+    seen = msgspec.structs.replace(item(""), siblings=[item("7"), item("seven")], unit="group")
+    given = Verdict(siblings=(Verdict(1.0, True), Verdict(1.0, True)))
+    first, second = paid(source, seen, given, graded=False).siblings
+    assert (first and first.reward, second and second.reward) == (1.0, -1.0)
+
+
+def test_a_format_that_is_no_expression() -> None:
+    with pytest.raises(ValueError, match="no regular expression"):
+        RewardConfig(format="(")
+
+
+def test_scores_of_sources_come_to_one_scale() -> None:
+    """A verifier that pays -1 and 1, beside others that pay from 0 to 1."""
+    source = RewardConfig(kind="exact", score_range=(-1.0, 1.0))
+    earned = [priced(source, Verdict(score), graded=True).reward for score in (-1.0, 0.4, 1.0)]
+    assert earned == pytest.approx([0.0, 0.7, 1.0])

@@ -1,9 +1,10 @@
 """How finished trajectories are scored: by which sources, and which prompt goes to which."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from headrace.config.sections.base import StrictModel
 from headrace.config.sections.model import JudgeConfig
@@ -12,7 +13,7 @@ from headrace.config.sections.reward_monitors import AlertConfig, AuditConfig
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
-    "judge", "prm", "pairwise", "ranker",
+    "judge", "prm", "pairwise", "ranker", "box", "point", "ocr",
 ]  # fmt: skip
 Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -46,8 +47,9 @@ class SourceConfig(StrictModel):
     sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
     judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
     answer beats its prompt's anchor, by a pairwise reward model. ranker: how well a session ranker
-    finds the click by the answer. See docs/verifiers.md, docs/sandbox.md, docs/judges.md,
-    docs/process-rewards.md, docs/pairwise-rl.md and docs/session-ranking.md."""
+    finds the click by the answer. box: overlap with the true boxes of an image. point: a point in
+    one of them. ocr: a text that was read, by edits. See docs/verifiers.md, docs/sandbox.md,
+    docs/judges.md, docs/process-rewards.md, docs/pairwise-rl.md and docs/session-ranking.md."""
 
     unit: Unit = "trajectory"
     """What is scored at once. trajectory: each response when it has ended. group: all responses to
@@ -75,6 +77,10 @@ class SourceConfig(StrictModel):
 
     require_finish: bool = True
     """A response without an end token counts as wrong."""
+
+    format: str | None = Field(default=None, min_length=1)
+    """Regular expression of Python that a whole response has to match (`.` matches line ends too);
+    one that does not is wrong, and nobody looks at it. Not of lines."""
 
     score_range: tuple[float, float] | None = None
     """[low, high]: scores from low to high become rewards from `wrong_reward` to `correct_reward`,
@@ -111,6 +117,15 @@ class SourceConfig(StrictModel):
     timeout_s: float = Field(default=10.0, gt=0)
     """Deadline of one response. A child that misses it is killed and replaced; one that scores many
     at a time gives the response up and goes on."""
+
+    @field_validator("format")
+    @classmethod
+    def _is_expression(cls, format: str | None) -> str | None:
+        try:
+            re.compile(format or "")
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return format
 
     def pays_itself(self) -> bool:
         """Whether its scores are rewards as they are."""

@@ -155,6 +155,25 @@ class RewritingConfig(ProceduralConfig):
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+class ShapesConfig(ProceduralConfig):
+    """Procedural images of coloured rectangles with a question, for vision-language policies:
+    `count` (how many are there) or `box red` (where is it: `x1,y1,x2,y2` in cells of a grid of
+    4 x 4). The column `question` says which, for `reward.route`. A term is a rectangle."""
+
+    kind: Literal["shapes"]
+
+    min_terms: int = Field(default=4, ge=1, le=4)
+    """Lowest bound: an image has from 1 to its bound of rectangles, all numbers alike."""
+
+    max_terms: int = Field(default=4, ge=2, le=4)
+    """Highest bound: the most rectangles of an image."""
+
+    questions: dict[Literal["count", "box"], Annotated[float, Field(gt=0)]] = Field(
+        default={"count": 0.5, "box": 0.5}, min_length=1
+    )
+    """Share of each question, up to a factor; one that is not named is not asked."""
+
+
 class BandsConfig(StrictModel):
     """How often prompts are asked again, by what their last answers got."""
 
@@ -198,6 +217,9 @@ class DatasetConfig(TaskBase):
     only: dict[str, str] = Field(default={})
     """Use the rows only that have these values in these columns, such as `domain = "math"`."""
 
+    image_urls: bool = False
+    """Fetch images that rows name by http URLs."""
+
     bands: BandsConfig | None = None
     """Ask prompts more or less often by the measured pass rate of their last group, or the mean
     reward where nothing says what is right. None: each once in an epoch."""
@@ -213,6 +235,7 @@ SingleTask = (
     | FirstDigitConfig
     | HiddenLetterConfig
     | RewritingConfig
+    | ShapesConfig
     | DatasetConfig
 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from headrace.config.device_defaults import Resolved, resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
+from headrace.data.media import MediaError
 from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
@@ -23,11 +24,14 @@ from headrace_cli.launch.plan import plan_processes
 
 
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
-    """UserError where the run could not begin: machine, data, templates, database, cores and
-    rewards are looked at."""
+    """UserError where the run could not begin: machine, data, images, templates, database, cores
+    and rewards are looked at."""
     found = resolve_learner(config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16)
     for check in start_checks(found.config, hardware):
         check()
+    if bad := image_problems(found.config):
+        more = f" (and {len(bad) - 1} more; see `headrace config check`)" if bad[1:] else ""
+        raise UserError(bad[0] + more)
     checked = check_reward(check_environment(found.config))
     say_overruled(config, found)
     return checked
@@ -41,7 +45,7 @@ def say_overruled(config: RunConfig, found: Resolved) -> None:
 
 
 def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], object]]:
-    """What `check_start` looks at beside the rewards, each by itself."""
+    """What `check_start` looks at beside images and rewards, each by itself."""
     return [
         lambda: check_machine(config, place_judges(config, hardware)[1]),
         lambda: check_data(config),
@@ -60,11 +64,13 @@ def check_data(config: RunConfig) -> None:
     check_dataset(config)
     build_source(config.task, config.seed)
     rows = list(every_row(config.task))
+    images = sees_images(Path(config.model.path))
     for row in rows:
-        if part := other_than_text(row.prompt):
+        if part := other_than_text(row.prompt, images=images):
+            reads = "text and images" if images else "text"
             raise UserError(
-                f"row {row.id}: its prompt has a part of type {part!r}, and the policy reads text "
-                "alone; take such rows out of the dataset"
+                f"row {row.id}: its prompt has a part of type {part!r}, and the policy reads "
+                f"{reads} alone; take such rows out of the dataset"
             )
     chat = next((row for row in rows if not isinstance(row.prompt, str)), None)
     if chat is not None and mode == "never":
@@ -75,6 +81,30 @@ def check_data(config: RunConfig) -> None:
         _need_template(config, f"row {chat.id} has chat messages")
     elif mode == "always":
         _need_template(config, "model.chat_template is 'always'")
+
+
+def sees_images(folder: Path) -> bool:
+    """Whether the model in a folder has a vision tower."""
+    try:
+        return "vision_config" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # `check_model` says what is wrong with the folder
+
+
+def image_problems(config: RunConfig) -> list[str]:
+    """A line for each row of the data with an image that is missing, damaged, or none that can be
+    used; all are decoded."""
+    from tasks.datasets.source import every_row, image_files
+
+    if not sees_images(Path(config.model.path)):
+        return []
+    found: list[str] = []
+    for row in every_row(config.task):
+        try:
+            image_files(config.task, row, check=True)
+        except MediaError as error:
+            found.append(str(error))
+    return found
 
 
 def _need_template(config: RunConfig, why: str) -> None:

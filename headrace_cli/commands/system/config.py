@@ -15,7 +15,7 @@ from headrace.config.preflight.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware, detect
 from headrace_cli.commands.checks.environment_check import check_environment
-from headrace_cli.commands.checks.preflight import check_family, start_checks
+from headrace_cli.commands.checks.preflight import check_family, image_problems, start_checks
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import configured
 from headrace_cli.launch.judge_plan import place_judges
@@ -51,6 +51,7 @@ def check(arguments: argparse.Namespace) -> int:
     tests: list[Callable[[], object]] = [
         lambda: check_model(config),
         *start_checks(config, hardware),
+        lambda: found.extend(image_problems(config)),
         lambda: check_environment(config),
         lambda: check_reward(config, every=True),
         lambda: check_family(config),

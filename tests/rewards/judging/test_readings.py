@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.answers.final_answer import without_thought
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.readings import (
     Reply,
     both_orders,
     number,
     two_token,
-    without_thought,
     yes_probability,
 )
 

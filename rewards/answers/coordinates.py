@@ -1,0 +1,94 @@
+"""Points and boxes in texts, as models that ground write them.
+
+In: a response, or the right answer of a row. Out: groups of numbers: two are a point, four a box.
+Written alike: `1,2,3,4`, `[[1, 2, 3, 4], [5, 6, 7, 8]]`, `(1,2),(3,4)`, `<bbox>1 2 3 4</bbox>`,
+`{"bbox_2d": [1, 2, 3, 4], "label": "cup"}`. Linear in the length of the text.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import islice
+
+from pydantic import Field
+
+from headrace.config.sections.base import StrictModel
+from headrace.data.boxes import GRID, Box, to_grid
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.row import column, right_answer, said_part
+
+MOST = 1_000
+"""Boxes of a response; with more it has none that count."""
+_NUMBER = r"(?>[-+]?(?:[0-9]{1,15}(?:\.[0-9]{1,15})?|nan|inf(?:inity)?))(?!\w)"
+_RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:[\s,;()\[\]]{{1,20}}{_NUMBER})*", re.IGNORECASE)
+_ONE = re.compile(_NUMBER, re.IGNORECASE)
+
+
+class Grounding(StrictModel):
+    """Where coordinates stand, and what they mean."""
+
+    largest: float = Field(default=GRID, gt=0)
+    """Coordinates go from 0 to it, on both axes; a response with others has none that count."""
+
+    column: str | None = None
+    """Column with the true boxes: one, or a list of them. None: the row's answer has them."""
+
+    size_column: str | None = None
+    """Column with the image's [width, height], where the true boxes are pixels of it. None: they
+    are on the response's grid."""
+
+    thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
+    """Tag of the response's thought (`think`), in which nothing is read."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text right before the answer. None: it is all that the response says."""
+
+    def needs(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return tuple(name for name in (self.column, self.size_column) if name is not None)
+
+
+def read_groups(text: str, size: int) -> list[tuple[float, ...]]:
+    """The numbers that stand together in a text, `size` at a time, at most MOST + 1 groups. Numbers
+    in prose, fewer than `size` together, are none; a group that is not whole is one of NaN."""
+    found: list[tuple[float, ...]] = []
+    for run in islice(_RUN.finditer(text), 10 * MOST):
+        numbers = [float(number) for number in _ONE.findall(run[0])]
+        if len(numbers) < size:
+            continue
+        whole = len(numbers) - len(numbers) % size
+        found += (tuple(numbers[i : i + size]) for i in range(0, whole, size))
+        found += [(math.nan,) * size] if whole < len(numbers) else []
+        if len(found) > MOST:
+            break
+    return found[: MOST + 1]
+
+
+def given(item: ScoreItem, options: Grounding, size: int) -> list[tuple[float, ...]]:
+    """The points or boxes of a response; none where it has more than MOST. One beyond the grid is
+    one of NaN."""
+    groups = read_groups(said_part(item.text, options.thought, options.answer_marker), size)
+    if len(groups) > MOST:
+        return []
+    inside = (all(0 <= number <= options.largest for number in group) for group in groups)
+    return [g if fits else (math.nan,) * size for g, fits in zip(groups, inside, strict=True)]
+
+
+def true_boxes(item: ScoreItem, options: Grounding) -> list[Box]:
+    """The row's boxes on the grid of responses; ValueError where it has none, or one is none."""
+    told = right_answer(item) if options.column is None else str(column(item, options.column))
+    boxes: list[Box] = list(read_groups(told, 4))
+    if not boxes or len(boxes) > MOST or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
+        raise ValueError(f"the true box {told[:60]!r} is not x1, y1, x2, y2 with x1 < x2, y1 < y2")
+    if options.size_column is None:
+        return boxes
+    width, height = _size(column(item, options.size_column), options.size_column)
+    return [to_grid(box, (width, height), options.largest) for box in boxes]
+
+
+def _size(told: object, name: str) -> tuple[float, float]:
+    if isinstance(told, Sequence) and len(told) == 2:
+        width, height = told
+        if all(isinstance(x, int | float) and x > 0 for x in (width, height)):
+            return float(width), float(height)
+    raise ValueError(f"column {name!r} is not the image's [width, height]")

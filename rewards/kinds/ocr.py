@@ -1,0 +1,71 @@
+"""`ocr`: how near the text that a response read is to the right one.
+
+The score is 1 - edits / length of the longer text, by Levenshtein's distance (insertions, deletions
+and substitutions of characters), after both texts were normalised: Unicode's NFKC, and any blanks
+one blank.
+"""
+
+import unicodedata
+
+from pydantic import Field
+
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.row import right_answer, said_part
+from rewards.functions.results import Verdict
+from rewards.verifier import Verifier
+
+
+class Options(StrictModel):
+    """What is compared, and how strictly."""
+
+    ignore_case: bool = False
+    """Capital and small letters are the same."""
+
+    correct_from: float = Field(default=1.0, gt=0, le=1)
+    """A score from here on is a right answer."""
+
+    thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
+    """Tag of the response's thought (`think`), which is not compared."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text right before what is compared. None: all that the response says."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier. The part `edits` is the distance."""
+
+    def plain(text: str) -> str:
+        text = " ".join(unicodedata.normalize("NFKC", text).split())
+        return text.casefold() if options.ignore_case else text
+
+    def judge(item: ScoreItem) -> Verdict:
+        wanted = plain(right_answer(item))
+        found = plain(said_part(item.text, options.thought, options.answer_marker))
+        edits = edit_distance(found, wanted)
+        score = 1 - edits / max(len(found), len(wanted))
+        right = score >= options.correct_from
+        return Verdict(score, right, {"correct": float(right), "edits": float(edits)})
+
+    return Verifier(judge)
+
+
+def edit_distance(first: str, second: str) -> int:
+    """Levenshtein's distance, a column of the table at a time in the bits of one integer (Myers
+    1999, as Hyyro 2003 has it): 10,000 characters against as many take some 30 ms."""
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    if not shorter:
+        return len(longer)
+    places: dict[str, int] = {}
+    for index, character in enumerate(shorter):
+        places[character] = places.get(character, 0) | 1 << index
+    mask, last, distance = (1 << len(shorter)) - 1, 1 << (len(shorter) - 1), len(shorter)
+    up, down = mask, 0
+    for character in longer:
+        equal = places.get(character, 0)
+        diagonal = (((equal & up) + up) ^ up) | equal | down
+        rises, falls = down | (mask & ~(diagonal | up)), up & diagonal
+        distance += bool(rises & last) - bool(falls & last)
+        rises, falls = (rises << 1 | 1) & mask, (falls << 1) & mask
+        up, down = falls | (mask & ~(diagonal | rises)), rises & diagonal
+    return distance

@@ -1,0 +1,159 @@
+"""The procedural task of images: how many rectangles are there, and where is the red one?
+
+In: an index and a seed. Out: rows whose prompt is an image and a question, `count` or `box red`;
+answers are `3` and `0,2,1,4`. The image is a grid of 4 x 4 cells on black, in each quadrant of
+which is at most one rectangle of one or two cells each way, of a colour of its own. A box is
+`x1,y1,x2,y2` in cells, from 0 to 4, the upper left corner first. With cells of 14 pixels each is
+one patch of a vision transformer, and tiny ones learn to tell them.
+
+Problems are drawn as texts that name scene and question (`blue 0,2,1,4 red 2,0,3,2 count`), which
+decide what is held out (a held-out image may be trained with its other question); a row shows the
+scene as an image. A term is a rectangle: images have 1 to that many, all numbers alike.
+
+The supervised model is shown right boxes, and in the second phase counts of which half are guesses.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import replace
+from io import BytesIO
+from random import Random
+from typing import Any, Final, Literal
+
+from tasks.procedural.base import Phase, ProceduralTask, is_answer
+from tasks.rows import Message
+
+COLOURS = {
+    "blue": (40, 60, 240), "green": (30, 200, 30), "red": (230, 30, 30), "yellow": (240, 220, 30),
+}  # fmt: skip
+GRID = 4
+"""Cells each way."""
+CELL = 14
+"""Pixels of a cell each way."""
+QUADRANTS = [(x, y) for x in range(0, GRID, 2) for y in range(0, GRID, 2)]
+Question = Literal["count", "box"]
+COUNT: Final = "count"
+BOX: Final = "box"
+QUESTIONS: dict[Question, float] = {COUNT: 0.5, BOX: 0.5}
+"""Their shares, unless told otherwise."""
+GUESSED = 0.5
+"""Share of the counts of the second phase that are any number."""
+
+Box = tuple[int, int, int, int]
+Scene = dict[str, Box]
+"""The box of each colour, in cells; colours in the order of the alphabet."""
+
+
+def draw(scene: Scene) -> bytes:
+    """The scene as a PNG file of 56 x 56 pixels."""
+    from PIL import Image
+
+    image = Image.new("RGB", (GRID * CELL, GRID * CELL))
+    for colour, box in scene.items():
+        x1, y1, x2, y2 = (CELL * place for place in box)
+        image.paste(COLOURS[colour], (x1, y1, x2, y2))
+    file = BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def draw_scene(rng: Random, most: int) -> Scene:
+    """1 to `most` rectangles, at most one in each quadrant."""
+    count = rng.randint(1, most)
+    colours, corners = rng.sample(sorted(COLOURS), count), rng.sample(QUADRANTS, count)
+    scene: Scene = {}
+    for colour, (x, y) in sorted(zip(colours, corners, strict=True)):
+        width, height = rng.randint(1, 2), rng.randint(1, 2)
+        x, y = x + rng.randint(0, 2 - width), y + rng.randint(0, 2 - height)
+        scene[colour] = (x, y, x + width, y + height)
+    return scene
+
+
+def draw_prompt(rng: Random, terms: int, questions: Mapping[Question, float] = QUESTIONS) -> str:
+    """A scene of up to so many rectangles, and a question by the shares."""
+    scene = draw_scene(rng, terms)
+    (kind,) = rng.choices(list(questions), list(questions.values()))
+    question = kind if kind == COUNT else f"{BOX} {rng.choice(list(scene))}"
+    boxes = (f"{colour} {write_box(box)}" for colour, box in scene.items())
+    return " ".join([*boxes, question])
+
+
+def read_prompt(prompt: str) -> tuple[Scene, str]:
+    """Scene and question. Raises ValueError for any other text."""
+    words = prompt.split(" ")
+    asked = 1 if words[-1] == COUNT else 2
+    scene: Scene = {}
+    for colour, box in zip(words[:-asked:2], words[1:-asked:2], strict=True):
+        x1, y1, x2, y2 = map(int, box.split(","))
+        scene[colour] = (x1, y1, x2, y2)
+    question = " ".join(words[-asked:])
+    known = {COUNT, *(f"{BOX} {colour}" for colour in scene)}
+    if not scene or not scene.keys() <= COLOURS.keys() or question not in known:
+        raise ValueError(f"no scene with a question: {prompt!r}")
+    return scene, question
+
+
+def write_box(box: Box) -> str:
+    """`0,2,1,4`."""
+    return ",".join(map(str, box))
+
+
+def solve(prompt: str) -> str:
+    """How many rectangles there are, or the box of a colour."""
+    scene, question = read_prompt(prompt)
+    if question == COUNT:
+        return str(len(scene))
+    return write_box(scene[question.removeprefix(f"{BOX} ")])
+
+
+def show(prompt: str) -> list[Message]:
+    """The scene as an image, and the question."""
+    scene, question = read_prompt(prompt)
+    image = {"type": "image", "image": draw(scene)}
+    return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
+
+
+def columns(prompt: str) -> dict[str, Any]:
+    """The kind of question, by which rewards can be routed, and the true boxes by colour."""
+    scene, question = read_prompt(prompt)
+    return {"question": question.split(" ")[0], "boxes": {c: list(box) for c, box in scene.items()}}
+
+
+def teach(prompt: str, rng: Random, phase: Phase) -> str:
+    """The right answer; in the second phase half of the counts are guessed."""
+    _, question = read_prompt(prompt)
+    if phase == "mixture" and question == COUNT and rng.random() < GUESSED:
+        return str(rng.randint(1, len(QUADRANTS)))
+    return solve(prompt)
+
+
+def style_of(response: str) -> str:
+    """Whether a number or a box was written."""
+    places = response.split(",")
+    if not all(place in set(string.digits) for place in places):
+        return "other"
+    return COUNT if len(places) == 1 else BOX if len(places) == 4 else "other"
+
+
+def asking(questions: Mapping[Question, float]) -> ProceduralTask:
+    """The task with other shares of its questions."""
+    return replace(SHAPES, draw=lambda rng, terms: draw_prompt(rng, terms, questions))
+
+
+SHAPES = ProceduralTask(
+    name="shapes",
+    characters=string.ascii_lowercase + string.digits + ", ",
+    most_terms=len(QUADRANTS),
+    max_terms=len(QUADRANTS),
+    styles=(COUNT, BOX),
+    draw=draw_prompt,
+    solve=solve,
+    teach=teach,
+    style_of=style_of,
+    is_right=is_answer,
+    min_terms=len(QUADRANTS),
+    columns=columns,
+    show=show,
+)

@@ -1,0 +1,53 @@
+"""The images of a data set are looked at before a run starts, a line each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace_cli.commands.checks.preflight import check_data, image_problems
+from tasks.procedural.shapes import draw
+
+
+def config(recipe: Path, rows: list[list[Any]], *, sees: bool = True) -> RunConfig:
+    """A run over rows with these images each, in the recipe's folder."""
+    folder = recipe.parent
+    records = [
+        {"id": f"r{n}", "prompt": "<image>" * len(images) + "How many?", "answer": "1"}
+        | {"images": images}
+        for n, images in enumerate(rows)
+    ]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "config.json").write_text(json.dumps({"vision_config": {}} if sees else {}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
+    task = f'task={{kind="dataset",path="{path}",eval_fraction=0.01}}'
+    return load_recipe(recipe, [task, f'model.path="{folder}"'])
+
+
+def test_each_bad_image_is_a_line_with_its_row(recipe: Path) -> None:
+    folder = recipe.parent
+    (folder / "good.png").write_bytes(draw({"red": (0, 0, 1, 1)}))
+    (folder / "cut.png").write_bytes(draw({"red": (0, 0, 1, 1)})[:70])
+    url = "https://example.org/a.png"
+    rows = [["good.png"], ["gone.png"], ["good.png", "cut.png"], [url], ["good.png"] * 2]
+    run = config(recipe, rows)
+    check_data(run)
+    gone, cut, away = image_problems(run)
+    assert gone.startswith(f"row r1, image 1: image '{folder}/gone.png' cannot be read")
+    assert cut.startswith("row r2, image 2: the image is damaged")
+    assert away.startswith(f"row r3, image 1: image '{url}'")
+    assert "task.image_urls" in away
+
+
+def test_a_text_model_takes_no_images(recipe: Path) -> None:
+    run = config(recipe, [["gone.png"]] * 2, sees=False)
+    assert image_problems(run) == []
+    with pytest.raises(
+        UserError, match=r"row r0: .* type 'image', and the policy reads text alone"
+    ):
+        check_data(run)
