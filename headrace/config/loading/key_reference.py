@@ -114,6 +114,9 @@ def _columns(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
             "",
             f"- prompt: {', '.join(f'`{name}`' for name in prompt_keys)}",
             f"- answer: {', '.join(f'`{name}`' for name in answer_keys)}",
+            "- images: `images`, for each `<image>` of the prompt or image part without its own; "
+            "before the user's first words where messages have neither. Paths are relative to the "
+            "row's file; bytes, data URLs and objects of Hugging Face datasets are taken too",
             "",
         ]
     )
