@@ -80,7 +80,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             f"model's context is {context}; {bound}"
         )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
-    images = placeholder_ids(model) if hasattr(model, "vision_config") else ()
+    images = tuple(placeholder_ids(model))
     if generator.engine == "torch":
         if images:
             raise UserError(f"{path} reads images: set generator.engine to vllm")

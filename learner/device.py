@@ -8,7 +8,7 @@ group.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,20 +26,13 @@ from headrace.host.work import Work
 from headrace.protocol.token_spans import MediaRun
 
 
-class Placed(NamedTuple):
-    """Tokens [start, end) of a sequence take rows of an image's embeddings, from `first` on."""
-
-    digest: str
-    start: int
-    end: int
-    first: int
-
-
 class ImageShapes(Protocol):
     """What packs need to know of the images that stand in openings."""
 
-    def placed(self, media: Sequence[MediaRun]) -> list[Placed]:
-        """Which embeddings the placeholders take."""
+    def placed(
+        self, token_ids: npt.NDArray[np.int32], media: Sequence[MediaRun]
+    ) -> list[tuple[str, npt.NDArray[np.int64]]]:
+        """Each image's digest, and the places of its embeddings in a sequence."""
 
     def positions(self, length: int, media: Sequence[MediaRun]) -> npt.NDArray[np.int64] | None:
         """[3, length] positions of a sequence's tokens; None: in one row, as text has them."""

@@ -9,7 +9,7 @@ needs.
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,15 +24,21 @@ from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
-from headrace.data.image_processor import ImageProcessor, reads_images
-from headrace.data.media import MediaStore, check_image, image_bytes, open_rgb
+from headrace.data.image_processor import ImageProcessor, sees_images
+from headrace.data.media import MediaStore, open_rgb
 from headrace.data.tokenizer import load_tokenizer, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import GroupIssued
 from headrace.protocol.token_spans import Int32, MediaRun
-from tasks.datasets.source import PROCEDURAL_TASKS, MixtureSource, PromptSource, build_source
-from tasks.rows import Message, Part, Row
+from tasks.datasets.source import (
+    PROCEDURAL_TASKS,
+    MixtureSource,
+    PromptSource,
+    build_source,
+    image_files,
+)
+from tasks.rows import Row, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
@@ -92,10 +98,9 @@ class Prompts:
             raise UserError(
                 f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"
             )
-        asked = row.prompt
-        if isinstance(asked, str):
-            asked = [{"role": "user", "content": asked}]
-        messages, digests = self._stored(row.id, asked)
+        digests = self._stored(row)
+        asked = with_images(row.prompt, digests)
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         environment = self._config.environment
         text = chat_text(
             self._tokenizer,
@@ -105,7 +110,7 @@ class Prompts:
             tools=environment.tools if environment else (),
         )
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        said = "" if isinstance(row.prompt, str) else json.dumps(messages)
+        said = "" if isinstance(asked, str) else json.dumps(messages)
         if self._images is None:
             return EncodedPrompt(text, _ids(ids), said)
         try:
@@ -118,41 +123,22 @@ class Prompts:
         assert self._media is not None
         return open_rgb(self._media.read(digest))
 
-    def _stored(
-        self, row_id: str, messages: Sequence[Message]
-    ) -> tuple[Sequence[Message], list[str]]:
-        """The messages with each image in the store and named by its digest, and the digests."""
-        digests: list[str] = []
-        shown: list[Message] = []
-        for message in messages:
-            parts = message["content"]
-            if not isinstance(parts, str):
-                parts = [self._part(row_id, part, digests) for part in parts]
-            shown.append({**message, "content": parts})
-        if len(digests) > (most := self._config.task.max_images):
-            raise UserError(f"row {row_id}: {len(digests)} images, but task.max_images = {most}")
-        return (shown, digests) if digests else (messages, digests)
-
-    def _part(self, row_id: str, part: Part, digests: list[str]) -> Part:
-        if part["type"] == "text":
-            return part
-        if part["type"] != "image" or self._media is None:
+    def _stored(self, row: Row) -> list[str]:
+        """The digests of the row's images, which are in the store then."""
+        files = image_files(self._config.task, row, check=True)
+        if not files:
+            return []
+        model, most = self._config.model, self._config.task.max_images
+        if self._media is None or not sees_images(model.path):
             raise UserError(
-                f"row {row_id}: its prompt has a part of type {part['type']!r}, and the policy "
-                "does not read that; take such rows out of the dataset"
+                f"row {row.id}: its prompt has images, and the policy reads text alone; take such "
+                "rows out of the dataset"
             )
-        model = self._config.model
+        if len(files) > most:
+            raise UserError(f"row {row.id}: {len(files)} images, but task.max_images = {most}")
         if self._images is None:
-            if not reads_images(model.path):
-                raise UserError(f"row {row_id} has an image, and {model.path} reads text alone")
             self._images = ImageProcessor(model.path, trust_remote_code=model.trust_remote_code)
-        try:
-            data = image_bytes(part, Path(), urls=False)
-            check_image(data)
-        except UserError as error:
-            raise UserError(f"row {row_id}: {error}") from error
-        digests.append(self._media.put(data))
-        return {"type": "image", "sha256": digests[-1]}
+        return [self._media.put(data) for data in files]
 
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""

@@ -41,7 +41,7 @@ from generators.engine import (
     mix,
 )
 from generators.engines.weights import WeightLayout
-from headrace.data.image_processor import BANNED_LOGIT, collapsed
+from headrace.data.image_processor import collapsed
 from headrace.data.media import MediaStore, open_rgb
 from headrace.errors import UserError
 from headrace.host.memory import lasting
@@ -50,6 +50,8 @@ from headrace.host.shared_memory import EngineMemory
 _LOG = logging.getLogger("headrace.generator")
 _FINISH: dict[str, DeltaFinish] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SEED_BITS = 63
+_NEVER = -100.0
+"""Added to the logits of tokens that must not be sampled; vLLM takes no less."""
 _IMAGES = 64
 """Kept decoded: answers to a prompt come together."""
 PLUGIN, PLUGIN_FOLDER = "headrace", Path(__file__).with_name("vllm_plugin")
@@ -259,7 +261,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            logit_bias=dict.fromkeys(self._settings.banned_ids, BANNED_LOGIT) or None,
+            logit_bias=dict.fromkeys(self._settings.banned_ids, _NEVER) or None,
             extra_args=self._extra_args(request),
         )
 

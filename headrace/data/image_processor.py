@@ -16,24 +16,21 @@ import numpy as np
 from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32, MediaRun
 
-BANNED_LOGIT = -100.0
-"""Added to the logits of placeholders, by generators and learner alike: a policy that sampled one
-would write a token that stands for no image."""
 
-
-def reads_images(path: str) -> bool:
+def sees_images(path: str | Path) -> bool:
     """Whether the folder of a model says that it has a vision tower."""
     try:
         return "vision_config" in json.loads((Path(path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
-        return False
+        return False  # Whoever loads the model says what is wrong with the folder.
 
 
-def placeholder_ids(config: Any) -> tuple[int, ...]:
-    """The tokens of a transformers configuration that stand for images and videos."""
-    names = ("image_token_id", "video_token_id")
-    found = (getattr(config, name, None) for name in names)
-    return tuple(sorted({int(token) for token in found if token is not None}))
+def placeholder_ids(config: Any) -> list[int]:
+    """The tokens of a transformers configuration that stand for images and videos. No policy
+    samples them: they would stand for nothing."""
+    names = ("image_token_id", "video_token_id") if hasattr(config, "vision_config") else ()
+    ids = (getattr(config, name, None) for name in names)
+    return [int(token) for token in ids if token is not None]
 
 
 def collapsed(

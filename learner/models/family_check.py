@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from headrace.config.sections.model import ModelConfig
+from headrace.data.image_processor import placeholder_ids
 from headrace.errors import UserError
 from learner.batching.layout import layout_of
 from learner.models.forward import Pack, PolicyNetwork, ValueNetwork, without
-from learner.models.images import placeholder_ids
 from learner.models.loading import (
     as_in_files,
     attention_of,

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from headrace.data.image_processor import placeholder_ids
 from learner.algorithms.penalties import token_entropy
 from learner.batching.layout import Layout
-from learner.models.images import PackImages, VisionTower, placeholder_ids
+from learner.models.images import PackImages, VisionTower
 
 NEVER = -1e9
 """The logit of a token that is never sampled: finite, so that no gradient is NaN."""

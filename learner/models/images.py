@@ -5,13 +5,11 @@ placeholder tokens an image has, positions in three rows (M-RoPE, arXiv 2409.121
 families that have them, and a pack's token embeddings with those of its images in their places.
 Promises: embeddings are placed by position and never by token id, so that a policy which samples an
 image's token changes nothing; with a frozen tower every image goes through it once, as long as its
-embeddings are kept; a file that is not what its digest says ends in a UserError.
+embeddings are kept.
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from io import BytesIO
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
-from learner.device import Placed
 
 Int64 = npt.NDArray[np.int64]
 PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
@@ -99,6 +97,7 @@ class ImageInputs:
             raise UserError(f"{shape.model_type} models are not trained on images here")
         self._read, self._prepare = read, processor.image_processor
         base = model.base_model
+        self._token = shape.image_token_id
         self._rope = getattr(base, "get_rope_index", None)
         self._merged = getattr(shape.vision_config, "spatial_merge_size", 1) ** 2
         self._frame_tokens = getattr(base, "image_seq_len", 0)
@@ -117,10 +116,8 @@ class ImageInputs:
         """The tower's inputs for one image."""
         kept = self._pixels.get(digest)
         if kept is None:
-            data = self._read(digest)
-            if hashlib.sha256(data).hexdigest() != digest:
-                raise UserError(f"the file of image {digest[:12]} has another SHA-256")
-            self._pixels.put(digest, kept := self._prepared(data, digest))
+            kept = self._prepared(open_rgb(self._read(digest)))
+            self._pixels.put(digest, kept)
         return kept
 
     def blank(self) -> dict[str, Tensor]:
@@ -128,16 +125,9 @@ class ImageInputs:
         from PIL import Image
 
         grey = Image.new("RGB", (4 * self._patch, 4 * self._patch), (90, 90, 90))
-        return _without_batch(self._prepare(images=[grey], return_tensors="pt"))
+        return self._prepared(grey)
 
-    def _prepared(self, data: bytes, digest: str) -> dict[str, Tensor]:
-        from PIL import Image
-
-        try:
-            with Image.open(BytesIO(data)) as opened:
-                image = opened.convert("RGB")
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise UserError(f"image {digest[:12]} cannot be opened: {error}") from error
+    def _prepared(self, image: Any) -> dict[str, Tensor]:
         return _without_batch(self._prepare(images=[image], return_tensors="pt"))
 
     def _facts_of(self, digest: str) -> _Facts:
@@ -162,28 +152,22 @@ class ImageInputs:
         patches = sum(self._facts_of(digest).patches for digest in {run.digest for run in media})
         return round(self._scale * patches)
 
-    def placed(self, media: Sequence[MediaRun]) -> list[Placed]:
-        """Which rows of its image's embeddings each run of placeholders takes. An image that is cut
-        into parts has several runs, one after another. UserError where placeholders and embeddings
-        differ in number."""
-        used: dict[str, int] = {}
-        found: list[Placed] = []
+    def placed(
+        self, token_ids: npt.NDArray[np.int32], media: Sequence[MediaRun]
+    ) -> list[tuple[str, Int64]]:
+        """Each image's digest and the places [n] in the sequence `token_ids` of its n embeddings: a
+        run may have other tokens between them. UserError where their numbers differ."""
+        found: list[tuple[str, Int64]] = []
         for run in media:
-            first, count = used.get(run.digest, 0), run.end - run.start
-            found.append(Placed(run.digest, run.start, run.end, first))
-            used[run.digest] = (first + count) % self._facts_of(run.digest).tokens
-            self._check(run.digest, first + count, whole=False)
-        for digest, left in used.items():
-            self._check(digest, left, whole=True)
+            inside = token_ids[run.start : run.end] == self._token
+            places = run.start + np.flatnonzero(inside)
+            if places.size != (tokens := self._facts_of(run.digest).tokens):
+                raise UserError(
+                    f"image {run.digest[:12]} has {tokens} tokens by the learner's processor, and "
+                    f"{places.size} placeholders in its prompt: is its processor another one?"
+                )
+            found.append((run.digest, places))
         return found
-
-    def _check(self, digest: str, count: int, *, whole: bool) -> None:
-        tokens = self._facts_of(digest).tokens
-        if count > tokens or (whole and count):
-            raise UserError(
-                f"image {digest[:12]} has {tokens} tokens by the learner's processor, and "
-                f"{count} placeholders in its prompt: is its processor another one?"
-            )
 
     def tokens(self, digest: str) -> int:
         """Placeholder tokens of an image."""
@@ -301,13 +285,6 @@ def tower_of(model: Any) -> list[nn.Module]:
 def is_frozen(model: Any) -> bool:
     """No parameter of the tower is trained."""
     return not any(p.requires_grad for part in tower_of(model) for p in part.parameters())
-
-
-def placeholder_ids(shape: Any) -> list[int]:
-    """The tokens that stand for images and videos, which no policy samples."""
-    names = ("image_token_id", "video_token_id") if hasattr(shape, "vision_config") else ()
-    ids = (getattr(shape, name, None) for name in names)
-    return [token for token in ids if token is not None]
 
 
 def _size(modules: Sequence[nn.Module]) -> int:

@@ -198,16 +198,15 @@ def _images(
         one = shapes.positions(row.end, media)
         if one is not None:
             positions.append(one[:, row.begin :])
-        for run in shapes.placed(media):
-            first, end = max(run.start, row.begin), min(run.end, row.end)
-            if first >= end:
+        for digest, stands in shapes.placed(reads.token_ids[row.stretch.sequence], media):
+            own = np.flatnonzero((stands >= row.begin) & (stands < row.end))
+            if not own.size:
                 continue
-            if run.digest not in begins:
-                begins[run.digest] = total
-                total += shapes.tokens(run.digest)
-            steps = np.arange(first, end)
-            places.append(steps - row.begin + start)
-            features.append(steps - run.start + run.first + begins[run.digest])
+            if digest not in begins:
+                begins[digest] = total
+                total += shapes.tokens(digest)
+            places.append(stands[own] - row.begin + start)
+            features.append(own + begins[digest])
     return PackImages(
         digests=tuple(begins),
         features_from=torch.from_numpy(np.concatenate(features)).to(device),

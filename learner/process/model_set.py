@@ -57,10 +57,10 @@ class ModelSet:
         rank: int,
         device: torch.device,
         work: Work,
-        read_image: Callable[[str], bytes] | None = None,
+        read_image: Callable[[str], bytes],
     ) -> None:
         """Load and build; UserError where a model cannot be had. `read_image` gives an image's file
-        by its digest; None: no prompt has images."""
+        by its digest."""
         learner = config.learner
         self._config, self._device = config, device
         grouped = config.schedule.num_generations > 1
@@ -81,7 +81,7 @@ class ModelSet:
             )
         self._processor = load_processor(config.model)
         self._images: ImageInputs | None = None
-        if self._processor is not None and read_image is not None:
+        if self._processor is not None:
             self._images = ImageInputs(read_image, self._processor, model)
         self._let_see(policy)
         self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headrace.config.device_defaults import resolve_learner
 from headrace.config.sections.run import RunConfig
+from headrace.data.media import MediaStore
 from headrace.host.hardware import has_bfloat16
 from headrace.host.work import Work
 from headrace.protocol.messages.batches import Shard
@@ -32,6 +33,7 @@ from headrace.protocol.messages.control import (
     WeightNotice,
 )
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.run_files.run_folder import MEDIA
 from learner.algorithms.registry import build_algorithm
 from learner.device import claim_memory
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
@@ -71,12 +73,12 @@ class Trainer:
         relay: Relay | None = None,
         reads_checkpoints: bool = True,
         work: Work | None = None,
-        read_image: Callable[[str], bytes] | None = None,
     ) -> None:
         """Build or restore; UserError where a model cannot be had. `reads_checkpoints`: this rank
         finds out which of them are whole; the others, on its host, take its word. `work`: is told
-        how far this rank is. `read_image`: gives an image's file by its digest."""
-        self._work, self._read_image = work or Work(), read_image
+        how far this rank is."""
+        self._work = work or Work()
+        self._images = MediaStore(run_dir / MEDIA)
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[Trouble] = []
         # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
@@ -118,7 +120,7 @@ class Trainer:
             models = self.models = ModelSet(
                 config, algorithm, checkpoint,
                 rank=self._rank, device=self._device, work=self._work,
-                read_image=self._read_image,
+                read_image=self._images.read,
             )  # fmt: skip
             self.position = Position()
             if checkpoint is not None:

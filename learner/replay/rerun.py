@@ -27,7 +27,7 @@ from headrace.host.hardware import free_port, has_gpu
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch, UpdateDone
 from headrace.protocol.transport.codec import message_codec
-from headrace.run_files.run_folder import read_manifest
+from headrace.run_files.run_folder import MEDIA, read_manifest
 from learner.process.checkpoint import CRITIC, POLICY, mismatch
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -113,6 +113,7 @@ def rerun(
     if len(shares) > _room_for_ranks(config):
         shares = [[shard for share in shares for shard in share]]
     (beside / "checkpoints").mkdir()
+    (beside / MEDIA).symlink_to((run_dir / MEDIA).resolve())
     if batch.update > 1:
         checkpoint = checkpoint_before(run_dir, batch.update).resolve()
         (beside / "checkpoints" / checkpoint.name).symlink_to(checkpoint)

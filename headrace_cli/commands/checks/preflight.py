@@ -13,6 +13,7 @@ from pathlib import Path
 from headrace.config.device_defaults import Resolved, resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
+from headrace.data.image_processor import sees_images
 from headrace.data.media import MediaError
 from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
@@ -64,7 +65,7 @@ def check_data(config: RunConfig) -> None:
     check_dataset(config)
     build_source(config.task, config.seed)
     rows = list(every_row(config.task))
-    images = sees_images(Path(config.model.path))
+    images = sees_images(config.model.path)
     for row in rows:
         if part := other_than_text(row.prompt, images=images):
             reads = "text and images" if images else "text"
@@ -83,20 +84,12 @@ def check_data(config: RunConfig) -> None:
         _need_template(config, "model.chat_template is 'always'")
 
 
-def sees_images(folder: Path) -> bool:
-    """Whether the model in a folder has a vision tower."""
-    try:
-        return "vision_config" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # `check_model` says what is wrong with the folder
-
-
 def image_problems(config: RunConfig) -> list[str]:
     """A line for each row of the data with an image that is missing, damaged, or none that can be
     used; all are decoded."""
     from tasks.datasets.source import every_row, image_files
 
-    if not sees_images(Path(config.model.path)):
+    if not sees_images(config.model.path):
         return []
     found: list[str] = []
     for row in every_row(config.task):

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from headrace.config.sections.model import ModelConfig
+from headrace.data.image_processor import placeholder_ids
 from headrace.errors import UserError
 from learner.device import Place
 from learner.models.deepspeed_engine import StepLog
 from learner.models.family_check import check_folder, may_share_rows
 from learner.models.forward import NEVER, PolicyNetwork, ValueNetwork
-from learner.models.images import ImageInputs, VisionTower, is_frozen, placeholder_ids, tower_of
+from learner.models.images import ImageInputs, VisionTower, is_frozen, tower_of
 from learner.models.inference import infer
 from learner.models.loading import as_in_files, critic_class, load_critic, load_policy
 from learner.models.microbatches import empty_micro_batch, micro_batches
@@ -265,11 +266,9 @@ def test_carried_keys_belong_to_their_images(folder: Path) -> None:
 def test_wrong_images_are_one_line(folder: Path) -> None:
     asked = Asked(folder)
     policy, inputs = policy_of(folder, asked)
-    run = asked.reads.media[0][0]
+    run, ids = asked.reads.media[0][0], asked.reads.token_ids[0]
+    short = run.__class__(run.digest, run.start, run.end - 1)
     with pytest.raises(UserError, match="has 4 tokens by the learner's processor, and 3 placeh"):
-        inputs.placed([run.__class__(run.digest, run.start, run.end - 1)])
-    with pytest.raises(UserError, match="has another SHA-256"):
-        ImageInputs(lambda _: b"other", asked.processor, policy.model).of(run.digest)
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    with pytest.raises(UserError, match="cannot be opened"):
-        ImageInputs(lambda _: b"", asked.processor, policy.model).of(empty)
+        inputs.placed(ids, [short])
+    with pytest.raises(UserError, match="is empty, damaged"):
+        ImageInputs(lambda _: b"", asked.processor, policy.model).of("0" * 64)
