@@ -28,6 +28,7 @@ from learner.models.loading import (
     critic_class,
     made_from,
     policy_class,
+    sees_images,
 )
 
 LENGTHS = (37, 22)
@@ -127,6 +128,10 @@ def _few_layers(shape: Any) -> Any:
         if isinstance(value, list) and len(value) == layers:
             setattr(text, name, value[:fewest])
     text.num_hidden_layers = min(layers, fewest)
+    # What is tried is text: a vision tower is not run.
+    for name in {"depth", "num_hidden_layers"} & set(vars(getattr(small, "vision_config", small))):
+        if sees_images(small):
+            setattr(small.vision_config, name, 1)
     text.initializer_range = 1 / math.sqrt(text.hidden_size)
     for name in ("num_experts", "num_local_experts"):
         if getattr(text, name, None):
