@@ -1,7 +1,7 @@
 """Two ranks behind DeepSpeed, of which one has all images: the step that one process takes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from tests.learner.forked import Forked
 from tests.learner.models.pictures import CPU, Asked, folder_of, lacks
 
 pytestmark = pytest.mark.skipif(bool(lacks()), reason=lacks())
+Stage = Literal[0, 2, 3]
 STEP = OptimizerConfig(lr=1e-3, warmup_steps=0, grad_clip=0.5)
 
 
@@ -40,7 +41,7 @@ def loss_of(engine: Any, asked: Asked, place: Place, *, has_work: bool) -> Tenso
     return (engine(pack).logprobs * signs).sum() / 20
 
 
-def work(folder: Path, out: Path, port: int, rank: int, stage: int, freeze: bool) -> None:
+def work(folder: Path, out: Path, port: int, rank: int, stage: Stage, freeze: bool) -> None:
     """One step of a rank, and its weights afterwards."""
     from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 
@@ -59,7 +60,7 @@ def work(folder: Path, out: Path, port: int, rank: int, stage: int, freeze: bool
 @pytest.mark.slow
 @pytest.mark.parametrize("freeze", [True, False])
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_step_is_that_of_one_process(stage: int, freeze: bool, tmp_path: Path) -> None:
+def test_a_step_is_that_of_one_process(stage: Stage, freeze: bool, tmp_path: Path) -> None:
     folder = folder_of("qwen3_vl", tmp_path / "model")
     port = free_port("127.0.0.1")
     ranks = [
