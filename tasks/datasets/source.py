@@ -244,7 +244,11 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
     if task.kind == "dataset":
         return load_dataset_source(task, seed)
     sizes = Sizes(task.min_terms, task.max_terms, task.tail_exponent)
-    made = asking(task.questions) if task.kind == "shapes" else PROCEDURAL_TASKS[task.kind]
+    made = (
+        asking(task.questions, blank=task.blank)
+        if task.kind == "shapes"
+        else PROCEDURAL_TASKS[task.kind]
+    )
     return ProceduralSource(made, sizes, seed=seed)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from io import BytesIO
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,9 +19,10 @@ from rich.progress import track
 from torch.nn import functional
 from transformers.utils.logging import disable_progress_bar
 
+from headrace.data.media import open_rgb
 from tasks.make_models.image_model import FAMILIES, make
-from tasks.procedural.base import EOS, Sizes, prompt_row
-from tasks.procedural.shapes import SHAPES, solve, teach
+from tasks.procedural.base import EOS, draw_prompt
+from tasks.procedural.shapes import SHAPES, show, teach
 
 STEPS = 450
 BATCH = 64
@@ -38,23 +38,19 @@ class Lessons:
 
     def __init__(self, processor: Any, seed: int) -> None:
         self._processor, self._rng = processor, Random(f"image-start/{seed}")
-        sizes = Sizes(SHAPES.min_terms, SHAPES.max_terms, 1.0)
-        rows = [prompt_row(SHAPES, i, seed, sizes=sizes) for i in range(EXAMPLES)]
-        self._rows = [self._lesson(row) for row in rows]
+        self._lessons = [self._lesson() for _ in range(EXAMPLES)]
 
-    def _lesson(self, row: Any) -> tuple[str, Any, str]:
-        from PIL import Image
-
-        (image, question) = row.prompt[0]["content"]
-        text = self._processor.apply_chat_template(row.prompt, add_generation_prompt=True)
-        answer = row.answer
-        if question["text"] == "count":
-            answer = teach("red 0,0,1,1 count", self._rng, "mixture")
-        return text, Image.open(BytesIO(image["image"])).convert("RGB"), answer + EOS
+    def _lesson(self) -> tuple[str, Any, str]:
+        """Of a prompt that is not held out."""
+        problem = draw_prompt(SHAPES, self._rng, SHAPES.max_terms)
+        messages = show(problem)
+        text = self._processor.apply_chat_template(messages, add_generation_prompt=True)
+        image = open_rgb(messages[0]["content"][0]["image"])
+        return text, image, teach(problem, self._rng, "mixture") + EOS
 
     def batch(self) -> dict[str, torch.Tensor]:
         """Inputs with labels: answers alone have a loss."""
-        chosen = self._rng.sample(self._rows, BATCH)
+        chosen = self._rng.sample(self._lessons, BATCH)
         given = dict(
             self._processor(
                 text=[text + answer for text, _, answer in chosen],

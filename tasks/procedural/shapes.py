@@ -18,6 +18,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from random import Random
 from typing import Any, Final, Literal
@@ -108,10 +109,10 @@ def solve(prompt: str) -> str:
     return write_box(scene[question.removeprefix(f"{BOX} ")])
 
 
-def show(prompt: str) -> list[Message]:
-    """The scene as an image, and the question."""
+def show(prompt: str, *, blank: bool = False) -> list[Message]:
+    """The scene as an image, or a black one, and the question."""
     scene, question = read_prompt(prompt)
-    image = {"type": "image", "image": draw(scene)}
+    image = {"type": "image", "image": draw({} if blank else scene)}
     return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
 
 
@@ -137,9 +138,13 @@ def style_of(response: str) -> str:
     return COUNT if len(places) == 1 else BOX if len(places) == 4 else "other"
 
 
-def asking(questions: Mapping[Question, float]) -> ProceduralTask:
-    """The task with other shares of its questions."""
-    return replace(SHAPES, draw=lambda rng, terms: draw_prompt(rng, terms, questions))
+def asking(questions: Mapping[Question, float], *, blank: bool = False) -> ProceduralTask:
+    """The task with other shares of its questions, or with black images."""
+    return replace(
+        SHAPES,
+        draw=lambda rng, terms: draw_prompt(rng, terms, questions),
+        show=partial(show, blank=blank),
+    )
 
 
 SHAPES = ProceduralTask(

@@ -173,6 +173,9 @@ class ShapesConfig(ProceduralConfig):
     )
     """Share of each question, up to a factor; one that is not named is not asked."""
 
+    blank: bool = False
+    """Show black images: what is answered then is known without looking."""
+
 
 class BandsConfig(StrictModel):
     """How often prompts are asked again, by what their last answers got."""
