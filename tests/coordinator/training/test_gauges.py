@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.connections.peers import Peer, Peers
 from coordinator.hub import Clock
-from coordinator.training.gauges import Gauges
+from coordinator.training.gauges import Gauges, _prefill
 from headrace.protocol.messages.control import GeneratorReport, Hello
 
 
@@ -61,6 +62,17 @@ def test_an_evaluation_is_in_no_idle_share(world: Any) -> None:
     world.gauges.mark_training()
     world.gauges.reported("g", report(idle=54.0, busy=96.0))
     assert world.gauges.idle_shares() == pytest.approx(shares)
+
+
+def test_prefill_is_counted_over_generators() -> None:
+    """(30 + 90) tokens of prompts and prefixes for (10 + 30) sampled ones."""
+    counts = [(30, 10), (90, 30)]
+    reports = [
+        replace(report(idle=0.0, busy=1.0), prefill_tokens=computed, tokens=sampled)
+        for computed, sampled in counts
+    ]
+    assert _prefill(reports) == {"perf/prefill_per_token": 3.0}
+    assert _prefill([report(idle=0.0, busy=1.0)]) == {}
 
 
 def test_a_generator_that_came_back_counts_from_its_own_start(world: Any) -> None:
