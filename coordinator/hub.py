@@ -8,7 +8,8 @@ flood of records.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +28,7 @@ from coordinator.scheduling.base import Scheduler
 from coordinator.scheduling.window_lifecycle import WindowLifecycle
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules
+from headrace.errors import StorageBlockedError
 from headrace.protocol.messages.control import Message, Progress
 from headrace.protocol.records.record_types import Incident, Record, TokensLost
 from headrace.protocol.transport.sockets import Router
@@ -38,6 +40,7 @@ Mover = Literal[
     "environments", "trajectories",
 ]  # fmt: skip
 """What of a run can move, or hold it."""
+IMAGES = "the store of images"
 
 
 @dataclass
@@ -148,6 +151,16 @@ class Hub:
     def account(self) -> Account:
         """Trajectories, windows, queues and the ledger."""
         return self.state.account
+
+    @contextmanager
+    def drawing_prompts(self) -> Iterator[None]:
+        """What draws prompts is left off, and told, where the disk takes none of their images."""
+        problem = ""
+        try:
+            yield
+        except StorageBlockedError as error:
+            problem = str(error)
+        self.troubles.set_wait(IMAGES, "disk", problem)
 
     def record_event(self, record: Record) -> None:
         """Apply a record and write it down."""

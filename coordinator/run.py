@@ -59,7 +59,8 @@ def build(
 ) -> tuple[Coordinator, RunStore]:
     """Everything the loop needs; on resume the state is the one that the journal tells."""
     run_id = run_dir.name
-    prompts = Prompts(config, MediaStore(run_dir / MEDIA))
+    media = MediaStore(run_dir / MEDIA)
+    prompts = Prompts(config, media)
     transport = config.transport
 
     def rejected(name: str, why: str) -> None:
@@ -86,6 +87,7 @@ def build(
     else:
         store = create(run_dir, run_id, config)
         state = State(config)
+    media.clean()  # Whoever wrote before is gone.
     leases = Leases(state.account)
     kind = StreamingScheduler if config.schedule.mode == "streaming" else SynchronousScheduler
     lines = None

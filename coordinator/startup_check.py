@@ -108,9 +108,13 @@ class SelfTest:
         await self._ask_reward(now)
 
     async def _ask(self, name: str, check: Check) -> None:
+        with self._hub.drawing_prompts():
+            self._draw_group()
+        if self._group is None:
+            return  # The disk takes no image now.
         config, key = self._hub.config, self._next_id
         self._next_id += 1
-        group = replace(self._first_group(), group_id=key, trajectory_ids=[key])
+        group = replace(self._group, group_id=key, trajectory_ids=[key])
         check.account.apply(group)
         check.trajectory_id, check.since = key, time.monotonic()
         tokens = min(TOKENS, config.task.max_response_length)
@@ -132,7 +136,7 @@ class SelfTest:
         )
         await self._hub.send(name, m.Leases(leases=[lease]))
 
-    def _first_group(self) -> GroupIssued:
+    def _draw_group(self) -> None:
         """The first prompt of the run; the run itself takes it later on."""
         if self._group is None:
             skipped = self._prompts.skipped
@@ -140,7 +144,6 @@ class SelfTest:
             group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
             self._group = replace(group, seeds=group.seeds[:1])
             self._prompts.skipped = skipped
-        return self._group
 
     def not_loaded(self, name: str, error: str) -> None:
         """A generator could not load weights. Once it has had some, that is no business of this."""

@@ -38,14 +38,18 @@ class Evaluation:
         """Trajectories that may not be scored yet; looked at from the end."""
         self._lengths: dict[int, int] = {}
         """Of the last evaluation's responses, by position: a guess at the next one's."""
+        self._is_issued = False
         self._label: Label = "before"
         self._began = 0.0
         self.running = False
 
     def start(self, label: Label) -> None:
-        """Issue the prompts that are not out yet."""
-        state = self._hub.state
+        """Begin; the first `advance` issues the prompts that are not out yet."""
         self._label, self._began, self.running = label, time.monotonic(), True
+        self._is_issued = False
+
+    def _issue(self) -> None:
+        state = self._hub.state
         groups = self._prompts.eval_groups(state.next_group, state.next_trajectory, self._lengths)
         out = [g.trajectory_ids for g in self._hub.account.groups.values() if g.purpose == "eval"]
         for group in groups[len(out) :]:
@@ -53,6 +57,7 @@ class Evaluation:
         members = out + [group.trajectory_ids for group in groups[len(out) :]]
         self._asked = [(g.position, ids) for g, ids in zip(groups, members, strict=True)]
         self._open = [trajectory_id for ids in members for trajectory_id in ids]
+        self._is_issued = True
 
     def progress(self) -> tuple[int, int]:
         """How many responses are scored, and how many there are."""
@@ -62,6 +67,11 @@ class Evaluation:
     async def advance(self) -> EvaluationDone | None:
         """Lease the trajectories that have no lease; returns the result once everything is
         scored."""
+        if not self._is_issued:
+            with self._hub.drawing_prompts():
+                self._issue()
+            if not self._is_issued:
+                return None  # The disk takes no image now.
         await self._generation.lease_evaluation()
         while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
             self._open.pop()

@@ -194,8 +194,9 @@ class Generation:
             # As many as there are slots may wait for environments: more would only get old.
             spare = self._hub.peers.capacity - len(self._hub.leases.paused)
             groups = min(groups, max(0, spare) // self._hub.config.schedule.num_generations)
-        for _ in range(groups):
-            chosen.extend(self._issue_group())
+        with self._hub.drawing_prompts():
+            for _ in range(groups):
+                chosen.extend(self._issue_group())
         await self._lease([t for t in chosen if not t.paused][:free])
 
     def _issue_group(self) -> list[Trajectory]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from headrace.errors import UserError
+from headrace.host.disk import writing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,6 +36,8 @@ MOST_BYTES = 64 * 1024**2
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 SOURCES = ("bytes", "image", "image_url", "url", "path")
 """Keys under which a part of a message, or an object in its place, has its image."""
+PART = "."
+"""How the names of files begin that are being written."""
 URL_TIMEOUT_S = 30.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROTATED = range(5, 9)
@@ -68,19 +71,36 @@ class MediaStore:
         return self.folder / digest
 
     def put(self, data: bytes) -> str:
-        """Store a file unless it is there; its digest. After that it survives a power cut."""
+        """Store a file unless it is there; its digest. After that it survives a power cut.
+        StorageBlockedError where the disk takes none now."""
         digest = hashlib.sha256(data).hexdigest()
         path = self.path(digest)
         if path.exists():
             return digest
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # Several writers of one image each have a part of their own.
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as part:
-            part.write(data)
-            part.flush()
-            os.fsync(part.fileno())
-        os.replace(part.name, path)
+        with writing(self.folder, len(data)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # Several writers of one image each have a part of their own.
+            descriptor, part = tempfile.mkstemp(dir=self.folder, prefix=PART)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(part, path)
+            except OSError:
+                Path(part).unlink(missing_ok=True)
+                raise
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         return digest
+
+    def clean(self) -> None:
+        """Remove what a writer that was killed left of its last file. Nobody writes meanwhile."""
+        for part in self.folder.glob(f"{PART}*"):
+            part.unlink(missing_ok=True)
 
     def read(self, digest: str) -> bytes:
         """A stored file; MediaError where it is missing, or is not what was stored."""
