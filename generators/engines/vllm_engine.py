@@ -395,6 +395,9 @@ class VllmEngine:
     async def _pause(self) -> None:
         core = self._engine.engine_core
         recompute = self.recompute_on_update
+        if recompute and self._settings.media is not None:
+            # The engine process forgets its images: what is sent no more would be missed there.
+            await self._engine.renderer.clear_mm_cache_async()
         if not self._broken:
             await core.pause_scheduler_async(mode="keep", clear_cache=recompute)
         while not core.outputs_queue.empty():
