@@ -23,6 +23,8 @@ then it is read:
                              `stale_share_quiet`, of those in batches that no fault held up;
                              `stale_share_after`, of the others, by the kind of fault
 - ledger_error_tokens        generated minus the ledger's accounts
+- images, images_astray      those of prompts, by the journal; files in their store that are none, or
+                             of no prompt (lost ones are findings of the audit)
 - rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
 - recovery_s                 from a fault (from its end, where it lasts) to the next update in the
                              weights, by whom it was done to
@@ -63,7 +65,14 @@ RANKER = (
     "reward.options.reads_history=false", "learner.ranker.lr=1e-4",
 )  # fmt: skip
 """A ranker that pays and is trained along."""
-WORLDS = {"plain": (), "episodes": EPISODES, "ranker": RANKER}
+IMAGES = (
+    f"model.path={ROOT / 'recipes' / 'models' / 'shapes-cold'}", "task.kind=shapes",
+    "task.max_terms=4", "task.max_prompt_length=64", "task.max_response_length=24",
+    "schedule.window=8", "schedule.num_generations=4", "reward.kind=number",
+    "reward.answer_marker=null",
+)  # fmt: skip
+"""Each group has an image of its own."""
+WORLDS = {"plain": (), "episodes": EPISODES, "ranker": RANKER, "images": IMAGES}
 OVERRIDES = (
     *SMALL, "generator.max_num_seqs=32", "generator.kv_cache_gib=0.25",
     "checkpoint.every_updates=4", "stop.train_time_s=null", "stop.tokens=100000000",
@@ -71,7 +80,7 @@ OVERRIDES = (
 )  # fmt: skip
 BAD = (
     "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
-    "ledger_error_tokens", "failed_ends",
+    "ledger_error_tokens", "failed_ends", "images_astray",
 )  # fmt: skip
 
 
@@ -83,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--generators", type=int, default=1, help="generators of a run")
     parser.add_argument(
         "--world", choices=WORLDS, default="plain",
-        help="episodes: several turns, with an environment; ranker: it pays, and learns along",
+        help="episodes: several turns, with an environment; ranker: it pays, and learns along; "
+        "images: in all prompts",
     )  # fmt: skip
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")

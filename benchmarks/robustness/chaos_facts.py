@@ -4,6 +4,7 @@ In: its folder and course. Out: figures, from the audit (which shares no code wi
 from the learner's own notes of what is in its weights, and from the journal.
 """
 
+import hashlib
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from benchmarks.robustness.chaos_faults import KILLS, Kind
 from benchmarks.robustness.chaos_job import ENDED, Course, Done
 from headrace.protocol.records.record_types import (
     BatchTaken,
+    GroupIssued,
     Incident,
     LineageBegan,
     Record,
@@ -22,6 +24,7 @@ from headrace.protocol.records.record_types import (
     WindowsClosed,
     WindowsDropped,
 )
+from headrace.run_files.run_folder import MEDIA
 from headrace.run_files.update_log import compare, read_applied
 from storage.audit import audit_run
 from storage.audit.recount import surplus
@@ -50,6 +53,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
                 refusals.append(record.text)
     rolled_back, again = trained_again(records)
     applied = [line.at for _, line in read_applied(run_dir)]
+    images, astray = stored_images(run_dir / MEDIA, records)
     return {
         "lost": lost["refused"] + sum(kinds.values()) - kinds[DOUBLED],
         "moved": lost["moved"],
@@ -68,9 +72,30 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "updates": weights.updates,
         "rolled_back": rolled_back,
         "trained_again": again,
+        "images": images,
+        "images_astray": astray,
         "recovery_s": recoveries(course.done, applied),
         "recovery_kill_s": recoveries(course.done, applied, of=KILLS),
     }
+
+
+def stored_images(folder: Path, records: Iterable[Record]) -> tuple[int, int]:
+    """(images that the journal names, files of the folder that are astray: not under the SHA-256 of
+    their bytes, as parts of files are; or not named, but for those of one group, which was drawn
+    when the last coordinator was killed)."""
+    named, most = set[str](), 0
+    for record in records:
+        if isinstance(record, GroupIssued):
+            digests = {run.digest for run in record.media}
+            named |= digests
+            most = max(most, len(digests))
+    astray = unnamed = 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
+            astray += 1
+        elif path.name not in named:
+            unnamed += 1
+    return len(named), astray + max(0, unnamed - most)
 
 
 def trained_again(records: Iterable[Record]) -> tuple[int, int]:
@@ -173,7 +198,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     counted = (
         "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
         "hangs", "unresumable", "ledger_error_tokens", "died", "generated", "trained", "updates",
-        "resumes",
+        "resumes", "images", "images_astray",
     )  # fmt: skip
     return {
         "runs": len(rows),
