@@ -23,8 +23,8 @@ then it is read:
                              `stale_share_quiet`, of those in batches that no fault held up;
                              `stale_share_after`, of the others, by the kind of fault
 - ledger_error_tokens        generated minus the ledger's accounts
-- images, images_astray      those of prompts, by the journal; files in their store that are none, or
-                             of no prompt (lost ones are findings of the audit)
+- images, images_astray      those of prompts, by the journal; others in their store, or such as are
+                             damaged (the audit finds those that are lost)
 - rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
 - recovery_s                 from a fault (from its end, where it lasts) to the next update in the
                              weights, by whom it was done to
