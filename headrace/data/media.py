@@ -36,7 +36,7 @@ MOST_BYTES = 64 * 1024**2
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 SOURCES = ("bytes", "image", "image_url", "url", "path")
 """Keys under which a part of a message, or an object in its place, has its image."""
-PART = "."
+PART = ".part-"
 """How the names of files begin that are being written."""
 URL_TIMEOUT_S = 30.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -1,22 +1,27 @@
 """Chaos: faults are drawn by the seed alone, and figures say what the records say."""
 
+import hashlib
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import psycopg
 import pytest
 
-from benchmarks.robustness.chaos_facts import aged, recoveries, trained_again, whole
+from benchmarks.robustness.chaos_facts import aged, recoveries, stored_images, trained_again, whole
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, Fault, Kind, draw
 from benchmarks.robustness.chaos_job import Done, descendants, is_reaper, living, waited
 from benchmarks.robustness.chaos_place import open_place
+from headrace.data.media import MediaStore
 from headrace.protocol.records.record_types import (
     BatchTaken,
     ClosedWindow,
+    GroupIssued,
     LineageBegan,
     MaskedRun,
     Record,
@@ -25,6 +30,7 @@ from headrace.protocol.records.record_types import (
     WindowsClosed,
     WindowsDropped,
 )
+from headrace.protocol.token_spans import MediaRun
 
 KINDS: list[Kind] = list(get_args(Kind))
 
@@ -121,6 +127,34 @@ def test_tokens_left_out_for_their_age_are_said_by_the_fault_that_held_them_up()
     both = whole([row, row])
     assert both["stale_share_quiet"] == 0.1
     assert both["stale_share_after"] == {"stop": 0.3, "kill": 1.0}
+
+
+def test_files_beside_the_images_of_prompts_are_astray(tmp_path: Path) -> None:
+    """Parts of files, damaged ones, and images of no prompt: but one group, which was drawn when
+    its coordinator died, may have been lost with its record."""
+
+    def group(*images: bytes) -> GroupIssued:
+        digests = [hashlib.sha256(image).hexdigest() for image in images]
+        return GroupIssued(
+            at=0.0, group_id=0, prompt_id="p", position=0, purpose="train", prompt="", answer="",
+            prompt_ids=np.zeros(9, np.int32), trajectory_ids=[0], seeds=[0], info="",
+            media=[MediaRun(digest, at, at + 1) for at, digest in enumerate(digests)],
+        )  # fmt: skip
+
+    def stored() -> tuple[int, int]:
+        return stored_images(folder, [group(b"a", b"b"), group(b"b")])
+
+    folder = tmp_path / "media"
+    assert stored() == (2, 0)
+    store = MediaStore(folder)
+    for image in (b"a", b"b", b"drawn", b"with it"):
+        store.put(image)
+    assert stored() == (2, 0)
+    store.put(b"of no prompt")
+    assert stored() == (2, 1)
+    (folder / ".part-0").touch()
+    store.path(hashlib.sha256(b"a").hexdigest()).write_bytes(b"damaged")
+    assert stored() == (2, 3)
 
 
 def test_runs_are_counted_together() -> None:

@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.skipif(bool(lacks()), reason=lacks()),
 ]
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "idefics3")
-SHOWN = ([0], [1, 2], [], [2, 0, 2])
+SHOWN: list[list[int]] = [[0], [1, 2], [], [2, 0, 2]]
 """The pictures of each prompt."""
 EACH, TOKENS, LONG = 5, 20, 120
 """Answers to a prompt; tokens of one, and of one during which weights come."""
@@ -188,7 +188,8 @@ async def ask(engine: VllmEngine, found: Asked, prompts: list[Prompt]) -> None:
         while not all(a.tokens for a in found.answers.get(name, [Answer(0, [], [], [])])):
             await asyncio.sleep(0.005)
         load = asyncio.create_task(engine.load_weights(weights[version], version))
-        await asyncio.sleep(0)
+        while engine._open.is_set():
+            await asyncio.sleep(0.001)
         await asyncio.gather(load, several(f"{name}-late", each=2))
         await live
 

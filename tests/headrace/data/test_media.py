@@ -2,6 +2,8 @@
 
 import base64
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from io import BytesIO
@@ -14,7 +16,8 @@ from PIL import Image
 
 from headrace.data import media
 from headrace.data.media import ImageFacts, MediaStore, check_image, image_bytes, open_rgb
-from headrace.errors import UserError
+from headrace.errors import StorageBlockedError, UserError
+from tests.small_disk import small_disk
 
 
 def encoded(size: tuple[int, int] = (3, 2), mode: str = "RGB", kind: str = "PNG") -> bytes:
@@ -144,3 +147,34 @@ def test_files_beyond_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         image_bytes("a.png", tmp_path)
     with pytest.raises(UserError, match="at most 10 are read"):
         check_image(encoded())
+
+
+def test_a_disk_that_takes_no_image_is_no_error_of_the_image(tmp_path: Path) -> None:
+    """The same image is taken when there is room, and nothing is left of the first try."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        store = MediaStore(disk.path / "media")
+        store.put(encoded((3, 3)))
+        disk.fill()
+        data = b"x" * 10_000
+        with pytest.raises(StorageBlockedError, match=r"room for 10,000 bytes in .*/media"):
+            store.put(data)
+        assert len(list(store.folder.iterdir())) == 1
+        disk.free()
+        assert store.read(store.put(data)) == data
+
+
+def test_what_a_killed_writer_left_goes_and_images_stay(tmp_path: Path) -> None:
+    """SIGKILL comes between the file's last byte and its name."""
+    code = (
+        "import os, sys; from pathlib import Path; from headrace.data.media import MediaStore\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+        "MediaStore(Path(sys.argv[1])).put(b'second')"
+    )
+    store = MediaStore(tmp_path / "media")
+    store.clean()
+    first = store.put(b"first")
+    done = subprocess.run([sys.executable, "-c", code, str(store.folder)])
+    assert done.returncode == -9
+    assert len(list(store.folder.iterdir())) == 2
+    store.clean()
+    assert [path.name for path in store.folder.iterdir()] == [first]
