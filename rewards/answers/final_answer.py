@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.data.said import answer_after
+
 SHORT = 200
 """A text of one line and so many characters can be an answer as it stands."""
 NEAR = 600
@@ -243,26 +245,6 @@ def _around(text: str) -> str:
         cut = re.search(r"\n|\.\s", text[begin : begin + NEAR // 2])
         begin += cut.end() if cut else 0
     return text[begin : last + NEAR // 2]
-
-
-def without_thought(text: str, tag: str) -> str:
-    """The text behind its thought. One that was never closed leaves nothing; one that was opened
-    by the prompt ends all the same."""
-    closing, opening = f"</{tag}>", f"<{tag}>"
-    if closing in text:
-        before, _, after = text.rpartition(closing)
-        head = before.partition(opening)[0] if opening in before else ""
-        text = f"{head}{after}"
-    return text.partition(opening)[0].strip()
-
-
-def answer_after(text: str, marker: str) -> str | None:
-    """What follows the last occurrence of `marker` on its line; None where it does not occur."""
-    _, found, rest = text.rpartition(marker)
-    if not found:
-        return None
-    lines = rest.strip().splitlines()
-    return lines[0].strip() if lines else ""
 
 
 def wanted_answer(answer: str, marker: str | None) -> str:

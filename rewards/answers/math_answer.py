@@ -10,6 +10,7 @@ which runs this in a process that can be killed.
 import re
 from functools import lru_cache
 
+from headrace.data.said import answer_after
 from rewards.answers import answer_lists, formula
 from rewards.answers.answer_lists import (
     Listing,
@@ -23,7 +24,6 @@ from rewards.answers.answer_lists import (
 from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import (
     Found,
-    answer_after,
     boxed_answer,
     find,
     told,

@@ -1,10 +1,9 @@
-"""What a kind reads of a row: its columns, and the marked answer of a response."""
+"""What a kind reads of a row: its columns and its right answer."""
 
 import json
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.final_answer import answer_after, without_thought
 from rewards.functions.results import Verdict
 
 
@@ -29,17 +28,6 @@ def right_answer(item: ScoreItem) -> str:
     if not item.answer.strip():
         raise ValueError("the right answer is empty")
     return item.answer
-
-
-def marked_part(text: str, marker: str | None) -> str:
-    """What follows the marker's last occurrence on its line, empty where it does not occur;
-    without a marker the whole text."""
-    return text if marker is None else (answer_after(text, marker) or "")
-
-
-def said_part(text: str, thought: str | None, marker: str | None) -> str:
-    """What a response says: behind its thought, where that has a tag, and its marker."""
-    return marked_part(text if thought is None else without_thought(text, thought), marker)
 
 
 def right_or_wrong(right: bool, **parts: float) -> Verdict:

@@ -9,8 +9,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from headrace.data.said import without_thought
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.final_answer import without_thought
 from rewards.answers.row import column, right_answer
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of

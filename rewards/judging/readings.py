@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rewards.answers.final_answer import without_thought
+from headrace.data.said import without_thought
 from rewards.functions.arguments import InvalidRewardError
 
 GROUP = "score"

@@ -7,14 +7,16 @@ what is not whole count as a box without overlap; more than a thousand boxes sco
 
 from pydantic import Field
 
+from headrace.config.sections.base import StrictModel
 from headrace.data.boxes import mean_iou
+from headrace.data.coordinates import Grounding, given, true_boxes
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.coordinates import Grounding, given, true_boxes
+from rewards.answers.row import columns
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 
-class Options(Grounding):
+class Options(Grounding, StrictModel):
     """Where boxes stand, and which overlap is right."""
 
     correct_from: float = Field(default=0.5, gt=0, le=1)
@@ -25,8 +27,8 @@ def build(options: Options) -> Verifier:
     """The verifier. Parts: `iou`, and `boxes`, how many the response names."""
 
     def judge(item: ScoreItem) -> Verdict:
-        wanted = true_boxes(item, options)
-        found = given(item, options, 4)
+        wanted = true_boxes(item.answer, columns(item), options)
+        found = given(item.text, options, 4)
         score = mean_iou(found, wanted)
         right = score >= options.correct_from
         parts = {"correct": float(right), "iou": score, "boxes": float(len(found))}

@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import find
 from rewards.answers.notation import tidy, unwrap_text
-from rewards.answers.row import column, marked_part, right_answer, right_or_wrong
+from rewards.answers.row import column, right_answer, right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 

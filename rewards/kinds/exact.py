@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import answer_after
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.final_answer import answer_after, wanted_answer
+from rewards.answers.final_answer import wanted_answer
 from rewards.answers.row import right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier

@@ -7,9 +7,9 @@ from decimal import Decimal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import answer_after
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers import math_answer
-from rewards.answers.final_answer import answer_after
 from rewards.answers.row import right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier

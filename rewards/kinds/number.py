@@ -11,12 +11,13 @@ from typing import Literal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.answer_lists import split_name
 from rewards.answers.final_answer import find
 from rewards.answers.notation import bare_text, tidy
 from rewards.answers.quantity import Quantity, read_quantity
-from rewards.answers.row import marked_part, right_answer, right_or_wrong
+from rewards.answers.row import right_answer, right_or_wrong
 from rewards.answers.units import read_unit
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier

@@ -10,8 +10,9 @@ import unicodedata
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import said_part
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import right_answer, said_part
+from rewards.answers.row import right_answer
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 

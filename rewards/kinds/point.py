@@ -4,14 +4,15 @@ The response is to name one point, `x, y`, on the grid. No point, several, and o
 are wrong; the edges of a box are part of it.
 """
 
+from headrace.config.sections.base import StrictModel
+from headrace.data.coordinates import Grounding, given, true_boxes
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.coordinates import Grounding, given, true_boxes
-from rewards.answers.row import right_or_wrong
+from rewards.answers.row import columns, right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 
-class Options(Grounding):
+class Options(Grounding, StrictModel):
     """Where the point and the boxes stand."""
 
 
@@ -19,8 +20,8 @@ def build(options: Options) -> Verifier:
     """The verifier. The part `points` says how many the response names."""
 
     def judge(item: ScoreItem) -> Verdict:
-        wanted = true_boxes(item, options)
-        found = given(item, options, 2)
+        wanted = true_boxes(item.answer, columns(item), options)
+        found = given(item.text, options, 2)
         right = len(found) == 1 and any(
             x1 <= found[0][0] <= x2 and y1 <= found[0][1] <= y2 for x1, y1, x2, y2 in wanted
         )

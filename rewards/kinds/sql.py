@@ -18,9 +18,10 @@ from typing import Literal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.final_answer import wanted_answer
-from rewards.answers.row import column, marked_part, right_or_wrong
+from rewards.answers.row import column, right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 

@@ -11,9 +11,10 @@ from typing import Literal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.said import marked_part
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import marked_part, right_answer, right_or_wrong
+from rewards.answers.row import right_answer, right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.final_answer import without_thought
+from headrace.data.said import without_thought
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.readings import (
     Reply,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.sections.task import BandsConfig
-from rewards.answers.coordinates import read_groups
+from headrace.data.coordinates import read_groups
 from rewards.functions.results import Verdict
 from rewards.kinds.ocr import edit_distance
 from tests.rewards.kinds.rows import judged, verifier

@@ -7,15 +7,14 @@ Written alike: `1,2,3,4`, `[[1, 2, 3, 4], [5, 6, 7, 8]]`, `(1,2),(3,4)`, `<bbox>
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.config.sections.base import StrictModel
 from headrace.data.boxes import GRID, Box, to_grid
-from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import column, right_answer, said_part
+from headrace.data.said import said_part
 
 MOST = 1_000
 """Boxes of a response; with more it has none that count."""
@@ -24,8 +23,10 @@ _RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:[\s,;()\[\]]{{1,20}}{_NUMBER})*", re.
 _ONE = re.compile(_NUMBER, re.IGNORECASE)
 
 
-class Grounding(StrictModel):
-    """Where coordinates stand, and what they mean."""
+class Grounding(BaseModel):
+    """Where coordinates stand, and what they mean: of a source's options those that say it."""
+
+    model_config = ConfigDict(frozen=True)
 
     largest: float = Field(default=GRID, gt=0)
     """Coordinates go from 0 to it, on both axes; a response with others has none that count."""
@@ -64,26 +65,32 @@ def read_groups(text: str, size: int) -> list[tuple[float, ...]]:
     return found[: MOST + 1]
 
 
-def given(item: ScoreItem, options: Grounding, size: int) -> list[tuple[float, ...]]:
+def given(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
     """The points or boxes of a response; none where it has more than MOST. One beyond the grid is
     one of NaN."""
-    groups = read_groups(said_part(item.text, options.thought, options.answer_marker), size)
+    groups = read_groups(said_part(text, options.thought, options.answer_marker), size)
     if len(groups) > MOST:
         return []
     inside = (all(0 <= number <= options.largest for number in group) for group in groups)
     return [g if fits else (math.nan,) * size for g, fits in zip(groups, inside, strict=True)]
 
 
-def true_boxes(item: ScoreItem, options: Grounding) -> list[Box]:
+def true_boxes(answer: str, columns: Mapping[str, Any], options: Grounding) -> list[Box]:
     """The row's boxes on the grid of responses; ValueError where it has none, or one is none."""
-    told = right_answer(item) if options.column is None else str(column(item, options.column))
+    told = answer if options.column is None else str(_column(columns, options.column))
     boxes: list[Box] = list(read_groups(told, 4))
     if not boxes or len(boxes) > MOST or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
         raise ValueError(f"the true box {told[:60]!r} is not x1, y1, x2, y2 with x1 < x2, y1 < y2")
     if options.size_column is None:
         return boxes
-    width, height = _size(column(item, options.size_column), options.size_column)
+    width, height = _size(_column(columns, options.size_column), options.size_column)
     return [to_grid(box, (width, height), options.largest) for box in boxes]
+
+
+def _column(columns: Mapping[str, Any], name: str) -> Any:
+    if name not in columns:
+        raise ValueError(f"the row has no column {name!r}")
+    return columns[name]
 
 
 def _size(told: object, name: str) -> tuple[float, float]:

@@ -1,0 +1,32 @@
+"""What of a response is its answer: behind its thought, behind its marker. Pure."""
+
+
+def without_thought(text: str, tag: str) -> str:
+    """The text behind its thought. One that was never closed leaves nothing; one that was opened
+    by the prompt ends all the same."""
+    closing, opening = f"</{tag}>", f"<{tag}>"
+    if closing in text:
+        before, _, after = text.rpartition(closing)
+        head = before.partition(opening)[0] if opening in before else ""
+        text = f"{head}{after}"
+    return text.partition(opening)[0].strip()
+
+
+def answer_after(text: str, marker: str) -> str | None:
+    """What follows the last occurrence of `marker` on its line; None where it does not occur."""
+    _, found, rest = text.rpartition(marker)
+    if not found:
+        return None
+    lines = rest.strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def marked_part(text: str, marker: str | None) -> str:
+    """What follows the marker's last occurrence on its line, empty where it does not occur;
+    without a marker the whole text."""
+    return text if marker is None else (answer_after(text, marker) or "")
+
+
+def said_part(text: str, thought: str | None, marker: str | None) -> str:
+    """What a response says: behind its thought, where that has a tag, and its marker."""
+    return marked_part(text if thought is None else without_thought(text, thought), marker)
