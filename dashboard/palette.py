@@ -125,6 +125,17 @@ ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
 .hr-prompt {{font-family:"Source Code Pro",ui-monospace,monospace;font-size:.95rem;
   white-space:pre-wrap;overflow-wrap:anywhere;opacity:.85;border-left:3px solid {GREY};
   padding:.1rem .8rem;margin-bottom:.6rem}}
+.hr-images {{display:flex;flex-wrap:wrap;gap:.8rem 1.2rem;margin-bottom:.6rem}}
+.hr-images figure {{margin:0;max-width:100%}}
+.hr-image {{position:relative;max-width:100%}}
+.hr-image img {{display:block;width:100%;image-rendering:pixelated}}
+.hr-image i {{position:absolute;box-sizing:border-box}}
+.hr-images i.given {{border:3px solid {ORANGE};outline:1px solid #fff}}
+.hr-images i.wanted {{outline:3px dashed {BLUE};box-shadow:0 0 0 3px #fff}}
+.hr-image i.given[style*="width:0;"] {{border-width:6px;border-radius:50%;margin:-6px}}
+.hr-images figcaption {{display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;font-size:.84rem;
+  padding:.5rem 0 0 3px;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}}
+.hr-images figcaption i {{display:inline-block;width:.9em;height:.7em;margin-right:.6em}}
 .hr-empty {{border:1px dashed rgba(125,139,151,.55);border-radius:.6rem;padding:1.1rem 1.2rem;
   opacity:.85;font-size:.95rem}}
 [data-stale="true"], [data-testid^="stExpander"] {{opacity:1 !important;filter:none !important;

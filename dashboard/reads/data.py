@@ -240,6 +240,10 @@ class RunData:
         last update, because reading all responses again for every token takes long."""
         return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
 
+    def images(self, prompt_ids: tuple[str, ...]) -> dict[str, list[Path]]:
+        """`storage.queries.prompt_images`."""
+        return self._kept(queries.prompt_images, prompt_ids)
+
     def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
         """One trajectory with every token; UserError where there is none."""
         return _trajectory(*self._at, trajectory_id)

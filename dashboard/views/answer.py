@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import thinned, token_chart
 from dashboard.components import panels
+from dashboard.components.images import images_html, marks_of
 from dashboard.components.token_facts import answer_data, answer_json
 from dashboard.components.tokens import (
     COLOURINGS,
@@ -28,6 +29,7 @@ from dashboard.components.tokens import (
 )
 from dashboard.formatting import count, number, series_words
 from dashboard.reads.data import RunData
+from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from storage.queries import TrajectoryDetail
 
@@ -73,6 +75,7 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
         _facts(detail)
         _siblings(detail)
         st.html(prompt_html(row["prompt"]))
+        _images(run, detail)
         _tokens(run, detail)
         # What is folded is drawn when somebody opens it: what shows the code is a large program.
         folded = st.expander("Windows, reward parts and times", on_change="rerun")
@@ -144,6 +147,15 @@ def _siblings(detail: TrajectoryDetail) -> None:
 
 def _go_to(key: int) -> None:
     st.session_state[TRAJECTORY] = str(key)
+
+
+def _images(run: RunData, detail: TrajectoryDetail) -> None:
+    """The prompt's images, and on them what a reward of places was about."""
+    if not detail.images:
+        return
+    sources = RewardConfig.model_validate(run.config()["reward"]).each()
+    marks = marks_of(detail, sources.get(detail.row["reward_source"]))
+    st.html(images_html(detail.images, marks))
 
 
 def _tokens(run: RunData, detail: TrajectoryDetail) -> None:

@@ -12,6 +12,7 @@ from dashboard.components import panels
 from dashboard.components.panels import BOUND
 from dashboard.formatting import count
 from dashboard.reads.data import RunData, is_live
+from dashboard.reads.images import thumbnail
 from dashboard.views.answer import TRAJECTORY, read_or_say
 from storage.queries import TrajectoryPage
 
@@ -150,8 +151,13 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     # made for.
     key = f"trajectories_{zlib.crc32(repr(ids).encode())}"
     asked = trajectory_id(st.session_state.get(TRAJECTORY) or "")
+    columns = [*COLUMNS, *("reward_model",) * bool(rows["reward_model"].notna().any())]
+    if files := run.images(tuple(rows["prompt_id"].unique())):
+        small = {prompt: thumbnail(every[0]) for prompt, every in files.items()}
+        rows = rows.assign(image=rows["prompt_id"].map(small))
+        columns.insert(columns.index("prompt"), "image")
     table.dataframe(
-        rows[[*COLUMNS, *("reward_model",) * bool(rows["reward_model"].notna().any())]],
+        rows[columns],
         hide_index=True,
         width="stretch",
         height=38 + 35 * min(len(rows), 7),
@@ -167,6 +173,7 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
             "reward": st.column_config.NumberColumn(format="%.3g"),
             "min_version": st.column_config.NumberColumn("first weights"),
             "max_version": st.column_config.NumberColumn("last weights"),
+            "image": st.column_config.ImageColumn(width="small"),
             "prompt": st.column_config.TextColumn(width="large"),
         },
     )

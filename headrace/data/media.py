@@ -39,6 +39,8 @@ SOURCES = ("bytes", "image", "image_url", "url", "path")
 PART = ".part-"
 """How the names of files begin that are being written."""
 URL_TIMEOUT_S = 30.0
+_BEGINS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
+"""How files of the formats begin; the other one is TIFF."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROTATED = range(5, 9)
 """Orientations of EXIF that exchange width and height."""
@@ -122,13 +124,25 @@ def check_image(data: bytes) -> ImageFacts:
         return facts
 
 
-def open_rgb(data: bytes) -> "Image":
-    """The pixels of an image file in RGB, upright as EXIF says, the same on every machine. Grey,
-    palettes and CMYK are converted, transparency is left out. MediaError as `check_image`."""
+def open_rgb(data: bytes, *, side: int | None = None) -> "Image":
+    """The pixels of an image file in RGB, upright as EXIF says, the same on every machine; of a
+    larger one not more than `side` each way. Grey, palettes and CMYK are converted, transparency is
+    left out. MediaError as `check_image`."""
     from PIL import ImageOps
 
     with _opened(data) as (image, _):
-        return ImageOps.exif_transpose(image).convert("RGB")
+        if side is not None:
+            image.draft(None, (side, side))  # a JPEG is decoded small
+        found = ImageOps.exif_transpose(image).convert("RGB")
+        if side is not None:
+            found.thumbnail((side, side))
+        return found
+
+
+def data_url(data: bytes) -> str:
+    """An image file as a data URL."""
+    kind = next((name for begins, name in _BEGINS.items() if data.startswith(begins)), "tiff")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 @contextmanager

@@ -59,6 +59,7 @@ from storage.queries.summary import run_figures, run_summary
 from storage.queries.trajectories import (
     TrajectoryDetail,
     TrajectoryPage,
+    prompt_images,
     search_responses,
     trajectory_detail,
     trajectory_page,
@@ -111,6 +112,7 @@ __all__ = [
     "news",
     "process_health",
     "process_table",
+    "prompt_images",
     "prompt_scores",
     "recount_ledger",
     "reward_lengths",

@@ -210,13 +210,26 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
         reward_parts=row.reward_parts or {},
         rewards=[(value, position) for value, position in row.rewards or []],
         prompt_ids=np.frombuffer(row.prompt_ids, dtype="<i4"),
-        images=[run_dir / MEDIA / digest for digest in row.images or []],
+        images=_files(run_dir, row.images),
         tokens=token_table(response, windows, seen),
         text=decoder.text(response.token_ids) if decoder else None,
         pieces=decoder.pieces(response.token_ids) if decoder else None,
         windows=reader.frame(window_query),
         siblings=siblings.rows,
     )
+
+
+def prompt_images(run_dir: Path, prompt_ids: Sequence[str]) -> dict[str, list[Path]]:
+    """The files of the images of these prompts, of those that have some."""
+    reader = open_run(run_dir)
+    query = select(Prompt.prompt_id, Prompt.images).where(
+        Prompt.run == reader.key, Prompt.prompt_id.in_(prompt_ids)
+    )
+    return {key: _files(run_dir, names) for key, names in reader.rows(query) if names}
+
+
+def _files(run_dir: Path, names: Sequence[str] | None) -> list[Path]:
+    return [run_dir / MEDIA / name for name in names or []]
 
 
 def _conditions(
