@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any
+
+from headrace.data.media import MediaError, image_bytes, named_image
 
 Part = dict[str, Any]
 """A piece of a message: its `type`, and a `text`, an `image` (whatever
@@ -68,6 +72,18 @@ def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | lis
     return [{**message, "content": _replaced(message["content"], left)} for message in prompt]
 
 
+def text_of(content: str | list[Part]) -> str:
+    """What a message says in words; what else is in it is left out."""
+    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
+
+
+def without_images(prompt: str | list[Message]) -> str | list[Message]:
+    """The prompt for a reader of text alone."""
+    if isinstance(prompt, str):
+        return prompt
+    return [{**message, "content": text_of(message["content"])} for message in prompt]
+
+
 def prompt_text(prompt: str | list[Message]) -> str:
     """The prompt as one string; the identity under which duplicates and splits are decided."""
     if isinstance(prompt, str):
@@ -82,12 +98,19 @@ def _replaced(content: str | list[Part], images: Iterator[Any]) -> str | list[Pa
 
 
 def _content(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else json.dumps(content, default=_written)
+    if isinstance(content, str):
+        return content
+    named = [{**p, "image": _name(p["image"])} if p["type"] == "image" else p for p in content]
+    return json.dumps(named, default=str)
 
 
-def _written(value: Any) -> str:
-    """What JSON has no form for: of bytes their digest."""
-    return sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
+def _name(image: Any) -> str:
+    """Of bytes their digest, and of a data URL that of its bytes: they are the same image."""
+    image = named_image(image)
+    if isinstance(image, str) and image.startswith("data:"):
+        with suppress(MediaError):
+            image = image_bytes(image, Path())
+    return sha256(image).hexdigest() if isinstance(image, bytes) else str(image)
 
 
 def prompt_hash(prompt: str | list[Message]) -> int:

@@ -140,6 +140,12 @@ class Prompts:
             self._images = ImageProcessor(model.path, trust_remote_code=model.trust_remote_code)
         return [self._media.put(data) for data in files]
 
+    @property
+    def media_folder(self) -> str:
+        """Where the files of images are, for whoever shares the run's folder; "" where nothing
+        has any."""
+        return "" if self._media is None else str(self._media.folder.resolve())
+
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))

@@ -62,6 +62,7 @@ class ScoreItems:
         model: ModelVersion | None = None,
     ) -> ScoreItem:  # fmt: skip
         group = self._account.groups[trajectory.group_id]
+        messages = group.messages if self._sources[source].kind in READS_CHATS else ""
         return ScoreItem(
             trajectory_id=trajectory.trajectory_id,
             prompt=group.prompt,
@@ -70,7 +71,8 @@ class ScoreItems:
             finished=trajectory.status == "finished",
             num_tokens=sampled.size,
             info=group.info,
-            messages=group.messages if self._sources[source].kind in READS_CHATS else "",
+            messages=messages,
+            media=self._prompts.media_folder if messages and group.media else "",
             prompt_ids=trajectory.opening if with_ids else None,
             completion_ids=sampled if with_ids else None,
             source=source,

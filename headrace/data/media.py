@@ -183,6 +183,13 @@ def _facts(image: "Image") -> ImageFacts:
     return ImageFacts(width, height, image.format or "")
 
 
+def named_image(image: Any) -> Any:
+    """What a row says of an image: bytes or a text, out of the object that may hold it."""
+    while isinstance(image, dict):
+        image = next((image[key] for key in SOURCES if image.get(key) is not None), None)
+    return image
+
+
 def image_bytes(image: Any, base: Path, *, urls: bool = False) -> bytes:
     """The file of an image that a row names.
 
@@ -194,11 +201,9 @@ def image_bytes(image: Any, base: Path, *, urls: bool = False) -> bytes:
 
     MediaError: it cannot be had, or is larger than MOST_BYTES.
     """
+    image = named_image(image)
     if isinstance(image, bytes | bytearray):
         return bytes(image)
-    if isinstance(image, dict):
-        found = next((image[key] for key in SOURCES if image.get(key) is not None), None)
-        return image_bytes(found, base, urls=urls)
     if not isinstance(image, str) or not image:
         raise MediaError(f"no image but {type(image).__name__}: give a path, bytes or a URL")
     scheme = image[:8].partition(":")[0].lower()

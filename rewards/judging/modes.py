@@ -7,11 +7,14 @@ has to see raises ValueError, an answer that cannot be read InvalidRewardError.
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+from headrace.data.media import MediaError, MediaStore, data_url
 from headrace.data.said import without_thought
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import column, right_answer
+from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
 from rewards.judging.readings import (
@@ -20,6 +23,7 @@ from rewards.judging.readings import (
     number,
     yes_probability,
 )
+from tasks.rows import images_in, text_of
 
 Ask = Callable[[str], Awaitable[Reply]]
 Scored = tuple[float, dict[str, float]]
@@ -86,8 +90,17 @@ def _question(item: ScoreItem, options: Options) -> str:
         return _text(column(item, options.question_column), options.question_column)
     messages = json.loads(item.messages) if item.messages else []
     of_user = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-    said = of_user[-1].get("content") if of_user else None
-    return said if isinstance(said, str) else item.prompt
+    return text_of(of_user[-1].get("content", "")) if of_user else item.prompt
+
+
+def seen(item: ScoreItem) -> tuple[str, ...]:
+    """The images of the prompt as data URLs; InvalidRewardError where one cannot be had."""
+    store = MediaStore(Path(item.media))
+    try:
+        digests = images_in(json.loads(item.messages) if item.messages else "")
+        return tuple(data_url(store.read(digest)) for digest in digests)
+    except MediaError as error:
+        raise InvalidRewardError(str(error)) from error
 
 
 def _reference(item: ScoreItem, options: Options) -> str:

@@ -52,6 +52,10 @@ class Options(StrictModel):
     """Column with the reference (an anchor, the best of n); of a list the first. None: the right
     answer."""
 
+    images: bool = False
+    """Show the judge the prompt's images, each as a data URL, before the question. False: it reads
+    the prompt's text alone."""
+
     domain: str = "general"
     """Whose rule the judge goes by."""
 
@@ -153,6 +157,8 @@ def check_options(options: Options) -> None:
         raise _wrong(key, "belongs to url, not to a judge of the run")
     if options.yes.strip().casefold() == options.no.strip().casefold():
         raise _wrong("no", "is the same word as yes")
+    if options.images and options.api != "chat":
+        raise _wrong("images", 'needs api = "chat"')
     if options.scale_min >= options.scale_max:
         raise _wrong("scale_max", "is not above scale_min")
     try:

@@ -24,6 +24,12 @@ _EXAMPLE = {
     "rule": "",
 }  # fmt: skip
 _MOST_NAMES = 8
+_IMAGE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAD0lEQVR42mNgGAWjgHwAAAJAAAHgTR1EAAAAAElF"
+    "TkSuQmCC"
+)
+"""A black image of 64 x 64 pixels."""
 
 
 class _Model(msgspec.Struct):
@@ -93,10 +99,9 @@ async def _check_question(server: Server, address: Address, options: Options) ->
     """A question as the run will ask it."""
     more = {"yes": options.yes.strip(), "no": options.no.strip(), "min": "0", "max": "1"}
     prompt = fill(template_of(options), _EXAMPLE | more)
+    body = body_of(prompt, address.model, options, (_IMAGE,) if options.images else ())
     try:
-        answer = await server.request(
-            address, path_of(options), body_of(prompt, address.model, options)
-        )
+        answer = await server.request(address, path_of(options), body)
     except JudgeError as error:
         hint = ""
         if "logprob" in str(error):

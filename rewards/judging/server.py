@@ -9,6 +9,7 @@ waits; anything else is a JudgeError at once. The key is in no text.
 import hashlib
 import random
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -104,12 +105,13 @@ class Server:
         self._cache = Cache(options.cache)
         self._client: httpx.AsyncClient | None = None
 
-    async def ask(self, prompt: str, tally: Tally) -> Reply:
-        """The judge's reply; JudgeError when there is none after all attempts."""
+    async def ask(self, prompt: str, tally: Tally, images: Sequence[str] = ()) -> Reply:
+        """The judge's reply to a prompt with images, which are URLs; JudgeError when there is none
+        after all attempts."""
         failures = 0
         while True:
             try:
-                return await self._once(prompt, tally)
+                return await self._once(prompt, tally, images)
             except PassingError as error:
                 failures += 1
                 tally.problem = str(error)
@@ -128,11 +130,11 @@ class Server:
             self._pace.hold(after_s)
         await self._pace.sleep(max(wait, after_s or 0.0))
 
-    async def _once(self, prompt: str, tally: Tally) -> Reply:
+    async def _once(self, prompt: str, tally: Tally, images: Sequence[str]) -> Reply:
         address = self._where()
         if address is None:
             raise PassingError(f"the run's judge {self._options.judge!r} does not serve yet")
-        body = body_of(prompt, address.model, self._options)
+        body = body_of(prompt, address.model, self._options, images)
         if (known := self._cache.find(body)) is not None:
             tally.cached += 1
             return known

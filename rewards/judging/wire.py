@@ -1,10 +1,10 @@
 """The protocol of OpenAI, as far as a judge needs it.
 
-In: a prompt and options. Out: the body of a request; from the body of an answer a Reply. Pure. An
-answer that is none raises msgspec.MsgspecError, or ValueError.
+In: a prompt, images as URLs, and options. Out: the body of a request; from the body of an answer a
+Reply. Pure. An answer that is none raises msgspec.MsgspecError, or ValueError.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ def path_of(options: Options) -> str:
     return "/chat/completions" if options.api == "chat" else "/completions"
 
 
-def body_of(prompt: str, model: str, options: Options) -> bytes:
+def body_of(prompt: str, model: str, options: Options, images: Sequence[str] = ()) -> bytes:
     """The body of a request; equal for equal questions."""
     words = options.reads_words and options.logprobs
     fields: dict[str, Any] = {
@@ -78,7 +78,7 @@ def body_of(prompt: str, model: str, options: Options) -> bytes:
     }
     if options.api == "chat":
         system = [{"role": "system", "content": options.system}] if options.system else []
-        fields["messages"] = [*system, {"role": "user", "content": prompt}]
+        fields["messages"] = [*system, {"role": "user", "content": _content(prompt, images)}]
         if words:
             fields |= {"logprobs": True, "top_logprobs": options.top_logprobs}
     else:
@@ -86,6 +86,14 @@ def body_of(prompt: str, model: str, options: Options) -> bytes:
         if words:
             fields["logprobs"] = options.top_logprobs
     return msgspec.json.encode(fields | options.extra)
+
+
+def _content(prompt: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
+    """Images before the words."""
+    if not images:
+        return prompt
+    shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": i}} for i in images]
+    return [*shown, {"type": "text", "text": prompt}]
 
 
 def _longest(options: Options) -> int:

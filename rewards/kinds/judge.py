@@ -16,7 +16,7 @@ from rewards.functions import coroutines
 from rewards.functions.arguments import ScoringError
 from rewards.functions.results import Verdict
 from rewards.judging.address import whereabouts
-from rewards.judging.modes import columns_of, score
+from rewards.judging.modes import columns_of, score, seen
 from rewards.judging.options import Options, check_options
 from rewards.judging.selftest import check_server
 from rewards.judging.server import Server, Tally
@@ -35,8 +35,9 @@ def build(options: Options) -> Verifier:
 
     async def judge(item: ScoreItem) -> Verdict:
         tally = Tally()
+        images = seen(item) if options.images else ()
         try:
-            value, parts = await score(item, options, lambda prompt: server.ask(prompt, tally))
+            value, parts = await score(item, options, lambda text: server.ask(text, tally, images))
         except ScoringError as error:
             error.parts = tally.parts(options)
             raise

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from headrace.errors import UserError
+from tasks.rows import images_in, text_of
 
 Prompt = str | list[dict[str, Any]]
 ChatMode = Literal["auto", "always", "never"]
@@ -27,12 +28,13 @@ class Encoded(NamedTuple):
 
 
 def plain_text(prompt: Prompt) -> str:
-    """A prompt as a text to read: the only message of a chat, or each with its role before it."""
+    """A prompt as a text to read: the only message of a chat, or each with its role before it. What
+    is no text is left out."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
-        return str(prompt[0]["content"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+        return text_of(prompt[0]["content"])
+    return "\n".join(f"{message['role']}: {text_of(message['content'])}" for message in prompt)
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
@@ -54,7 +56,12 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
 
 def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> str:
     """A prompt as the policy sees it, as text; UserError for chat messages where the chat template
-    is switched off."""
+    is switched off, and for images, which no text tells apart."""
+    if images_in(prompt):
+        raise UserError(
+            "a prompt has images: labels, anchors in files and the reward models that are trained "
+            "here read text alone, so take such rows out"
+        )
     if isinstance(prompt, str) and mode != "always":
         return prompt
     if mode == "never":

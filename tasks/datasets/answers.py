@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt
-from tasks.datasets.dataset_files import ANSWER_KEYS, PROMPT_KEYS, as_text, look_up
+from tasks.datasets.dataset_files import (
+    ANSWER_KEYS,
+    PROMPT_KEYS,
+    as_text,
+    image_columns,
+    images_of,
+    look_up,
+)
 from tasks.datasets.records import Record, find_files, read_records
 from tasks.rows import Message
 
@@ -25,7 +32,7 @@ OWN_KEYS = ("finished", "prompt_ids", "completion_ids", "id")
 
 @dataclass(frozen=True)
 class Answered:
-    """One finished answer."""
+    """One finished answer. Paths of images in its prompt are relative to `folder`."""
 
     prompt: str | list[Message]
     completion: str
@@ -34,6 +41,7 @@ class Answered:
     finished: bool = True
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None
+    folder: str = ""
 
 
 def read_answers(
@@ -44,7 +52,10 @@ def read_answers(
     prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
     answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
     rows = [
-        _answered(record, prompt_keys, answer_keys, f"{file}, row {number}")
+        replace(
+            _answered(record, prompt_keys, answer_keys, f"{file}, row {number}"),
+            folder=str(file.parent),
+        )
         for file in find_files(path)
         for number, record in read_records(file)
     ]
@@ -66,14 +77,17 @@ def _answered(
     prompt_key = next((k for k in prompt_keys if look_up(record, k) is not None), None)
     truth = next((v for k in answer_keys if (v := look_up(record, k)) is not None), "")
     try:
-        prompt = read_prompt(look_up(record, prompt_key), None) if prompt_key else ""
+        prompt: str | list[Message] = ""
+        if prompt_key:
+            prompt = read_prompt(look_up(record, prompt_key), images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
+    hidden = (prompt_key, key, *OWN_KEYS, *image_columns(prompt))
     return Answered(
         prompt,
         _completion(record[key], where),
         as_text(truth),
-        {k: v for k, v in record.items() if k not in (prompt_key, key, *OWN_KEYS)},
+        {k: v for k, v in record.items() if k not in hidden},
         bool(record.get("finished", True)),
         _ids(record.get("prompt_ids"), where),
         _ids(record.get("completion_ids"), where),

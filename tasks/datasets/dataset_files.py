@@ -19,7 +19,7 @@ from typing import Any
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt, wrap_last_user
 from tasks.datasets.records import Record, find_files, read_records
-from tasks.rows import Row, images_in
+from tasks.rows import Message, Row, images_in
 
 PROMPT_KEYS = (
     "prompt", "question", "problem", "messages", "context_messages", "conversations", "input",
@@ -90,11 +90,10 @@ def make_row(
     answer = _first(record, answer_keys, "answer", where)[1]
     identity = record.get("id")
     try:
-        read = read_prompt(prompt, _images(record))
+        read = read_prompt(prompt, images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
-    # Image files are no columns for reward functions: they would travel with every answer.
-    hidden = (prompt_key, "id", *((IMAGES, IMAGE) if images_in(read) else ()))
+    hidden = (prompt_key, "id", *image_columns(read))
     return Row(
         id=f"{file.name}:{number}" if identity is None else str(identity),
         prompt=read,
@@ -104,7 +103,12 @@ def make_row(
     )
 
 
-def _images(record: Record) -> list[Any]:
+def image_columns(prompt: str | list[Message]) -> tuple[str, ...]:
+    """Those that are no columns for reward functions: files would travel with every answer."""
+    return (IMAGES, IMAGE) if images_in(prompt) else ()
+
+
+def images_of(record: Record) -> list[Any]:
     """The row's images."""
     found = record.get(IMAGES)
     if found is None and isinstance(record.get(IMAGE), dict):

@@ -299,8 +299,9 @@ class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     """One response to score. `text` is the decoded response without special tokens, `finished` is
     False for one cut at the length limit; `info` is a JSON object as text, and `messages` a JSON
-    list where the row's prompt is a chat and a function or a judge is to see it. Token ids come
-    along only where one asks for them; the response's are those that were sampled. `source` is the
+    list where the row's prompt is a chat and a function or a judge is to see it; its images are
+    named by their SHA-256, and are files of that name in the folder `media`. Token ids come along
+    only where one asks for them; the response's are those that were sampled. `source` is the
     source of rewards that scores it, and `unit` what it scores at once.
 
     line: the response may go on; it is here up to the last of `line_ends`, with its token ids.
@@ -316,6 +317,7 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     info: str = "{}"
     messages: str = ""
+    media: str = ""
     prompt_ids: Int32 | None = None
     completion_ids: Int32 | None = None
     source: str = "default"

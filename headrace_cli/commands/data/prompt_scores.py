@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
+from headrace.data.media import data_url, named_image
 from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
@@ -78,7 +79,9 @@ def select(arguments: argparse.Namespace) -> int:
         # The hash that holds them out takes none of the chosen ones.
         held_out = source.eval_rows(config.evaluation.num_prompts)
     everything = [*base, *chosen, *held_out]
-    lines = (json.dumps(_record(row), ensure_ascii=False, default=str) for row in everything)
+    folder = arguments.out.resolve().parent
+    records = (_record(row, folder) for row in everything)
+    lines = [json.dumps(record, ensure_ascii=False, default=str) for record in records]
     arguments.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     result = {
         "run_id": run_dir.name, "out": str(arguments.out), "rows": len(base) + len(chosen),
@@ -123,10 +126,25 @@ def _training(config: RunConfig, source: "PromptSource") -> "dict[str, Row]":
     return {row.id: row for row in source.training_rows(config.evaluation.num_prompts)}
 
 
-def _record(row: "Row") -> dict[str, Any]:
-    return {"id": row.id, "prompt": row.prompt, "answer": row.answer} | {
+def _record(row: "Row", folder: Path) -> dict[str, Any]:
+    from tasks.rows import images_in, with_images
+
+    prompt = with_images(row.prompt, [_written(i, row, folder) for i in images_in(row.prompt)])
+    return {"id": row.id, "prompt": prompt, "answer": row.answer} | {
         key: value for key, value in row.info.items() if key not in ("prompt", "answer")
     }
+
+
+def _written(image: Any, row: "Row", folder: Path) -> str:
+    """An image as JSON has it. The prompt stays the same one, because it decides what is held out.
+    UserError for a path that would mean another file in `folder`."""
+    named = named_image(image)
+    if isinstance(named, bytes):
+        return data_url(named)
+    is_path = not str(named).startswith(("data:", "http:", "https:", "file:", "/", "~"))
+    if is_path and Path(row.folder).resolve() != folder:
+        raise UserError(f"row {row.id} names its image from {row.folder}: put --out there")
+    return str(named)
 
 
 def _scores(run_dir: Path, rows: "dict[str, Row]", domain: str | None) -> "Iterator[PromptScore]":

@@ -1,6 +1,7 @@
 """Finished answers of a file as a reward worker is asked to score them.
 
-In: a run's configuration and `tasks.datasets.answers.Answered` rows. Out: ScoreItems. A chat
+In: a run's configuration and `tasks.datasets.answers.Answered` rows. Out: ScoreItems, whose images
+are files in a folder as long as the caller keeps it, under their SHA-256 as in a run. A chat
 becomes text by the policy's chat template, and token ids that the file does not have are those of
 the text, by the policy's tokenizer, which is loaded only where one of the two is needed.
 """
@@ -8,19 +9,38 @@ the text, by the policy's tokenizer, which is loaded only where one of the two i
 import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headrace.config.sections.run import RunConfig
+from headrace.data.media import MediaError, MediaStore, image_bytes
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 
 
-def items_of(config: RunConfig, rows: Sequence[Any]) -> list[ScoreItem]:
-    """One item a row; its trajectory id is its place."""
+def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) -> list[ScoreItem]:
+    """One item a row; its trajectory id is its place. `media`: the folder for images; without
+    one, rows with images are a UserError."""
+    from tasks.rows import images_in, with_images
+
+    task = config.task
+    urls = task.kind == "dataset" and task.image_urls
+
+    def stored(place: int, row: Any) -> Any:
+        """The prompt with its images named by their digests."""
+        if not images_in(row.prompt):
+            return row.prompt
+        if media is None:
+            raise UserError(f"answer {place}: its prompt has images, and this reads text alone")
+        try:
+            files = [image_bytes(x, Path(row.folder), urls=urls) for x in images_in(row.prompt)]
+        except MediaError as error:
+            raise UserError(f"answer {place}: {error}") from error
+        return with_images(row.prompt, [MediaStore(media).put(data) for data in files])
 
     @cache
     def tokenizer() -> Any:
@@ -39,7 +59,8 @@ def items_of(config: RunConfig, rows: Sequence[Any]) -> list[ScoreItem]:
         return np.array(ids, np.int32)
 
     def item_of(place: int, row: Any) -> ScoreItem:
-        prompt = text_of(row.prompt)
+        asked = stored(place, row)
+        prompt = text_of(asked)
         source = config.reward.route_of(config.task.kind, lambda: row.info)
         if source is None:
             raise UserError(f"reward.route leaves answer {place} without a source")
@@ -51,7 +72,8 @@ def items_of(config: RunConfig, rows: Sequence[Any]) -> list[ScoreItem]:
             finished=row.finished,
             num_tokens=len(row.completion_ids or ()),
             info=json.dumps(row.info, default=str),
-            messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
+            messages="" if isinstance(asked, str) else json.dumps(asked),
+            media="" if media is None else str(media),
             prompt_ids=ids_of(row.prompt_ids, prompt),
             completion_ids=ids_of(row.completion_ids, row.completion),
             source=source,

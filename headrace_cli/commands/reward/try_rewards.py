@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.config.preflight.checks import problems
@@ -21,6 +23,7 @@ def try_rewards(arguments: argparse.Namespace) -> int:
     wrong = [line for line in problems(config) if line.startswith("reward.")]
     if wrong:
         raise UserError(wrong[0])
+    from headrace_cli.commands.reward.answers import items_of
     from rewards.preflight import check_sources
     from tasks.datasets.answers import read_answers
 
@@ -31,7 +34,9 @@ def try_rewards(arguments: argparse.Namespace) -> int:
     reward = check_sources(config.reward, lambda: columns)
     config = config.model_copy(update={"reward": reward})
     lines: list[dict[str, Any]] = []
-    asyncio.run(_score(config, rows, lines, as_json=arguments.json))
+    with tempfile.TemporaryDirectory() as media:
+        items = items_of(config, rows, Path(media))
+        asyncio.run(_score(config, items, lines, as_json=arguments.json))
     if not arguments.json:
         print("\n".join(_table(lines)))
         print("\n".join(["", *_summary(lines)]))
@@ -39,12 +44,10 @@ def try_rewards(arguments: argparse.Namespace) -> int:
 
 
 async def _score(
-    config: RunConfig, rows: Sequence[Any], lines: list[dict[str, Any]], *, as_json: bool
+    config: RunConfig, items: Sequence[Any], lines: list[dict[str, Any]], *, as_json: bool
 ) -> None:
-    from headrace_cli.commands.reward.answers import items_of
     from rewards.labeling.offline_scoring import score_all
 
-    items = items_of(config, rows)
     sources = [item.source for item in items]
     async with serving_judges(config):
         async for score in score_all(config.reward, items):

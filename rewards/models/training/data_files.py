@@ -3,6 +3,7 @@
 In: JSON lines, JSON or Parquet. Out: pairs from rows with `chosen` and `rejected`, or from answers
 of which it is known whether they are right; labelled answers from rows with `labels`. Promise: what
 cannot be read, lacks a column or is out of range is a UserError that names file and row.
+Images are left out: the models read text.
 """
 
 import math
@@ -15,8 +16,9 @@ from rewards.models.encoding import Prompt, split_lines
 from rewards.models.training.examples import Labelled, Pair
 from rewards.models.training.pairs_from_runs import Answer
 from tasks.datasets.conversations import NoPromptError, read_prompt
-from tasks.datasets.dataset_files import PROMPT_KEYS, look_up
+from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
+from tasks.rows import without_images
 
 LINES = ("lines", "steps", "completions")
 RESPONSES = ("response", "completion", "output")
@@ -101,7 +103,7 @@ def _prompt(record: Record, where: str) -> Prompt | None:
     if key is None:
         return None
     try:
-        return read_prompt(look_up(record, key), None)
+        return without_images(read_prompt(look_up(record, key), images_of(record)))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -128,7 +130,7 @@ def _common(record: Record, where: str) -> Prompt:
     if chosen[:-1] != rejected[:-1]:
         raise UserError(f"{where}: chosen and rejected do not begin alike, and there is no prompt")
     try:
-        return read_prompt(chosen[:-1], None)
+        return without_images(read_prompt(chosen[:-1], images_of(record)))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
 
