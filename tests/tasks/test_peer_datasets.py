@@ -8,12 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.data.media import data_url
 from headrace.errors import UserError
+from headrace_cli.commands.data.prompt_scores import _record
 from tasks.datasets.dataset_files import read_dataset
 from tasks.rows import Row, images_in, other_than_text, prompt_hash, with_images
 
 USER = {"role": "user", "content": "1 + 1?"}
-PNG = {"bytes": b"\x89PNG", "path": "a.png"}
+PNG: dict[str, Any] = {"bytes": b"\x89PNG", "path": "a.png"}
 
 
 def write(path: Path, records: list[Any]) -> str:
@@ -217,3 +219,27 @@ def test_bad_prompts_name_file_and_row(
 ) -> None:
     with pytest.raises(UserError, match=f"row 1: .*{message}"):
         of_images(prompt, images, tmp_path)
+
+
+def test_an_image_is_the_same_one_in_each_form() -> None:
+    """What is held out goes by the prompt, however a file holds its image."""
+    forms = (PNG["bytes"], PNG, data_url(PNG["bytes"]), {"url": data_url(PNG["bytes"])})
+    prompts = [[{"role": "user", "content": [{"type": "image", "image": i}]}] for i in forms]
+    assert len({prompt_hash(prompt) for prompt in prompts}) == 1
+    broken = [{"role": "user", "content": [{"type": "image", "image": "data:;base64,?"}]}]
+    assert prompt_hash(broken) != prompt_hash(prompts[0])
+
+
+@pytest.mark.parametrize(
+    ("image", "written"),
+    [(b"\x89PNG", data_url(b"\x89PNG")), ("a.png", "a.png"), ("/b/a.png", "/b/a.png")],
+)
+def test_a_selected_row_keeps_its_image(tmp_path: Path, image: Any, written: str) -> None:
+    prompt = [{"role": "user", "content": [{"type": "image", "image": image}]}]
+    row = Row("r", prompt, "2", {}, folder=str(tmp_path))
+    found = json.loads(json.dumps(_record(row, tmp_path)))
+    assert images_in(found["prompt"]) == [written]
+    assert prompt_hash(found["prompt"]) == prompt_hash(prompt)
+    if image == "a.png":
+        with pytest.raises(UserError, match="put --out there"):
+            _record(row, tmp_path.parent)

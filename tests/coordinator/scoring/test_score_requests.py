@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from headrace.protocol.messages.control import (
     Scores,
 )
 from headrace.protocol.records.record_types import GroupIssued, Record, RewardArrived
+from headrace.protocol.token_spans import MediaRun
 from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.world import World, make_config
 
@@ -45,7 +47,9 @@ class Front:
         self.rejections: Any = RejectionLog(lambda kind, text: None)
         self.lines = None
         self.rankers = RankerVersions(self.config, "/run")
-        prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
+        prompts: Any = SimpleNamespace(
+            decode=lambda ids: "".join(map(str, ids)), media_folder="/run/media"
+        )
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
 
@@ -73,7 +77,9 @@ class Front:
     async def send(self, name: str, message: ScoreRequest) -> None:
         self.sent += message.items
 
-    def finish(self, *, info: str = "{}", messages: str = CHAT) -> None:
+    def finish(
+        self, *, info: str = "{}", messages: str = CHAT, media: Sequence[MediaRun] = ()
+    ) -> None:
         """One more trajectory ends and waits for its score."""
         state = self.world.state
         number = state.next_trajectory
@@ -82,6 +88,7 @@ class Front:
                 at=time.time(), group_id=state.next_group, prompt_id="p", position=state.position,
                 purpose="train", prompt="user: p", answer="a", info=info, messages=messages,
                 prompt_ids=np.array([1, 2], np.int32), trajectory_ids=[number], seeds=[number],
+                media=list(media),
             )
         )  # fmt: skip
         trajectory = self.account.trajectories[number]
@@ -94,6 +101,17 @@ class Front:
         self.sent = []
         asyncio.run(self.scoring.dispatch())
         return self.sent
+
+
+def test_an_item_says_where_the_images_of_its_messages_are() -> None:
+    image = [MediaRun("0" * 64, 0, 1)]
+    judge = Front(kind="judge", options={"url": "http://localhost/v1", "model": "m"})
+    judge.finish(media=image)
+    judge.finish()
+    assert [item.media for item in judge.dispatch()] == ["/run/media", ""]
+    box = Front(kind="box")
+    box.finish(media=image)
+    assert [item.media for item in box.dispatch()] == [""]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,20 @@
 """What a judge is shown of a response, and the score that its answers make."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from rewards.judging.modes import columns_of, score
+from headrace.data.media import MediaStore
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import InvalidRewardError
+from rewards.judging.modes import columns_of, score, seen
 from rewards.judging.options import Options
 from rewards.judging.readings import Reply, two_token
+from rewards.judging.wire import body_of
 from tests.rewards.items import item, row
 
 
@@ -137,3 +144,36 @@ def test_columns_that_are_needed() -> None:
     assert columns_of(pairwise) == ("field", "anchor")
     # A text that shows no reference needs none.
     assert columns_of(options(mode="free", reference_column="anchor")) == ()
+
+
+def with_image(folder: Path, data: bytes = b"\x89PNG") -> ScoreItem:
+    """A response to a chat with an image, which is a file of the folder."""
+    digest = MediaStore(folder).put(data)
+    parts = [{"type": "image", "image": digest}, {"type": "text", "text": "How many?"}]
+    messages = json.dumps([{"role": "user", "content": parts}])
+    return msgspec.structs.replace(item("7"), messages=messages, media=str(folder))
+
+
+async def test_a_judge_reads_the_words_around_images(tmp_path: Path) -> None:
+    judge = Recorder(leaning(-1, -1))
+    await score(with_image(tmp_path), options(prompt="{question}"), judge)
+    assert judge.prompts == ["How many?"]
+
+
+def test_images_that_a_judge_sees(tmp_path: Path) -> None:
+    asked = with_image(tmp_path)
+    assert seen(asked) == ("data:image/png;base64,iVBORw==",)
+    assert seen(item("7")) == ()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(InvalidRewardError, match="cannot be read"):
+        seen(asked)
+
+
+def test_images_stand_before_the_words_of_a_request() -> None:
+    body = json.loads(body_of("How many?", "judge", options(images=True), ["data:a", "data:b"]))
+    assert body["messages"][-1]["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:a"}},
+        {"type": "image_url", "image_url": {"url": "data:b"}},
+        {"type": "text", "text": "How many?"},
+    ]

@@ -27,6 +27,7 @@ URL: dict[str, Any] = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
         ({**URL, "scale_min": 10.0}, "is not above scale_min"),
         ({**URL, "pattern": "("}, "is no regular expression"),
         ({**URL, "pattern": r"(\d+)"}, "has no group (?P<score>...)"),
+        ({**URL, "images": True, "api": "completions"}, "option images of kind"),
         ({**URL, "mode": "both"}, "option mode of kind 'judge'"),
         ({**URL, "attempts": 0}, "option attempts of kind 'judge'"),
     ],

@@ -1,12 +1,14 @@
 """A judge that cannot do its work is one line before the run starts."""
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from headrace.config.sections.reward import RewardConfig
+from headrace.data.media import check_image
 from headrace.errors import UserError
 from rewards.preflight import check_sources
 from tests.rewards.judging.scripted import (
@@ -51,6 +53,20 @@ async def test_a_judge_that_works_passes(monkeypatch: pytest.MonkeyPatch) -> Non
         (question,) = judge.asked
         assert (question["max_tokens"], question["top_logprobs"]) == (1, 20)
         assert judge.keys == [f"Bearer {KEY}"]
+
+
+async def test_a_judge_that_is_to_see_images_is_shown_one() -> None:
+    async def reads_text(body: Body) -> web.StreamResponse:
+        if isinstance(body["messages"][-1]["content"], str):
+            return await yes(body)
+        return web.json_response({"error": "this model reads no images"}, status=400)
+
+    assert "this model reads no images" in await refusal(reads_text, images=True)
+    async with scripted_judge(yes) as judge:
+        await checked(judge, images=True)
+        (question,) = judge.asked
+    url = question["messages"][-1]["content"][0]["image_url"]["url"]
+    assert check_image(base64.b64decode(url.partition(",")[2])).width == 64
 
 
 async def test_a_url_that_does_not_answer() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from headrace.config.sections.reward import RewardConfig
+from headrace.data.media import MediaStore
 from headrace.protocol.messages.control import Score
 from rewards.judging.readings import two_token
 from tests.rewards.items import item
@@ -272,3 +274,22 @@ async def test_the_key_is_in_no_error(
         assert judge.keys == [f"Bearer {KEY}"]
     assert "403, trouble 403 (key ***)" in str(score.error)
     assert KEY not in json.dumps(config.model_dump()) + "".join(capfd.readouterr())
+
+
+async def test_a_judge_sees_images_where_it_is_to(tmp_path: Path) -> None:
+    """With the option the question has the file as a data URL, else words alone."""
+    digest = MediaStore(tmp_path).put(b"\x89PNG")
+    parts = [{"type": "image", "image": digest}, {"type": "text", "text": "How many?"}]
+    messages = json.dumps([{"role": "user", "content": parts}])
+    there = msgspec.structs.replace(item("7"), messages=messages, media=str(tmp_path))
+    gone = msgspec.structs.replace(there, trajectory_id=1, media=str(tmp_path / "none"))
+    async with scripted_judge(yes) as judge:
+        async with running(source(judge, images=True)) as pool:
+            scores = await score_all(pool, [there, gone])
+        async with running(source(judge)) as pool:
+            await score_all(pool, [there])
+    assert (scores[0].status, scores[1].status) == ("ok", "invalid")
+    assert "cannot be read" in str(scores[1].error)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+    contents = [body["messages"][-1]["content"] for body in judge.asked]
+    assert contents == [[image, {"type": "text", "text": "7"}], "7"]

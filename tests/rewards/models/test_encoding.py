@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.config.sections.reward_model import PairwiseConfig
 from headrace.errors import UserError
 from rewards.models.card import fingerprint
-from rewards.models.encoding import encode, line_ends, plain_text, prompt_ids, split_lines
+from rewards.models.encoding import encode, line_ends, plain_text, prompt_ids, shown, split_lines
 from rewards.models.pairwise_prompt import ask, words_in_context
 from tasks.make_models.shape_model import train_tokenizer
 from tasks.procedural.chain_sums import CHAIN_SUMS
@@ -98,3 +98,11 @@ def test_tokenizers_have_fingerprints(pieces: PreTrainedTokenizerFast) -> None:
     same = build_tokenizer(CHAIN_SUMS.characters, 64)
     assert fingerprint(CHARACTERS) == fingerprint(same)
     assert fingerprint(CHARACTERS) != fingerprint(pieces)
+
+
+def test_prompts_with_images_are_not_read_as_texts() -> None:
+    parts = [{"type": "image", "image": "x"}, {"type": "text", "text": "7+5="}]
+    prompt = [{"role": "user", "content": parts}]
+    assert plain_text(prompt) == "7+5="
+    with pytest.raises(UserError, match="a prompt has images"):
+        shown(None, prompt, "auto")

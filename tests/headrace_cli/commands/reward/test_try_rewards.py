@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from headrace.data.media import data_url
 from headrace_cli.cli import main
+from tasks.procedural.shapes import draw
+from tests.dashboard.scripted_run import write_tokenizer
 
 FUNCTIONS = """\
 import time
@@ -189,3 +192,38 @@ default = "mine"
     assert [(line["source"], line["status"], line["score"]) for line in lines] == [
         ("sums", "ok", 1.0), ("mine", "timeout", None), ("sums", "ok", 0.0), ("mine", "ok", 1.0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["a part", "a column", "a data URL"])
+def test_answers_to_prompts_with_images(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str
+) -> None:
+    file = tmp_path / "scene.png"
+    file.write_bytes(draw({"red": (0, 0, 2, 2)}))
+    image = data_url(file.read_bytes()) if form == "a data URL" else file.name
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "box red"}]
+    asked: dict[str, Any] = {"prompt": [{"role": "user", "content": parts}]}
+    if form == "a column":
+        asked = {"prompt": "<image>box red", "images": [image]}
+    rest = {"completion": "1,1,3,3", "answer": "0,0,2,2", "question": "box"}
+    answers = write(tmp_path / "a.jsonl", {**asked, **rest})
+    (line,) = tried(capfd, write_recipe(tmp_path), answers)
+    assert line["source"] == "box"
+    assert line["score"] == pytest.approx(1 / 7)
+    assert main(["reward", "try", str(write_recipe(tmp_path)), answers]) == 0
+    file.unlink()
+    if form != "a data URL":
+        assert main(["reward", "try", str(write_recipe(tmp_path)), answers]) == 2
+        assert "answer 0: image " in capfd.readouterr().err
+
+
+def write_recipe(folder: Path) -> Path:
+    """One that needs no more of its policy than a tokenizer with a chat template."""
+    write_tokenizer(folder / "policy")
+    (folder / "policy" / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    (folder / "policy" / "chat_template.jinja").write_text(template)
+    recipe = Path(__file__).parents[4] / "recipes" / "shapes.toml"
+    path = folder / "recipe.toml"
+    path.write_text(recipe.read_text().replace("models/shapes-cold", str(folder / "policy")))
+    return path
