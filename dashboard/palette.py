@@ -128,7 +128,7 @@ ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
 .hr-images {{display:flex;flex-wrap:wrap;gap:.8rem 1.2rem;margin-bottom:.6rem}}
 .hr-images figure {{margin:0;max-width:100%}}
 .hr-image {{position:relative;max-width:100%}}
-.hr-image img {{display:block;width:100%;image-rendering:pixelated}}
+.hr-image img {{display:block;width:100%;image-rendering:pixelated;outline:1px solid {FAINT}}}
 .hr-image i {{position:absolute;box-sizing:border-box}}
 .hr-images i.given {{border:3px solid {ORANGE};outline:1px solid #fff}}
 .hr-images i.wanted {{outline:3px dashed {BLUE};box-shadow:0 0 0 3px #fff}}
