@@ -65,13 +65,13 @@ async def test_prompts_wait_for_room_for_their_images(tmp_path: Path) -> None:
         run = asyncio.gather(*(peer.run() for peer in peers))
         try:
             for again in (1, 2):
-                await until(lambda n=again: len(told(run_dir)) == 2 * n - 1)  # type: ignore[misc]
+                await until(lambda n=again: len(told(run_dir)) == 2 * n - 1)
                 assert told(run_dir)[-1].startswith(WAITS)
                 assert coordinator.process is not None
                 await asyncio.sleep(1)
                 assert coordinator.process.poll() is None
                 disk.free()
-                await until(lambda n=again: len(told(run_dir)) == 2 * n)  # type: ignore[misc]
+                await until(lambda n=again: len(told(run_dir)) == 2 * n)
                 assert told(run_dir)[-1] == "the store of images goes on"
                 if again == 1:
                     await until(lambda: any(type(s).__name__ == "Batch" for s in learner.seen))
