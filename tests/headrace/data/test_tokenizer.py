@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoTokenizer
 from headrace.data.tokenizer import GENERIC, describes_itself, load_tokenizer, vocabulary_size
 from headrace.host.install import ROOT
 
-# No policy is an encoder.
+# No policy is an encoder, and one that reads images needs the classes of its family anyway.
 MODELS = sorted(
-    folder for folder in (ROOT / "recipes" / "models").iterdir() if "sessions-" not in folder.name
+    folder
+    for folder in (ROOT / "recipes" / "models").iterdir()
+    if not folder.name.startswith(("sessions-", "shapes-"))
 )
 
 
