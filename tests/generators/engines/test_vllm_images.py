@@ -185,10 +185,11 @@ async def ask(engine: VllmEngine, found: Asked, prompts: list[Prompt]) -> None:
     async def in_flight(name: str, version: int) -> None:
         """Load while every answer is in the middle, and others are asked for."""
         live = asyncio.create_task(several(name, LONG))
-        while not all(a.tokens for a in found.answers.get(name, [Answer(0, [], [], [])])):
+        await asyncio.sleep(0)
+        while not (live.done() or all(a.tokens for a in found.answers[name])):
             await asyncio.sleep(0.005)
         load = asyncio.create_task(engine.load_weights(weights[version], version))
-        while engine._open.is_set():
+        while engine._open.is_set() and not load.done():
             await asyncio.sleep(0.001)
         await asyncio.gather(load, several(f"{name}-late", each=2))
         await live
