@@ -67,7 +67,8 @@ RANKER = (
 """A ranker that pays and is trained along."""
 IMAGES = (
     f"model.path={ROOT / 'recipes' / 'models' / 'shapes-cold'}", "task.kind=shapes",
-    "task.max_terms=4", "task.max_prompt_length=64", "task.max_response_length=24",
+    "task.questions.count=1", "task.max_terms=4", "task.max_prompt_length=64",
+    "task.max_response_length=24",
     "schedule.window=8", "schedule.num_generations=4", "reward.kind=number",
     "reward.answer_marker=null",
 )  # fmt: skip
