@@ -16,7 +16,7 @@ from headrace.protocol.token_spans import Int32
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 
-READS_CHATS = ("function", "judge", "pairwise")
+READS_CHATS = ("function", "judge", "pairwise", "bradley_terry")
 """Kinds that look at the messages of a prompt that is a chat."""
 
 

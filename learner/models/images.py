@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
+from learner.device import ImageShapes
 
 Int64 = npt.NDArray[np.int64]
 PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
@@ -44,6 +45,45 @@ class PackImages(NamedTuple):
     features_from: Tensor
     places: Tensor
     positions: Tensor | None
+
+
+class LaidRow(NamedTuple):
+    """Tokens [begin, end) of a sequence, laid into a pack, and the images of the sequence."""
+
+    token_ids: npt.NDArray[np.int32]
+    media: Sequence[MediaRun]
+    begin: int
+    end: int
+
+
+def images_of(
+    rows: Sequence[LaidRow], starts: Sequence[int], shapes: ImageShapes, device: torch.device
+) -> PackImages:
+    """The images that stand in the rows of a pack, which begin at `starts`."""
+    begins: dict[str, int] = {}
+    places: list[Int64] = [np.zeros(0, np.int64)]
+    features: list[Int64] = [np.zeros(0, np.int64)]
+    positions: list[Int64] = []
+    total = 0
+    for row, start in zip(rows, starts, strict=True):
+        one = shapes.positions(row.end, row.media)
+        if one is not None:
+            positions.append(one[:, row.begin :])
+        for digest, stands in shapes.placed(row.token_ids, row.media):
+            own = np.flatnonzero((stands >= row.begin) & (stands < row.end))
+            if not own.size:
+                continue
+            if digest not in begins:
+                begins[digest] = total
+                total += shapes.tokens(digest)
+            places.append(stands[own] - row.begin + start)
+            features.append(own + begins[digest])
+    return PackImages(
+        digests=tuple(begins),
+        features_from=torch.from_numpy(np.concatenate(features)).to(device),
+        places=torch.from_numpy(np.concatenate(places)).to(device),
+        positions=torch.from_numpy(np.concatenate(positions, 1)).to(device) if positions else None,
+    )
 
 
 class ImageFeatures(NamedTuple):

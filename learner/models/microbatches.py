@@ -19,7 +19,7 @@ from learner.batching.token_reads import Reads
 from learner.batching.trainable_tokens import Int64
 from learner.device import ImageShapes, Place
 from learner.models.forward import Pack
-from learner.models.images import PackImages
+from learner.models.images import LaidRow, PackImages, images_of
 from learner.models.prefix_cache import PrefixCache, Source
 
 
@@ -188,31 +188,11 @@ def _images(
     reads: Reads, rows: Sequence[_Row], starts: Int64, shapes: ImageShapes, device: torch.device
 ) -> PackImages:
     """The images that stand in the rows of a pack."""
-    begins: dict[str, int] = {}
-    places: list[Int64] = [np.zeros(0, np.int64)]
-    features: list[Int64] = [np.zeros(0, np.int64)]
-    positions: list[Int64] = []
-    total = 0
-    for row, start in zip(rows, starts.tolist(), strict=True):
-        media = reads.media_of(row.stretch.sequence)
-        one = shapes.positions(row.end, media)
-        if one is not None:
-            positions.append(one[:, row.begin :])
-        for digest, stands in shapes.placed(reads.token_ids[row.stretch.sequence], media):
-            own = np.flatnonzero((stands >= row.begin) & (stands < row.end))
-            if not own.size:
-                continue
-            if digest not in begins:
-                begins[digest] = total
-                total += shapes.tokens(digest)
-            places.append(stands[own] - row.begin + start)
-            features.append(own + begins[digest])
-    return PackImages(
-        digests=tuple(begins),
-        features_from=torch.from_numpy(np.concatenate(features)).to(device),
-        places=torch.from_numpy(np.concatenate(places)).to(device),
-        positions=torch.from_numpy(np.concatenate(positions, 1)).to(device) if positions else None,
+    laid = (
+        LaidRow(reads.token_ids[s], reads.media_of(s), row.begin, row.end)
+        for s, row in ((row.stretch.sequence, row) for row in rows)
     )
+    return images_of(list(laid), starts.tolist(), shapes, device)
 
 
 def _states(stand: _Stand, starts: Int64, positions: Int64) -> Int64:

@@ -42,6 +42,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "box": "rewards.kinds.box",
         "point": "rewards.kinds.point",
         "ocr": "rewards.kinds.ocr",
+        "bradley_terry": "rewards.kinds.bradley_terry",
     }
 )
 """Module of each kind, by its name."""

@@ -1,30 +1,50 @@
 """Texts to token ids, the way a policy's trajectories have them.
 
-In: a prompt (a text or chat messages) and a response. Out: ids of both, the response's with the end
-token, and the tokens at which its lines end. Promise: a prompt has the ids that a run gives it with
-the same `chat_template`.
+In: a prompt (a text or chat messages, whose images are named by their digests) and a response. Out:
+ids of both, the response's with the end token, where images stand in them, and the tokens at which
+its lines end. Promise: a prompt has the ids that a run gives it with the same `chat_template`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from headrace.data.image_processor import ImageProcessor
+from headrace.data.media import open_rgb
 from headrace.errors import UserError
-from tasks.rows import images_in, text_of
+from headrace.protocol.token_spans import MediaRun
+from tasks.rows import images_in, other_than_text, text_of
 
 Prompt = str | list[dict[str, Any]]
 ChatMode = Literal["auto", "always", "never"]
 
 
 class Encoded(NamedTuple):
-    """Token ids of a prompt and of a response to it."""
+    """Token ids of a prompt and of a response to it, and the images in the prompt."""
 
     prompt: list[int]
     response: list[int]
+    media: tuple[MediaRun, ...] = ()
 
     @property
     def ids(self) -> list[int]:
         """Both, one after the other."""
         return [*self.prompt, *self.response]
+
+
+class PromptImages:
+    """Images of prompts as a model's own processor puts them into token ids."""
+
+    def __init__(self, folder: str, read: Callable[[str], bytes]) -> None:
+        """`read`: an image's file by its digest. UserError where the model has no processor."""
+        self._processor, self.read = ImageProcessor(folder), read
+
+    def expand(self, ids: Sequence[int], prompt: Prompt) -> tuple[list[int], tuple[MediaRun, ...]]:
+        """Ids with all tokens of each image of the prompt, and where they stand. UserError where
+        an image cannot be had, or has no placeholder."""
+        found, media = self._processor.expand(
+            ids, images_in(prompt), lambda digest: open_rgb(self.read(digest))
+        )
+        return found.tolist(), tuple(media)
 
 
 def plain_text(prompt: Prompt) -> str:
@@ -54,14 +74,11 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> str:
+def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
     """A prompt as the policy sees it, as text; UserError for chat messages where the chat template
-    is switched off, and for images, which no text tells apart."""
-    if images_in(prompt):
-        raise UserError(
-            "a prompt has images: labels, anchors in files and the reward models that are trained "
-            "here read text alone, so take such rows out"
-        )
+    is switched off, and for more than text, which no text tells apart, unless it is `images`."""
+    if not images:
+        check_text(prompt)
     if isinstance(prompt, str) and mode != "always":
         return prompt
     if mode == "never":
@@ -70,22 +87,38 @@ def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> str:
     return chat_text(tokenizer, messages)
 
 
-def prompt_ids(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> list[int]:
+def prompt_ids(
+    tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False
+) -> list[int]:
     """Ids of a prompt; UserError as of `shown`."""
-    text = shown(tokenizer, prompt, mode)
+    text = shown(tokenizer, prompt, mode, images=images)
     if isinstance(prompt, str) and mode != "always":
         return text_ids(tokenizer, text)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def check_text(prompt: Prompt) -> None:
+    """UserError for a prompt with more than text in it."""
+    if (other := other_than_text(prompt)) is not None:
+        raise UserError(
+            f"a prompt has parts of type {other!r}, and text alone is read here: take such rows out"
+        )
+
+
 def encode(
-    tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True
-) -> Encoded:
-    """Ids of a prompt and a response; `ended`: with the end token."""
+    tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True,
+    images: PromptImages | None = None,
+) -> Encoded:  # fmt: skip
+    """Ids of a prompt and a response; `ended`: with the end token. `images`: None for a model of
+    text, which has a UserError for a prompt with images."""
     ids = list(tokenizer(response, add_special_tokens=False)["input_ids"])
     if ended and tokenizer.eos_token_id is not None:
         ids.append(int(tokenizer.eos_token_id))
-    return Encoded(prompt_ids(tokenizer, prompt, mode), ids)
+    opening = prompt_ids(tokenizer, prompt, mode, images=images is not None)
+    if images is None:
+        return Encoded(opening, ids)
+    expanded, media = images.expand(opening, prompt)
+    return Encoded(expanded, ids, media)
 
 
 def split_lines(text: str, separator: str) -> list[str]:

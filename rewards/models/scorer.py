@@ -3,11 +3,11 @@
 In: a folder that `headrace reward train` wrote. Out: `ScoreScorer` (one number for an answer),
 `PairScorer` (how likely one answer beats another) and `LineScorer` (one number for each line end).
 Promises: a model is asked in the form it was trained in; one forward pass a call, two for a pair;
-the same scores as transformers gives for the same folder. Imports nothing of ours but the
-contract, so that reward workers and judges may load it.
+the same scores as transformers gives for the same folder. Imports nothing of the learner, unless
+the model sees images, so that reward workers and judges may load it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.reward_model import PairwiseConfig
+from headrace.data.image_processor import sees_images
+from headrace.data.media import read_run_image
 from headrace.errors import UserError
 from rewards.models.card import Card, check_kind, check_tokenizer, read_card
-from rewards.models.encoding import Prompt, encode, plain_text
+from rewards.models.encoding import Encoded, Prompt, PromptImages, encode, plain_text
 from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
 
 
@@ -87,18 +90,19 @@ class _Scorer:
             if policy is not None:
                 other = AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
                 check_tokenizer(self.folder, self.card, other, str(policy))
-            model: PreTrainedModel = self.auto.from_pretrained(
-                self.folder,
-                dtype=dtype,
-                trust_remote_code=trust_remote_code,
-                use_safetensors=True,
-            )
+            model = self._load(dtype=dtype, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(f"cannot load the reward model {self.folder}: {line}") from error
         self.model = model.to(device).eval()
         self._device = torch.device(device)
-        self._positions = getattr(model.config, "max_position_embeddings", None)
+        self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def _load(self, **settings: Any) -> PreTrainedModel:
+        found: PreTrainedModel = self.auto.from_pretrained(
+            self.folder, use_safetensors=True, **settings
+        )
+        return found
 
     def _row(self, ids: Sequence[int]) -> Tensor:
         """[1, T] ids; UserError for none, or for more than the model has positions."""
@@ -130,16 +134,60 @@ class ScoreScorer(_ScalarScorer):
 
     kind = "bradley_terry"
 
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        read_image: Callable[[str], bytes] = read_run_image,
+        **more: Any,
+    ) -> None:
+        """As every scorer. `read_image`: an image's file by its digest, for a model that sees."""
+        seeing = sees_images(Path(folder).expanduser())
+        self._images = PromptImages(str(folder), read_image) if seeing else None
+        super().__init__(folder, **more)
+
     def score(self, prompt: Prompt, response: str, *, ended: bool = True) -> float:
         """The score of a response; only differences between responses to one prompt mean
-        something. `ended`: it ended by itself."""
-        encoded = encode(self.tokenizer, prompt, response, self.card.chat_template, ended=ended)
-        return self.score_ids(encoded.prompt, encoded.response)
+        something. `ended`: it ended by itself. Messages name their images by digests."""
+        mode, images = self.card.chat_template, self._images
+        found = encode(self.tokenizer, prompt, response, mode, ended=ended, images=images)
+        if images is None:
+            return self.score_ids(found.prompt, found.response)
+        return self._seen(found)
 
     def score_ids(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> float:
-        """The same of token ids, the response's with the end token where it has one."""
+        """The same of token ids, the response's with the end token where it has one; of a model of
+        text."""
         ids = [*prompt_ids, *completion_ids]
         return self._at(ids, [len(ids) - 1])[0]
+
+    def _load(self, **settings: Any) -> PreTrainedModel:
+        if self._images is None:
+            return super()._load(**settings)
+        from learner.models.forward import ValueNetwork
+        from learner.models.images import ImageInputs, VisionTower
+        from learner.models.loading import load_critic, load_processor
+
+        folder, trust = str(self.folder), settings["trust_remote_code"]
+        models = ModelConfig(path=folder, critic_path=folder, trust_remote_code=trust)
+        model = load_critic(
+            models, dtype=settings["dtype"], device=torch.device("cpu"), own_attention=True
+        )
+        self._inputs = ImageInputs(self._images.read, load_processor(models), model)
+        self._network = ValueNetwork(model)
+        self._network.vision = VisionTower(model, self._inputs)
+        return model
+
+    @torch.inference_mode()
+    def _seen(self, found: Encoded) -> float:
+        """The score at the end of a sequence with images; an image's embeddings are kept."""
+        from rewards.models.training.packing import Row, Unit, packs_of
+
+        self._row(found.ids)
+        last = len(found.ids) - 1
+        unit = Unit((Row(found.ids, [last], [0], found.media),), ())
+        (pack,) = packs_of([unit], budget=last + 1, device=self._device, images=self._inputs)
+        return float(self._network(pack.pack))
 
 
 class LineScorer(_ScalarScorer):

@@ -2,8 +2,8 @@
 DIR`.
 
 In: a number of steps and a seed. Out: the folder of a tiny vision-language model (see
-`image_model`) that was shown answers of the task `shapes`: right boxes, and counts of which half
-are guesses. Steps are counted, so that a run reproduces.
+`image_model`) that was shown answers of the task `shapes`: right boxes, counts of which half are
+guesses, and captions of which half have a fault. Steps are counted, so that a run reproduces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from headrace.data.media import open_rgb
 from tasks.make_models.image_model import FAMILIES, make
 from tasks.procedural.base import EOS, draw_prompt
-from tasks.procedural.shapes import SHAPES, show, teach
+from tasks.procedural.shapes import BOX, COUNT, DESCRIBE, SHAPES, asking, show, teach
 
 STEPS = 450
 BATCH = 64
@@ -30,6 +30,7 @@ EXAMPLES = 4000
 LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 20
 MAX_LENGTH = 96
+ASKED = asking({COUNT: 0.3, BOX: 0.4, DESCRIBE: 0.3})
 IGNORED = -100
 
 
@@ -42,7 +43,7 @@ class Lessons:
 
     def _lesson(self) -> tuple[str, Any, str]:
         """Of a prompt that is not held out."""
-        problem = draw_prompt(SHAPES, self._rng, SHAPES.max_terms)
+        problem = draw_prompt(ASKED, self._rng, SHAPES.max_terms)
         messages = show(problem)
         text = self._processor.apply_chat_template(messages, add_generation_prompt=True)
         image = open_rgb(messages[0]["content"][0]["image"])

@@ -1,21 +1,26 @@
-"""The procedural task of images: how many rectangles are there, and where is the red one?
+"""The procedural task of images: how many rectangles are there, where is the red one, what is seen?
 
-In: an index and a seed. Out: rows whose prompt is an image and a question, `count` or `box red`;
-answers are `3` and `0,2,1,4`. The image is a grid of 4 x 4 cells on black, in each quadrant of
-which is at most one rectangle of one or two cells each way, of a colour of its own. A box is
-`x1,y1,x2,y2` in cells, from 0 to 4, the upper left corner first. With cells of 14 pixels each is
-one patch of a vision transformer, and tiny ones learn to tell them.
+In: an index and a seed. Out: rows whose prompt is an image and a question, `count`, `box red` or
+`describe`; answers are `3`, `0,2,1,4` and `bsw rne`. The image is a grid of 4 x 4 cells on black,
+in each quadrant of which is at most one rectangle of one or two cells each way, of a colour of its
+own. A box is `x1,y1,x2,y2` in cells, from 0 to 4, the upper left corner first. A caption has a word
+for each rectangle, in the order of their colours: the colour's initial and the quadrant, by the
+points of the compass. With cells of 14 pixels each is one patch of a vision transformer, and tiny
+ones learn to tell them.
 
 Problems are drawn as texts that name scene and question (`blue 0,2,1,4 red 2,0,3,2 count`), which
 decide what is held out (a held-out image may be trained with its other question); a row shows the
 scene as an image. A term is a rectangle: images have 1 to that many, all numbers alike.
 
-The supervised model is shown right boxes, and in the second phase counts of which half are guesses.
+The supervised model is shown right boxes, and in the second phase counts of which half are guesses
+and captions of which half have a fault.
 """
 
 from __future__ import annotations
 
+import re
 import string
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -34,13 +39,21 @@ GRID = 4
 CELL = 14
 """Pixels of a cell each way."""
 QUADRANTS = [(x, y) for x in range(0, GRID, 2) for y in range(0, GRID, 2)]
-Question = Literal["count", "box"]
+Question = Literal["count", "box", "describe"]
 COUNT: Final = "count"
 BOX: Final = "box"
+DESCRIBE: Final = "describe"
 QUESTIONS: dict[Question, float] = {COUNT: 0.5, BOX: 0.5}
 """Their shares, unless told otherwise."""
 GUESSED = 0.5
 """Share of the counts of the second phase that are any number."""
+FAULTY = 0.5
+"""Share of its captions that have a fault."""
+HALF_BAD = 0.4
+"""Share of the pairs of captions of which the better one has a fault, too."""
+INITIALS = sorted(colour[0] for colour in COLOURS)
+CORNERS = ("nw", "ne", "sw", "se")
+CAPTION = re.compile("[bgry][ns][ew]( [bgry][ns][ew]){0,3}")
 
 Box = tuple[int, int, int, int]
 Scene = dict[str, Box]
@@ -76,7 +89,7 @@ def draw_prompt(rng: Random, terms: int, questions: Mapping[Question, float] = Q
     """A scene of up to so many rectangles, and a question by the shares."""
     scene = draw_scene(rng, terms)
     (kind,) = rng.choices(list(questions), list(questions.values()))
-    question = kind if kind == COUNT else f"{BOX} {rng.choice(list(scene))}"
+    question = f"{BOX} {rng.choice(list(scene))}" if kind == BOX else kind
     boxes = (f"{colour} {write_box(box)}" for colour, box in scene.items())
     return " ".join([*boxes, question])
 
@@ -84,13 +97,13 @@ def draw_prompt(rng: Random, terms: int, questions: Mapping[Question, float] = Q
 def read_prompt(prompt: str) -> tuple[Scene, str]:
     """Scene and question. Raises ValueError for any other text."""
     words = prompt.split(" ")
-    asked = 1 if words[-1] == COUNT else 2
+    asked = 1 if words[-1] in (COUNT, DESCRIBE) else 2
     scene: Scene = {}
     for colour, box in zip(words[:-asked:2], words[1:-asked:2], strict=True):
         x1, y1, x2, y2 = map(int, box.split(","))
         scene[colour] = (x1, y1, x2, y2)
     question = " ".join(words[-asked:])
-    known = {COUNT, *(f"{BOX} {colour}" for colour in scene)}
+    known = {COUNT, DESCRIBE, *(f"{BOX} {colour}" for colour in scene)}
     if not scene or not scene.keys() <= COLOURS.keys() or question not in known:
         raise ValueError(f"no scene with a question: {prompt!r}")
     return scene, question
@@ -101,11 +114,50 @@ def write_box(box: Box) -> str:
     return ",".join(map(str, box))
 
 
+def caption(scene: Scene) -> str:
+    """`bsw rne`: the initial and the quadrant of each rectangle."""
+    middle = GRID // 2
+    corners = (CORNERS[(y >= middle) * 2 + (x >= middle)] for x, y, _, _ in scene.values())
+    return " ".join(colour[0] + corner for colour, corner in zip(scene, corners, strict=True))
+
+
+def with_fault(text: str, rng: Random) -> str:
+    """A caption with another colour or place of a rectangle, or with one missing or invented."""
+    words = text.split(" ")
+    at, other = rng.randrange(len(words)), rng.choice(INITIALS) + rng.choice(CORNERS)
+    faults = [
+        [*words[:at], other[0] + words[at][1:], *words[at + 1 :]],
+        [*words[:at], words[at][0] + other[1:], *words[at + 1 :]],
+        [*words[:at], *words[at + 1 :]],
+        [*words, other],
+    ]
+    possible = [found for found in faults if 1 <= len(found) <= len(QUADRANTS)]
+    found = sorted(rng.choice(possible))
+    return " ".join(found) if found != words else with_fault(text, rng)
+
+
+def faults_of(text: str, right: str) -> int:
+    """How many words a caption has too many, together with those that it lacks."""
+    said, wanted = Counter(text.split(" ")), Counter(right.split(" "))
+    return ((said - wanted) + (wanted - said)).total()
+
+
+def caption_pair(scene: Scene, rng: Random) -> tuple[str, str]:
+    """Two captions, of which the second has more faults."""
+    right = caption(scene)
+    better = with_fault(right, rng) if rng.random() < HALF_BAD else right
+    while faults_of(worse := with_fault(better, rng), right) <= faults_of(better, right):
+        pass
+    return better, worse
+
+
 def solve(prompt: str) -> str:
-    """How many rectangles there are, or the box of a colour."""
+    """How many rectangles there are, the box of a colour, or what is seen."""
     scene, question = read_prompt(prompt)
     if question == COUNT:
         return str(len(scene))
+    if question == DESCRIBE:
+        return caption(scene)
     return write_box(scene[question.removeprefix(f"{BOX} ")])
 
 
@@ -123,15 +175,20 @@ def columns(prompt: str) -> dict[str, Any]:
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """The right answer; in the second phase half of the counts are guessed."""
+    """The right answer; in the second phase half of the counts are guessed, and half of the
+    captions have a fault."""
     _, question = read_prompt(prompt)
+    if phase == "mixture" and question == DESCRIBE and rng.random() < FAULTY:
+        return with_fault(solve(prompt), rng)
     if phase == "mixture" and question == COUNT and rng.random() < GUESSED:
         return str(rng.randint(1, len(QUADRANTS)))
     return solve(prompt)
 
 
 def style_of(response: str) -> str:
-    """Whether a number or a box was written."""
+    """Whether a number, a box or a caption was written."""
+    if CAPTION.fullmatch(response):
+        return DESCRIBE
     places = response.split(",")
     if not all(place in set(string.digits) for place in places):
         return "other"
@@ -152,7 +209,7 @@ SHAPES = ProceduralTask(
     characters=string.ascii_lowercase + string.digits + ", ",
     most_terms=len(QUADRANTS),
     max_terms=len(QUADRANTS),
-    styles=(COUNT, BOX),
+    styles=(COUNT, BOX, DESCRIBE),
     draw=draw_prompt,
     solve=solve,
     teach=teach,

@@ -29,7 +29,10 @@ PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
 )  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
-PATH_OPTIONS = {"prm": ("model",), "pairwise": ("model", "anchors"), "ranker": ("model",)}
+PATH_OPTIONS = {
+    "prm": ("model",), "pairwise": ("model", "anchors"), "ranker": ("model",),
+    "bradley_terry": ("model",),
+}  # fmt: skip
 """The options of a kind of rewards that are paths."""
 LONGEST_LINE = 1000
 """Characters of a mistake that are shown."""

@@ -13,7 +13,7 @@ from headrace.config.sections.reward_monitors import AlertConfig, AuditConfig
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
-    "judge", "prm", "pairwise", "ranker", "box", "point", "ocr",
+    "judge", "prm", "pairwise", "ranker", "box", "point", "ocr", "bradley_terry",
 ]  # fmt: skip
 Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -48,7 +48,8 @@ class SourceConfig(StrictModel):
     judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
     answer beats its prompt's anchor, by a pairwise reward model. ranker: how well a session ranker
     finds the click by the answer. box: overlap with the true boxes of an image. point: a point in
-    one of them. ocr: a text that was read, by edits. See docs/verifiers.md, docs/sandbox.md,
+    one of them. ocr: a text that was read, by edits. bradley_terry: the score of a reward
+    model of whole answers, which may see images. See docs/verifiers.md, docs/sandbox.md,
     docs/judges.md, docs/process-rewards.md, docs/pairwise-rl.md and docs/session-ranking.md."""
 
     unit: Unit = "trajectory"
@@ -98,9 +99,9 @@ class SourceConfig(StrictModel):
     place of `algorithm.kl.coef`. 0: none, as for what a verifier checks."""
 
     correct_threshold: float = 0.5
-    """A function's or a judge's score from here on means a right answer, where a function does not
-    say `correct` itself. Accuracy and the likelihood of right answers go by it. With `score_range`
-    it is the score before that."""
+    """A function's, judge's or `bradley_terry` model's score from here on means a right answer,
+    where a function does not say `correct` itself. Accuracy and the likelihood of right answers go
+    by it. With `score_range` it is the score before that."""
 
     python: str | None = None
     """The Python program of the scoring children. None: ours. Name another environment's where the

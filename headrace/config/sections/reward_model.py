@@ -176,9 +176,9 @@ class TaskDataConfig(_DataConfig):
     kind: Literal["task"]
     """Nothing is read."""
 
-    task: Literal["chain_sums", "tracking"] = "tracking"
+    task: Literal["chain_sums", "tracking", "shapes"] = "tracking"
     """The task. tracking: a slip is mostly seen by looking. chain_sums: it has to be computed,
-    which takes a tiny model many more steps."""
+    which takes a tiny model many more steps. shapes: pairs of captions of an image."""
 
     examples: int = Field(default=4000, ge=16)
     """How many, those held out included."""

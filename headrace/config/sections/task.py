@@ -157,8 +157,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class ShapesConfig(ProceduralConfig):
     """Procedural images of coloured rectangles with a question, for vision-language policies:
-    `count` (how many are there) or `box red` (where is it: `x1,y1,x2,y2` in cells of a grid of
-    4 x 4). The column `question` says which, for `reward.route`. A term is a rectangle."""
+    `count` (how many are there), `box red` (where is it: `x1,y1,x2,y2` in cells of a grid of
+    4 x 4) or `describe` (`bsw rne`: a blue one in the southwest, a red one in the northeast). The
+    column `question` says which, for `reward.route`. A term is a rectangle."""
 
     kind: Literal["shapes"]
 
@@ -168,7 +169,7 @@ class ShapesConfig(ProceduralConfig):
     max_terms: int = Field(default=4, ge=2, le=4)
     """Highest bound: the most rectangles of an image."""
 
-    questions: dict[Literal["count", "box"], Annotated[float, Field(gt=0)]] = Field(
+    questions: dict[Literal["count", "box", "describe"], Annotated[float, Field(gt=0)]] = Field(
         default={"count": 0.5, "box": 0.5}, min_length=1
     )
     """Share of each question, up to a factor; one that is not named is not asked."""

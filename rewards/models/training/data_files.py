@@ -18,17 +18,17 @@ from rewards.models.training.pairs_from_runs import Answer
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
-from tasks.rows import without_images
+
 
 LINES = ("lines", "steps", "completions")
 RESPONSES = ("response", "completion", "output")
 LABELS = (1.0, 0.0, -1.0)
 
 
-def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, Record]]:
-    """(file and row, record) of each row, at most `limit`."""
+def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, str, Record]]:
+    """(the file's folder, file and row, record) of each row, at most `limit`."""
     found = (
-        (f"{file}, row {number}", record)
+        (str(file.parent), f"{file}, row {number}", record)
         for file in find_files(path)
         for number, record in read_records(file)
     )
@@ -40,9 +40,9 @@ def has_pairs(record: Record) -> bool:
     return "chosen" in record or "rejected" in record
 
 
-def read_pair(where: str, record: Record) -> Pair:
-    """A row `prompt, chosen, rejected[, margin, rule]`; the answers are texts or chat messages, and
-    without a prompt it is what both chats begin with."""
+def read_pair(where: str, record: Record, folder: str = "") -> Pair:
+    """A row `prompt, chosen, rejected[, margin, rule, images]`; the answers are texts or chat
+    messages, and without a prompt it is what both chats begin with."""
     texts = [_answer(record, name, where) for name in ("chosen", "rejected")]
     margin, rule = record.get("margin"), record.get("rule")
     if margin is not None and not _is_number(margin):
@@ -50,7 +50,7 @@ def read_pair(where: str, record: Record) -> Pair:
     if rule is not None and not isinstance(rule, str):
         raise UserError(f"{where}: rule is {str(rule)[:40]!r}, and should be a text")
     prompt = _prompt(record, where) or _common(record, where)
-    return Pair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where)
+    return Pair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where, folder)
 
 
 def read_answer(where: str, record: Record) -> Answer:
@@ -103,7 +103,7 @@ def _prompt(record: Record, where: str) -> Prompt | None:
     if key is None:
         return None
     try:
-        return without_images(read_prompt(look_up(record, key), images_of(record)))
+        return read_prompt(look_up(record, key), images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -130,7 +130,7 @@ def _common(record: Record, where: str) -> Prompt:
     if chosen[:-1] != rejected[:-1]:
         raise UserError(f"{where}: chosen and rejected do not begin alike, and there is no prompt")
     try:
-        return without_images(read_prompt(chosen[:-1], images_of(record)))
+        return read_prompt(chosen[:-1], images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
 

@@ -1,16 +1,20 @@
 """What a reward model learns from: pairs of answers, and answers whose lines are labelled.
 
-In: nothing. Out: `Pair`, `Labelled` and the split into examples to learn from and held-out ones.
-Promise: all examples of a prompt are on the same side, on every machine and in every process.
+In: nothing. Out: `Pair`, `Labelled`, the images of pairs, and the split into examples to learn from
+and held-out ones. Promise: all examples of a prompt are on the same side, on every machine and in
+every process.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from headrace.data.media import MediaError, check_image, image_bytes
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt
-from tasks.rows import prompt_hash
+from tasks.rows import images_in, prompt_hash, with_images
 
 _PARTS = 10_000
 
@@ -22,7 +26,7 @@ class Pair:
     Attributes:
         margin: by how much more than `rejected` it should score, in nats of the odds. rule: what
         makes an answer better; None: the recipe's rule. where: file and row, or what else it was
-        made of.
+        made of. folder: what paths of images are relative to.
     """
 
     prompt: Prompt
@@ -31,6 +35,7 @@ class Pair:
     margin: float = 0.0
     rule: str | None = None
     where: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,31 @@ class Labelled:
     where: str = ""
 
 
+class ExampleImages:
+    """Image files of pairs, by digest; those that have a path are read anew each time."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Any, Path]] = {}
+
+    def named(self, pair: Pair) -> Pair:
+        """The pair with its images named by their digests. MediaError, which names row and image,
+        where one cannot be used."""
+        digests, folder = [], Path(pair.folder)
+        for number, image in enumerate(images_in(pair.prompt), start=1):
+            try:
+                data = image_bytes(image, folder)
+                check_image(data)
+            except MediaError as error:
+                raise MediaError(f"{pair.where}, image {number}: {error}") from error
+            digests.append(sha256(data).hexdigest())
+            self._found.setdefault(digests[-1], (image, folder))
+        return replace(pair, prompt=with_images(pair.prompt, digests))
+
+    def read(self, digest: str) -> bytes:
+        """An image's file."""
+        return image_bytes(*self._found[digest])
+
+
 E = TypeVar("E", Pair, Labelled)
 
 
@@ -54,6 +84,14 @@ class Examples(Generic[E]):
     training: list[E]
     held_out: list[E]
     ties: int = 0
+
+    def each(self, change: Callable[[E], E]) -> "Examples[E]":
+        """All of them changed."""
+        return replace(
+            self,
+            training=[change(one) for one in self.training],
+            held_out=[change(one) for one in self.held_out],
+        )
 
 
 def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
@@ -23,7 +23,8 @@ from headrace.host.hardware import free_port, has_bfloat16
 from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
-from learner.models.loading import load_critic, load_policy
+from learner.models.images import ImageInputs, VisionTower
+from learner.models.loading import load_critic, load_policy, load_processor
 from learner.process.checkpoint import write_checkpoint
 from learner.process.weight_publishing import weights_of
 from rewards.models.card import FORMAT, Card, fingerprint, write_card
@@ -43,8 +44,10 @@ class Model:
         is_scalar: bool,
         steps: int,
         resumed: Path | None = None,
+        read_image: Callable[[str], bytes] | None = None,
     ) -> None:
-        """Load the model of the recipe or of a checkpoint; UserError where there is none."""
+        """Load the model of the recipe or of a checkpoint; UserError where there is none.
+        `read_image`: an image's file by its digest, for a model that sees."""
         self._config, self.tokenizer = config, tokenizer
         self.device = choose_device(config.engine.device, key="engine.device")
         if self.device.type == "cpu":
@@ -60,11 +63,17 @@ class Model:
         autocast = torch.bfloat16 if mixes else None
         load = load_critic if is_scalar else load_policy
         self.pretrained: PreTrainedModel = load(models, dtype=dtype, device=self.device)
-        network: nn.Module = (
+        network: ValueNetwork | PolicyNetwork = (
             ValueNetwork(self.pretrained, autocast=autocast)
             if is_scalar
             else PolicyNetwork(self.pretrained, autocast=autocast)
         )
+        self._processor = self.images = None
+        if read_image is not None:
+            self._processor = load_processor(config.model)
+            self.images = ImageInputs(read_image, self._processor, self.pretrained)
+            in_step = config.engine.zero_stage == 3
+            network.vision = VisionTower(self.pretrained, self.images, in_step=in_step)
         if config.engine.gradient_checkpointing:
             self.pretrained.gradient_checkpointing_enable({"use_reentrant": False})
             self.pretrained.train()
@@ -89,7 +98,7 @@ class Model:
             weights = weights_of(self.pretrained.state_dict(), dtype=None)
         folder.mkdir(parents=True, exist_ok=True)
         self.pretrained.save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
+        (self._processor or self.tokenizer).save_pretrained(folder)
         config = self._config
         card = Card(
             format=FORMAT,
@@ -132,7 +141,7 @@ def positions_of(config: RewardModelConfig) -> int | None:
     except (OSError, ValueError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"cannot load the model {config.model.path}: {line}") from error
-    found = getattr(shape, "max_position_embeddings", None)
+    found = getattr(shape.get_text_config(), "max_position_embeddings", None)
     return None if found is None else int(found)
 
 

@@ -20,7 +20,15 @@ from headrace.config.sections.reward_model import (
 )
 from headrace.errors import UserError
 from learner.models.forward import TokenScores
-from rewards.models.encoding import ChatMode, encode, line_ends, plain_text, prompt_ids
+from rewards.models.encoding import (
+    ChatMode,
+    PromptImages,
+    check_text,
+    encode,
+    line_ends,
+    plain_text,
+    prompt_ids,
+)
 from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
 from rewards.models.training import metrics
 from rewards.models.training.examples import Labelled, Pair
@@ -48,12 +56,15 @@ class Objective(Protocol):
         """Figures of held-out units, see `rewards.models.training.metrics`."""
 
 
-def build_objective(config: RewardModelConfig, tokenizer: Any) -> Objective:
-    """The objective of a recipe; UserError where the tokenizer cannot serve it."""
+def build_objective(
+    config: RewardModelConfig, tokenizer: Any, images: PromptImages | None = None
+) -> Objective:
+    """The objective of a recipe; UserError where the tokenizer cannot serve it. `images`: those of
+    prompts, for a model that sees."""
     mode = config.model.chat_template
     match config.objective:
         case BradleyTerryConfig():
-            return BradleyTerry(tokenizer, mode)
+            return BradleyTerry(tokenizer, mode, images)
         case PairwiseConfig() as told:
             return Pairwise(told, tokenizer, mode, seed=config.seed)
         case LinesConfig():
@@ -67,8 +78,8 @@ class BradleyTerry:
 
     is_scalar = True
 
-    def __init__(self, tokenizer: Any, mode: ChatMode) -> None:
-        self._tokenizer, self._mode = tokenizer, mode
+    def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
+        self._tokenizer, self._mode, self._images = tokenizer, mode, images
 
     def unit(self, example: Pair, *, training: bool) -> Unit:
         """The chosen answer, then the rejected one."""
@@ -76,8 +87,8 @@ class BradleyTerry:
         return Unit(rows, (example.margin,))
 
     def _row(self, example: Pair, text: str) -> Row:
-        ids = encode(self._tokenizer, example.prompt, text, self._mode).ids
-        return Row(ids, [len(ids) - 1], [0])
+        found = encode(self._tokenizer, example.prompt, text, self._mode, images=self._images)
+        return Row(found.ids, [len(found.ids) - 1], [0], found.media)
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed -log sigma(chosen - rejected - margin)."""
@@ -157,6 +168,7 @@ class Lines:
     def unit(self, example: Labelled, *, training: bool) -> Unit:
         """The answer up to its last labelled line. Of lines that end in one token the first with a
         label counts."""
+        check_text(example.prompt)
         opening = prompt_ids(self._tokenizer, example.prompt, self._mode)
         ids, ends = line_ends(self._tokenizer, example.lines)
         labels: dict[int, float] = {}

@@ -6,23 +6,29 @@ in these of their places; a unit is never cut.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.protocol.token_spans import MediaRun
 from learner.batching.layout import layout_of
 from learner.batching.packing import pack_sequences
+from learner.device import ImageShapes
 from learner.models.forward import Pack
+from learner.models.images import LaidRow, PackImages, images_of
 
 
 class Row(NamedTuple):
-    """A sequence, the places in it that are read, and for each the token that is scored there (0
-    where none is)."""
+    """A sequence, the places in it that are read, for each the token that is scored there (0 where
+    none is), and the images in it."""
 
     ids: list[int]
     places: list[int]
     targets: list[int]
+    media: tuple[MediaRun, ...] = ()
 
 
 class Unit(NamedTuple):
@@ -61,16 +67,21 @@ class UnitPack(NamedTuple):
         return zip(self.units, parts, strict=True)
 
 
-def packs_of(units: Sequence[Unit], *, budget: int, device: torch.device) -> list[UnitPack]:
-    """Packs of at most `budget` tokens, or of one unit."""
+def packs_of(
+    units: Sequence[Unit], *, budget: int, device: torch.device, images: ImageShapes | None = None
+) -> list[UnitPack]:
+    """Packs of at most `budget` tokens, or of one unit. `images`: those of a model that sees."""
     sizes = [unit.tokens for unit in units]
+    if images is not None:
+        seen = ({run for row in unit.rows for run in row.media} for unit in units)
+        sizes = [size + images.cost(list(m)) for size, m in zip(sizes, seen, strict=True)]
     return [
-        _pack(tuple(units[i] for i in chosen), device)
+        _pack(tuple(units[i] for i in chosen), device, images)
         for chosen in pack_sequences(sizes, budget=budget)
     ]
 
 
-def _pack(units: tuple[Unit, ...], device: torch.device) -> UnitPack:
+def _pack(units: tuple[Unit, ...], device: torch.device, images: ImageShapes | None) -> UnitPack:
     rows = [row for unit in units for row in unit.rows]
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
     lengths = [len(rows[index].ids) for index in order]
@@ -90,5 +101,12 @@ def _pack(units: tuple[Unit, ...], device: torch.device) -> UnitPack:
         layout=layout_of(lengths, device=device),
         reads=tensor(reads),
         targets=tensor(targets),
+        images=None if images is None else _images([rows[i] for i in order], images, device),
     )
     return UnitPack(pack, units)
+
+
+def _images(rows: Sequence[Row], images: ImageShapes, device: torch.device) -> PackImages:
+    laid = [LaidRow(np.array(row.ids, np.int32), row.media, 0, len(row.ids)) for row in rows]
+    starts = [0, *accumulate(row.end for row in laid[:-1])]
+    return images_of(laid, starts, images, device)

@@ -65,7 +65,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
                 "data.kind = 'file' or 'task'"
             )
         case TaskDataConfig():
-            if separator != synthetic_errors.SEPARATOR:
+            if data.task != "shapes" and separator != synthetic_errors.SEPARATOR:
                 raise UserError(
                     f"objective.separator = {separator!r}: the lines of {data.task} end in "
                     f"{synthetic_errors.SEPARATOR!r}"
@@ -78,9 +78,9 @@ def _pairs_in(path: str, limit: int | None) -> list[Pair]:
     """Pairs in a file of preferences, or made of the answers in a run's export."""
     rows = list(data_files.rows(path, limit))
     _not_empty(path, rows)
-    if data_files.has_pairs(rows[0][1]):
-        return [data_files.read_pair(where, record) for where, record in rows]
-    answers = [data_files.read_answer(where, record) for where, record in rows]
+    if data_files.has_pairs(rows[0][2]):
+        return [data_files.read_pair(where, record, folder) for folder, where, record in rows]
+    answers = [data_files.read_answer(where, record) for _, where, record in rows]
     pairs = pairs_of(answers, per_group=PER_GROUP)
     if not pairs:
         raise UserError(

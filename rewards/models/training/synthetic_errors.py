@@ -3,7 +3,7 @@
 In: how many examples, how long the prompts are, a seed. Out: pairs or labelled answers, the same
 for the same arguments. A slip is one wrong result in an answer that is worked out step by step; all
 that follows goes on from it, so that the answer is wrong in the end, and every line from the slip
-on is labelled -1.
+on is labelled -1. Of the task `shapes` they are captions with more and fewer faults.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from headrace.config.sections.reward_model import TaskDataConfig
 from headrace.errors import UserError
 from rewards.models.training.examples import Labelled, Pair
 from tasks.datasets.source import PROCEDURAL_TASKS
-from tasks.procedural import chain_sums, tracking
+from tasks.procedural import chain_sums, shapes, tracking
+from tasks.procedural.base import ProceduralTask
 
 SEPARATOR = ";"
 Step = tuple[str, Callable[[int], int]]
@@ -26,6 +27,9 @@ def pairs(config: TaskDataConfig, *, seed: int) -> list[Pair]:
     made = []
     for index in range(config.examples):
         rng = Random(f"pairs/{config.task}/{seed}/{index}")
+        if config.task == "shapes":
+            made.append(_captions(config, rng, f"example {index}"))
+            continue
         prompt, steps = _prompt(config, rng)
         chosen = _answer(config, prompt)
         rejected = _answer(config, prompt, rng.randrange(steps), rng)
@@ -34,7 +38,9 @@ def pairs(config: TaskDataConfig, *, seed: int) -> list[Pair]:
 
 
 def labelled(config: TaskDataConfig, *, seed: int) -> list[Labelled]:
-    """An answer to each prompt, every other one with a slip."""
+    """An answer to each prompt, every other one with a slip; UserError for captions."""
+    if config.task not in _WORK:
+        raise UserError(f"objective.kind = 'lines': answers of {config.task} have no lines")
     made = []
     for index in range(config.examples):
         rng = Random(f"lines/{config.task}/{seed}/{index}")
@@ -48,9 +54,18 @@ def labelled(config: TaskDataConfig, *, seed: int) -> list[Labelled]:
     return made
 
 
-def _prompt(config: TaskDataConfig, rng: Random) -> tuple[str, int]:
+def _captions(config: TaskDataConfig, rng: Random, where: str) -> Pair:
+    """Two captions of an image, of which one has more faults."""
+    problem, _ = _prompt(config, rng, shapes.asking({shapes.DESCRIBE: 1.0}))
+    scene, _ = shapes.read_prompt(problem)
+    return Pair(shapes.show(problem), *shapes.caption_pair(scene, rng), where=where)
+
+
+def _prompt(
+    config: TaskDataConfig, rng: Random, task: ProceduralTask | None = None
+) -> tuple[str, int]:
     """A prompt and how many steps its answer has."""
-    task = PROCEDURAL_TASKS[config.task]
+    task = task or PROCEDURAL_TASKS[config.task]
     if not config.min_terms <= config.max_terms <= task.most_terms:
         raise UserError(
             f"data.min_terms = {config.min_terms} and data.max_terms = {config.max_terms}: "

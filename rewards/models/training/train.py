@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from headrace.config.sections.reward_model import RankerConfig, RewardModelConfig
+from headrace.data.image_processor import sees_images
 from headrace.errors import RunFailedError, UserError
 from headrace.run_files.reward_model_run import (
     CHECKPOINTS,
@@ -35,7 +36,8 @@ from headrace.run_files.reward_model_run import (
 )
 from headrace.run_files.run_folder import read_manifest
 from learner.process.checkpoint import newest
-from rewards.models.training.examples import Examples
+from rewards.models.encoding import PromptImages
+from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
 from rewards.models.training.model import Model, check_start, load_tokenizer, positions_of
 from rewards.models.training.objectives import Objective, build_objective
@@ -255,9 +257,15 @@ class PackedTraining:
         """UserError where examples or model cannot be had."""
         tokenizer = load_tokenizer(config)
         check_start(config, tokenizer)
-        self._config, self._objective = config, build_objective(config, tokenizer)
+        examples, images = read_examples(config), None
+        read_image: Callable[[str], bytes] | None = None
+        if sees_images(config.model.path):
+            files = ExampleImages()
+            read_image, images = files.read, PromptImages(config.model.path, files.read)
+            examples = examples.each(files.named)
+        self._config, self._objective = config, build_objective(config, tokenizer, images)
         limit = min(config.data.max_tokens, positions_of(config) or config.data.max_tokens)
-        data = encode_examples(config, self._objective, read_examples(config), limit=limit)
+        data = encode_examples(config, self._objective, examples, limit=limit)
         self._training, self._held_out = data.training, data.held_out
         self.examples = {
             "training": len(data.training),
@@ -268,15 +276,18 @@ class PackedTraining:
         self.steps = steps_of(config, len(data.training))
         is_scalar = self._objective.is_scalar
         self._model = Model(
-            config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed
-        )
+            config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed,
+            read_image=read_image,
+        )  # fmt: skip
         self.checkpoint, self.save = self._model.checkpoint, self._model.save
 
     def take(self, step: int) -> Taken:
         """A step on a batch of units."""
         config, model = self._config, self._model
         units = batch_of(self._training, step, config.training.batch, config.seed)
-        packs = packs_of(units, budget=config.engine.micro_batch_tokens, device=model.device)
+        packs = packs_of(
+            units, budget=config.engine.micro_batch_tokens, device=model.device, images=model.images
+        )
         weight = sum(unit.weight for unit in units)
         lr, losses = model.engine.lr, []
         for number, pack in enumerate(packs, start=1):
@@ -362,7 +373,7 @@ def evaluate(
     """Figures of held-out units under the present weights."""
     judged: list[tuple[float, ...]] = []
     seen: list[Unit] = []
-    for pack in packs_of(units, budget=budget, device=model.device):
+    for pack in packs_of(units, budget=budget, device=model.device, images=model.images):
         judged += objective.judge(model.engine(pack.pack), pack)
         seen += pack.units
     return objective.figures(judged, seen)

@@ -15,18 +15,24 @@ from headrace.data.media import MediaError, check_image, open_rgb
 from tasks.datasets.source import build_source, image_files
 from tasks.procedural.base import evaluation_rows, is_held_out, prompt_row
 from tasks.procedural.shapes import (
+    CAPTION,
     CELL,
     COLOURS,
+    DESCRIBE,
     SHAPES,
     Scene,
+    caption,
+    caption_pair,
     columns,
     draw,
     draw_prompt,
     draw_scene,
+    faults_of,
     read_prompt,
     solve,
     style_of,
     teach,
+    with_fault,
 )
 from tasks.rows import Row, images_in, with_images
 
@@ -109,6 +115,30 @@ def test_half_of_the_counts_that_are_taught_later_are_guesses() -> None:
     prompt, rng = "blue 0,2,1,4 red 2,0,3,2 count", Random(0)
     told = Counter(teach(prompt, rng, "mixture") for _ in range(2000))
     assert told["2"] / 2000 == pytest.approx(0.5 + 0.5 / 4, abs=0.04)
+
+
+@given(scenes, st.integers(0, 2**32))
+def test_captions_name_every_rectangle_and_faults_are_told_apart(scene: Scene, seed: int) -> None:
+    right, rng = caption(scene), Random(seed)
+    assert CAPTION.fullmatch(right)
+    assert faults_of(right, right) == 0
+    wrong = with_fault(right, rng)
+    assert CAPTION.fullmatch(wrong)
+    assert wrong != right
+    better, worse = caption_pair(scene, rng)
+    assert faults_of(better, right) < faults_of(worse, right)
+    assert style_of(worse) == DESCRIBE
+
+
+def test_the_caption_of_an_example_and_how_it_is_taught() -> None:
+    prompt, rng = "blue 0,2,1,4 red 2,0,3,2 describe", Random(0)
+    assert solve(prompt) == "bsw rne"
+    assert faults_of("bsw", "bsw rne") == 1
+    assert faults_of("bsw bsw rse", "bsw rne") == 3
+    told = Counter(teach(prompt, rng, "mixture") == "bsw rne" for _ in range(2000))
+    assert told[True] / 2000 == pytest.approx(0.5, abs=0.04)
+    assert teach(prompt, rng, "skill") == "bsw rne"
+    assert columns(prompt)["question"] == DESCRIBE
 
 
 def test_the_files_of_a_rows_images() -> None:

@@ -1,0 +1,62 @@
+"""The kind `bradley_terry`: the score of a whole answer, by a model of preferences (Bradley-Terry).
+
+In: an answer as text, and its prompt, of which a vision-language model sees the images. Out:
+sigma(score), from 0 to 1, by a model that `headrace reward train` made with `kind =
+"bradley_terry"`; the score itself is the part `logit`. The model reads texts, so its tokenizer need
+not be the policy's. What cannot be read, such as a prompt whose image is gone, is `invalid`, never
+0.
+"""
+
+import json
+import math
+
+from pydantic import Field
+
+from headrace.config.sections.base import StrictModel
+from headrace.errors import UserError
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.row import said_part
+from rewards.functions.arguments import InvalidRewardError
+from rewards.functions.results import Verdict
+from rewards.kinds import model_folder
+from rewards.verifier import Verifier
+
+
+class Options(StrictModel):
+    """Which model scores, and what it reads."""
+
+    model: str | None = None
+    """Folder of the reward model (relative to the recipe or the working directory). There is no
+    other: a recipe names one."""
+
+    thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
+    """Tag of the response's thought (`think`), which the model does not read."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text right before what the model reads. None: all that the response says."""
+
+    threads: int = Field(default=1, ge=1)
+    """Torch threads of a scoring child."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier, with its model loaded; UserError where that is no such reward model."""
+    folder = model_folder(options.model, "bradley_terry", "reward model of whole answers")
+    # Torch takes seconds to load, and most kinds do without.
+    import torch
+
+    from rewards.models.scorer import ScoreScorer
+
+    torch.set_num_threads(options.threads)
+    scorer = ScoreScorer(folder)
+
+    def judge(item: ScoreItem) -> Verdict:
+        prompt = json.loads(item.messages) if item.messages else item.prompt
+        text = said_part(item.text, options.thought, options.answer_marker)
+        try:
+            logit = scorer.score(prompt, text, ended=item.finished)
+        except UserError as error:
+            raise InvalidRewardError(str(error)) from error
+        return Verdict((1.0 + math.tanh(logit / 2)) / 2, False, {"logit": logit})
+
+    return Verifier(judge, graded=True)

@@ -1,0 +1,107 @@
+"""The kind `bradley_terry`: the score of a whole answer, with the image where the model sees it."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.config.sections.reward import RewardConfig, SourceConfig
+from headrace.data.media import MEDIA_VARIABLE, MediaStore
+from headrace.errors import UserError
+from headrace.protocol.messages.control import ScoreItem
+from rewards.build import build_verifier
+from rewards.functions.arguments import InvalidRewardError
+from rewards.kinds.bradley_terry import Options, build
+from rewards.labeling.offline_scoring import open_desk
+from rewards.models.scorer import ScoreScorer
+from tasks.procedural.shapes import CAPTION, DESCRIBE, draw
+from tests.learner.models.pictures import lacks
+from tests.rewards.items import item
+from tests.rewards.models.small import run, small
+
+MODELS = Path(__file__).parents[3] / "recipes" / "models"
+CAPTIONS = MODELS / "shapes-captions"
+needs_images = pytest.mark.skipif(bool(lacks()), reason=lacks())
+SCENE = {"blue": (0, 2, 1, 4), "red": (2, 0, 3, 2)}
+RIGHT, WRONG = "bsw rne", "bsw gne"
+
+
+def asked(text: str, digest: str, **changes: Any) -> ScoreItem:
+    parts = [{"type": "image", "image": digest}, {"type": "text", "text": DESCRIBE}]
+    messages = json.dumps([{"role": "user", "content": parts}])
+    return replace(item(text), messages=messages, **changes)
+
+
+@pytest.fixture(name="digest")
+def _digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(MEDIA_VARIABLE, str(tmp_path))
+    return MediaStore(tmp_path).put(draw(SCENE))
+
+
+@needs_images
+def test_what_is_seen_scores_more_than_what_is_not(digest: str) -> None:
+    verifier = build(Options(model=str(CAPTIONS), thought="think"))
+    right, wrong = verifier(asked(RIGHT, digest)), verifier(asked(WRONG, digest))
+    assert 0 <= wrong.reward < 0.5 < right.reward <= 1
+    assert right.reward == pytest.approx(1 / (1 + math.exp(-right.parts["logit"])))
+    assert verifier(asked(f"<think>no</think> {RIGHT}", digest)) == right
+    scorer = ScoreScorer(CAPTIONS)
+    messages = json.loads(asked("", digest).messages)
+    assert scorer.score(messages, RIGHT) == pytest.approx(right.parts["logit"], abs=1e-5)
+
+
+@needs_images
+def test_a_format_comes_first_and_the_threshold_says_what_is_right(digest: str) -> None:
+    source = SourceConfig(
+        kind="bradley_terry", options={"model": str(CAPTIONS)}, format=CAPTION.pattern
+    )
+    verifier = build_verifier(source)
+    assert verifier(asked(RIGHT, digest)).correct
+    assert not verifier(asked(WRONG, digest)).correct
+    barred = verifier(asked("two of them", "0" * 64))
+    assert (barred.reward, barred.parts) == (0.0, {"correct": 0.0, "format": 0.0})
+
+
+@needs_images
+def test_a_row_without_its_image_is_recorded_as_invalid(digest: str, tmp_path: Path) -> None:
+    config = RewardConfig(kind="bradley_terry", options={"model": str(CAPTIONS)}, timeout_s=60.0)
+
+    async def scores() -> list[Any]:
+        async with open_desk(config) as desk:
+            gone = asked(RIGHT, "0" * 64)
+            return [await desk.score(one) for one in (gone, asked(RIGHT, digest))]
+
+    gone, there = asyncio.run(scores())
+    assert (gone.status, there.status) == ("invalid", "ok")
+    assert gone.error.endswith(f"{'0' * 64} cannot be read: No such file or directory")
+    (tmp_path / digest).write_bytes(b"other")
+    with pytest.raises(InvalidRewardError, match="is damaged"):
+        build(Options(model=str(CAPTIONS)))(asked(RIGHT, digest))
+
+
+def test_a_model_of_text_scores_texts_and_refuses_images(tmp_path: Path) -> None:
+    _, outcome = run(small("bradley-terry", tmp_path, steps=2))
+    assert outcome.model is not None
+    verifier = build(Options(model=str(outcome.model)))
+    text = replace(item("a3+0=3;b5+3=8;#8"), prompt="a3b5=")
+    scorer = ScoreScorer(outcome.model)
+    assert verifier(text).parts["logit"] == pytest.approx(scorer.score("a3b5=", text.text))
+    with pytest.raises(InvalidRewardError, match="parts of type 'image', and the model reads text"):
+        verifier(asked(RIGHT, "0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (None, "needs a reward model of whole answers"),
+        ("nowhere", "no reward model at nowhere"),
+        (str(MODELS / "straight-line-prm"), "was trained with objective.kind = 'lines'"),
+    ],
+)
+def test_mistakes(model: str | None, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        build(Options(model=model))
