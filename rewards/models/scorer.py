@@ -181,7 +181,7 @@ class ScoreScorer(_ScalarScorer):
     @torch.inference_mode()
     def _seen(self, found: Encoded) -> float:
         """The score at the end of a sequence with images; an image's embeddings are kept."""
-        from rewards.models.training.packing import Row, Unit, packs_of
+        from rewards.models.packing import Row, Unit, packs_of
 
         self._row(found.ids)
         last = len(found.ids) - 1

@@ -29,10 +29,10 @@ from rewards.models.encoding import (
     plain_text,
     prompt_ids,
 )
+from rewards.models.packing import Row, Unit, UnitPack
 from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
 from rewards.models.training import metrics
 from rewards.models.training.examples import Labelled, Pair
-from rewards.models.training.packing import Row, Unit, UnitPack
 
 Output = Tensor | TokenScores
 

@@ -37,11 +37,11 @@ from headrace.run_files.reward_model_run import (
 from headrace.run_files.run_folder import read_manifest
 from learner.process.checkpoint import newest
 from rewards.models.encoding import PromptImages
+from rewards.models.packing import Unit, packs_of
 from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
 from rewards.models.training.model import Model, check_start, load_tokenizer, positions_of
 from rewards.models.training.objectives import Objective, build_objective
-from rewards.models.training.packing import Unit, packs_of
 from rewards.models.training.report import write_report
 from rewards.models.training.sources import read_examples
 

@@ -15,8 +15,8 @@ from headrace.run_files.reward_model_run import StepLine, read_lines, read_statu
 from headrace.run_files.run_folder import find_run
 from learner.process.checkpoint import newest
 from rewards.models.encoding import encode, line_ends
+from rewards.models.packing import Row, Unit, packs_of
 from rewards.models.scorer import LineScorer, PairScorer, ScoreScorer
-from rewards.models.training.packing import Row, Unit, packs_of
 from rewards.models.training.train import batch_of
 from storage import queries
 from tests.rewards.models.conftest import Trained
