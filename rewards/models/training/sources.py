@@ -92,7 +92,7 @@ def _pairs_in(path: str, limit: int | None) -> list[Pair]:
 def _labelled_in(path: str, limit: int | None, separator: str) -> list[Labelled]:
     rows = list(data_files.rows(path, limit))
     _not_empty(path, rows)
-    found = [data_files.read_labelled(where, record, separator) for where, record in rows]
+    found = [data_files.read_labelled(where, record, separator) for _, where, record in rows]
     labelled = [one for one in found if any(label is not None for label in one.labels)]
     if not labelled:
         raise UserError(f"{path} has no labels: all of them are null")
