@@ -49,8 +49,10 @@ GUESSED = 0.5
 """Share of the counts of the second phase that are any number."""
 FAULTY = 0.5
 """Share of its captions that have a fault."""
-HALF_BAD = 0.4
+HALF_BAD = 0.3
 """Share of the pairs of captions of which the better one has a fault, too."""
+GOES_ON = 0.5
+"""How likely the worse caption of a pair gets one more fault."""
 INITIALS = sorted(colour[0] for colour in COLOURS)
 CORNERS = ("nw", "ne", "sw", "se")
 CAPTION = re.compile("[bgry][ns][ew]( [bgry][ns][ew]){0,3}")
@@ -143,11 +145,12 @@ def faults_of(text: str, right: str) -> int:
 
 
 def caption_pair(scene: Scene, rng: Random) -> tuple[str, str]:
-    """Two captions, of which the second has more faults."""
+    """Two captions, of which the second has more faults; the first often none."""
     right = caption(scene)
     better = with_fault(right, rng) if rng.random() < HALF_BAD else right
-    while faults_of(worse := with_fault(better, rng), right) <= faults_of(better, right):
-        pass
+    worse = better
+    while faults_of(worse, right) <= faults_of(better, right) or rng.random() < GOES_ON:
+        worse = with_fault(worse, rng)
     return better, worse
 
 
