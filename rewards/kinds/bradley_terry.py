@@ -1,7 +1,7 @@
 """The kind `bradley_terry`: the score of a whole answer, by a model of preferences (Bradley-Terry).
 
 In: an answer as text, and its prompt, of which a vision-language model sees the images. Out:
-sigma(score), from 0 to 1, by a model that `headrace reward train` made with `kind =
+sigma(score - center), from 0 to 1, by a model that `headrace reward train` made with `kind =
 "bradley_terry"`; the score itself is the part `logit`. The model reads texts, so its tokenizer need
 not be the policy's. What cannot be read, such as a prompt whose image is gone, is `invalid`, never
 0.
@@ -28,6 +28,10 @@ class Options(StrictModel):
     model: str | None = None
     """Folder of the reward model (relative to the recipe or the working directory). There is no
     other: a recipe names one."""
+
+    center: float = 0.0
+    """The score that is worth a half: pairs say nothing of where a model's scores have their zero.
+    Far from it rewards hardly differ."""
 
     thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
     """Tag of the response's thought (`think`), which the model does not read."""
@@ -57,6 +61,7 @@ def build(options: Options) -> Verifier:
             logit = scorer.score(prompt, text, ended=item.finished)
         except UserError as error:
             raise InvalidRewardError(str(error)) from error
-        return Verdict((1.0 + math.tanh(logit / 2)) / 2, False, {"logit": logit})
+        share = (1.0 + math.tanh((logit - options.center) / 2)) / 2
+        return Verdict(share, False, {"logit": logit})
 
     return Verifier(judge, graded=True)

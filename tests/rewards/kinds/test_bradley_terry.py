@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.bradley_terry import Options, build
 from rewards.labeling.offline_scoring import open_desk
 from rewards.models.scorer import ScoreScorer
-from tasks.procedural.shapes import CAPTION, DESCRIBE, draw
+from tasks.procedural.shapes import CAPTION, DESCRIBE, caption, draw, draw_scene
 from tests.learner.models.pictures import lacks
 from tests.rewards.items import item
 from tests.rewards.models.small import run, small
@@ -27,7 +28,7 @@ MODELS = Path(__file__).parents[3] / "recipes" / "models"
 CAPTIONS = MODELS / "shapes-captions"
 needs_images = pytest.mark.skipif(bool(lacks()), reason=lacks())
 SCENE = {"blue": (0, 2, 1, 4), "red": (2, 0, 3, 2)}
-RIGHT, WRONG = "bsw rne", "bsw gne"
+RIGHT = "bsw rne"
 
 
 def asked(text: str, digest: str, **changes: Any) -> ScoreItem:
@@ -43,27 +44,36 @@ def _digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @needs_images
-def test_what_is_seen_scores_more_than_what_is_not(digest: str) -> None:
-    verifier = build(Options(model=str(CAPTIONS), thought="think"))
-    right, wrong = verifier(asked(RIGHT, digest)), verifier(asked(WRONG, digest))
-    assert 0 <= wrong.reward < 0.5 < right.reward <= 1
-    assert right.reward == pytest.approx(1 / (1 + math.exp(-right.parts["logit"])))
-    assert verifier(asked(f"<think>no</think> {RIGHT}", digest)) == right
-    scorer = ScoreScorer(CAPTIONS)
-    messages = json.loads(asked("", digest).messages)
-    assert scorer.score(messages, RIGHT) == pytest.approx(right.parts["logit"], abs=1e-5)
+def test_what_is_seen_mostly_scores_more_than_what_is_not(digest: str, tmp_path: Path) -> None:
+    verifier = build(Options(model=str(CAPTIONS), center=2.0, thought="think"))
+    rng, store, better = Random(1), MediaStore(tmp_path), []
+    for _ in range(40):
+        scene = draw_scene(rng, 4)
+        seen, other = store.put(draw(scene)), caption(draw_scene(rng, 4))
+        right, wrong = verifier(asked(caption(scene), seen)), verifier(asked(other, seen))
+        assert 0 <= min(right.reward, wrong.reward) <= max(right.reward, wrong.reward) <= 1
+        better.append(right.reward > wrong.reward)
+    assert sum(better) >= 30
+    verdict = verifier(asked(RIGHT, digest))
+    assert verdict.reward == pytest.approx(1 / (1 + math.exp(2 - verdict.parts["logit"])))
+    assert verifier(asked(f"<think>no</think> {RIGHT}", digest)) == verdict
+    scorer, messages = ScoreScorer(CAPTIONS), json.loads(asked("", digest).messages)
+    assert scorer.score(messages, RIGHT) == pytest.approx(verdict.parts["logit"], abs=1e-5)
 
 
 @needs_images
 def test_a_format_comes_first_and_the_threshold_says_what_is_right(digest: str) -> None:
-    source = SourceConfig(
-        kind="bradley_terry", options={"model": str(CAPTIONS)}, format=CAPTION.pattern
-    )
-    verifier = build_verifier(source)
-    assert verifier(asked(RIGHT, digest)).correct
-    assert not verifier(asked(WRONG, digest)).correct
-    barred = verifier(asked("two of them", "0" * 64))
-    assert (barred.reward, barred.parts) == (0.0, {"correct": 0.0, "format": 0.0})
+    logit = build(Options(model=str(CAPTIONS)))(asked(RIGHT, digest)).parts["logit"]
+    for center, right in ((logit - 0.1, True), (logit + 0.1, False)):
+        source = SourceConfig(
+            kind="bradley_terry",
+            options={"model": str(CAPTIONS), "center": center},
+            format=CAPTION.pattern,
+        )
+        verifier = build_verifier(source)
+        assert verifier(asked(RIGHT, digest)).correct == right
+        barred = verifier(asked("two of them", "0" * 64))
+        assert (barred.reward, barred.parts) == (0.0, {"correct": 0.0, "format": 0.0})
 
 
 @needs_images
