@@ -77,13 +77,6 @@ def text_of(content: str | list[Part]) -> str:
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
-def without_images(prompt: str | list[Message]) -> str | list[Message]:
-    """The prompt for a reader of text alone."""
-    if isinstance(prompt, str):
-        return prompt
-    return [{**message, "content": text_of(message["content"])} for message in prompt]
-
-
 def prompt_text(prompt: str | list[Message]) -> str:
     """The prompt as one string; the identity under which duplicates and splits are decided."""
     if isinstance(prompt, str):

@@ -26,7 +26,7 @@ _ONE = re.compile(_NUMBER, re.IGNORECASE)
 class Grounding(BaseModel):
     """Where coordinates stand, and what they mean: of a source's options those that say it."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     largest: float = Field(default=GRID, gt=0)
     """Coordinates go from 0 to it, on both axes; a response with others has none that count."""

@@ -116,15 +116,6 @@ class MediaStore:
         return data
 
 
-def read_run_image(digest: str) -> bytes:
-    """An image of the run that this process works for, whose launcher names the folder in
-    MEDIA_VARIABLE; MediaError where there is none."""
-    folder = os.environ.get(MEDIA_VARIABLE)
-    if not folder:
-        raise MediaError(f"{MEDIA_VARIABLE} names no folder with the images of a run")
-    return MediaStore(Path(folder)).read(digest)
-
-
 def check_image(data: bytes) -> ImageFacts:
     """What an image file is. MediaError where it cannot be decoded, has no pixels, is animated, has
     a side beyond LARGEST_SIDE or more than MOST_PIXELS."""

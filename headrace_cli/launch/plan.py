@@ -16,13 +16,11 @@ from typing import Literal
 from headrace.config.device_defaults import ALONE, Places, gpu_places
 from headrace.config.preflight.checks import check_gpus
 from headrace.config.sections.run import RunConfig
-from headrace.data.media import MEDIA_VARIABLE
 from headrace.errors import UserError
 from headrace.host import memory
 from headrace.host.hardware import Hardware
 from headrace.host.install import ROOT
 from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
-from headrace.run_files.run_folder import MEDIA
 from headrace_cli.launch.judge_plan import judge_argv, place_judges
 
 ADDRESS = "{address}"
@@ -160,8 +158,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         spec(
             f"reward-{index}", "reward", "rewards.run", "--connect", ADDRESS,
             "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
-            environment={MEDIA_VARIABLE: str(run_dir / MEDIA)}
-            | ({JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else {}),
+            environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
         for index in range(config.reward.workers if config.is_scored else 0)
     ]  # fmt: skip

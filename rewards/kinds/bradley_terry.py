@@ -9,13 +9,15 @@ not be the policy's. What cannot be read, such as a prompt whose image is gone, 
 
 import json
 import math
+from pathlib import Path
 
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.media import MediaStore
+from headrace.data.said import said_part
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import said_part
 from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.results import Verdict
 from rewards.kinds import model_folder
@@ -52,9 +54,11 @@ def build(options: Options) -> Verifier:
     from rewards.models.scorer import ScoreScorer
 
     torch.set_num_threads(options.threads)
-    scorer = ScoreScorer(folder)
+    store = MediaStore(Path())
+    scorer = ScoreScorer(folder, read_image=store.read)
 
     def judge(item: ScoreItem) -> Verdict:
+        store.folder = Path(item.media)
         prompt = json.loads(item.messages) if item.messages else item.prompt
         text = said_part(item.text, options.thought, options.answer_marker)
         try:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.reward_model import PairwiseConfig
 from headrace.data.image_processor import sees_images
-from headrace.data.media import read_run_image
+from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from rewards.models.card import Card, check_kind, check_tokenizer, read_card
 from rewards.models.encoding import Encoded, Prompt, PromptImages, encode, plain_text
@@ -138,12 +138,14 @@ class ScoreScorer(_ScalarScorer):
         self,
         folder: str | Path,
         *,
-        read_image: Callable[[str], bytes] = read_run_image,
+        read_image: Callable[[str], bytes] | None = None,
         **more: Any,
     ) -> None:
-        """As every scorer. `read_image`: an image's file by its digest, for a model that sees."""
-        seeing = sees_images(Path(folder).expanduser())
-        self._images = PromptImages(str(folder), read_image) if seeing else None
+        """As every scorer. `read_image`: an image's file by its digest, for a model that sees; by
+        default those in the working directory."""
+        self._images: PromptImages | None = None
+        if sees_images(Path(folder).expanduser()):
+            self._images = PromptImages(str(folder), read_image or MediaStore(Path()).read)
         super().__init__(folder, **more)
 
     def score(self, prompt: Prompt, response: str, *, ended: bool = True) -> float:

@@ -2,7 +2,7 @@
 DIR`.
 
 In: a number of steps and a seed. Out: the folder of a tiny vision-language model (see
-`image_model`) that was shown answers of the task `shapes`: right boxes, counts of which half are
+`image_model`) that was shown answers of the task `shapes`: right boxes, counts that are mostly
 guesses, and captions of which half have a fault. Steps are counted, so that a run reproduces.
 """
 
@@ -24,7 +24,7 @@ from tasks.make_models.image_model import FAMILIES, make
 from tasks.procedural.base import EOS, draw_prompt
 from tasks.procedural.shapes import BOX, COUNT, DESCRIBE, SHAPES, asking, show, teach
 
-STEPS = 450
+STEPS = 700
 BATCH = 64
 EXAMPLES = 4000
 LEARNING_RATE = 2e-3

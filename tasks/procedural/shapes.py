@@ -12,8 +12,8 @@ Problems are drawn as texts that name scene and question (`blue 0,2,1,4 red 2,0,
 decide what is held out (a held-out image may be trained with its other question); a row shows the
 scene as an image. A term is a rectangle: images have 1 to that many, all numbers alike.
 
-The supervised model is shown right boxes, and in the second phase counts of which half are guesses
-and captions of which half have a fault.
+The supervised model is shown right boxes, and in the second phase counts that are mostly
+guesses, and captions of which half have a fault.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BOX: Final = "box"
 DESCRIBE: Final = "describe"
 QUESTIONS: dict[Question, float] = {COUNT: 0.5, BOX: 0.5}
 """Their shares, unless told otherwise."""
-GUESSED = 0.5
+GUESSED = 0.7
 """Share of the counts of the second phase that are any number."""
 FAULTY = 0.5
 """Share of its captions that have a fault."""
@@ -178,7 +178,7 @@ def columns(prompt: str) -> dict[str, Any]:
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """The right answer; in the second phase half of the counts are guessed, and half of the
+    """The right answer; in the second phase most counts are guessed, and half of the
     captions have a fault."""
     _, question = read_prompt(prompt)
     if phase == "mixture" and question == DESCRIBE and rng.random() < FAULTY:

@@ -19,7 +19,6 @@ from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
 
-
 LINES = ("lines", "steps", "completions")
 RESPONSES = ("response", "completion", "output")
 LABELS = (1.0, 0.0, -1.0)

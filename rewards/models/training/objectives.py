@@ -130,6 +130,7 @@ class Pairwise:
 
     def _row(self, example: Pair, first: str, second: str) -> Row:
         rule = self._config.rule if example.rule is None else example.rule
+        check_text(example.prompt)
         question = plain_text(example.prompt)
         text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
         ids = question_ids(self._tokenizer, text, chat=self._chat)

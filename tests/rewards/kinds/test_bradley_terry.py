@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.config.sections.reward import RewardConfig, SourceConfig
-from headrace.data.media import MEDIA_VARIABLE, MediaStore
+from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
@@ -31,15 +31,15 @@ SCENE = {"blue": (0, 2, 1, 4), "red": (2, 0, 3, 2)}
 RIGHT = "bsw rne"
 
 
-def asked(text: str, digest: str, **changes: Any) -> ScoreItem:
+def asked(text: str, digest: str, folder: Path = Path()) -> ScoreItem:
+    """A caption of the image in that folder."""
     parts = [{"type": "image", "image": digest}, {"type": "text", "text": DESCRIBE}]
     messages = json.dumps([{"role": "user", "content": parts}])
-    return replace(item(text), messages=messages, **changes)
+    return replace(item(text), messages=messages, media=str(folder))
 
 
 @pytest.fixture(name="digest")
-def _digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(MEDIA_VARIABLE, str(tmp_path))
+def _digest(tmp_path: Path) -> str:
     return MediaStore(tmp_path).put(draw(SCENE))
 
 
@@ -50,20 +50,28 @@ def test_what_is_seen_mostly_scores_more_than_what_is_not(digest: str, tmp_path:
     for _ in range(40):
         scene = draw_scene(rng, 4)
         seen, other = store.put(draw(scene)), caption(draw_scene(rng, 4))
-        right, wrong = verifier(asked(caption(scene), seen)), verifier(asked(other, seen))
+        right, wrong = (
+            verifier(asked(caption(scene), seen, tmp_path)),
+            verifier(asked(other, seen, tmp_path)),
+        )
         assert 0 <= min(right.reward, wrong.reward) <= max(right.reward, wrong.reward) <= 1
         better.append(right.reward > wrong.reward)
     assert sum(better) >= 30
-    verdict = verifier(asked(RIGHT, digest))
+    verdict = verifier(asked(RIGHT, digest, tmp_path))
     assert verdict.reward == pytest.approx(1 / (1 + math.exp(2 - verdict.parts["logit"])))
-    assert verifier(asked(f"<think>no</think> {RIGHT}", digest)) == verdict
-    scorer, messages = ScoreScorer(CAPTIONS), json.loads(asked("", digest).messages)
+    assert verifier(asked(f"<think>no</think> {RIGHT}", digest, tmp_path)) == verdict
+    scorer, messages = (
+        ScoreScorer(CAPTIONS, read_image=store.read),
+        json.loads(asked("", digest, tmp_path).messages),
+    )
     assert scorer.score(messages, RIGHT) == pytest.approx(verdict.parts["logit"], abs=1e-5)
 
 
 @needs_images
-def test_a_format_comes_first_and_the_threshold_says_what_is_right(digest: str) -> None:
-    logit = build(Options(model=str(CAPTIONS)))(asked(RIGHT, digest)).parts["logit"]
+def test_a_format_comes_first_and_the_threshold_says_what_is_right(
+    digest: str, tmp_path: Path
+) -> None:
+    logit = build(Options(model=str(CAPTIONS)))(asked(RIGHT, digest, tmp_path)).parts["logit"]
     for center, right in ((logit - 0.1, True), (logit + 0.1, False)):
         source = SourceConfig(
             kind="bradley_terry",
@@ -71,8 +79,8 @@ def test_a_format_comes_first_and_the_threshold_says_what_is_right(digest: str) 
             format=CAPTION.pattern,
         )
         verifier = build_verifier(source)
-        assert verifier(asked(RIGHT, digest)).correct == right
-        barred = verifier(asked("two of them", "0" * 64))
+        assert verifier(asked(RIGHT, digest, tmp_path)).correct == right
+        barred = verifier(asked("two of them", "0" * 64, tmp_path))
         assert (barred.reward, barred.parts) == (0.0, {"correct": 0.0, "format": 0.0})
 
 
@@ -82,15 +90,15 @@ def test_a_row_without_its_image_is_recorded_as_invalid(digest: str, tmp_path: P
 
     async def scores() -> list[Any]:
         async with open_desk(config) as desk:
-            gone = asked(RIGHT, "0" * 64)
-            return [await desk.score(one) for one in (gone, asked(RIGHT, digest))]
+            gone = asked(RIGHT, "0" * 64, tmp_path)
+            return [await desk.score(one) for one in (gone, asked(RIGHT, digest, tmp_path))]
 
     gone, there = asyncio.run(scores())
     assert (gone.status, there.status) == ("invalid", "ok")
     assert gone.error.endswith(f"{'0' * 64} cannot be read: No such file or directory")
     (tmp_path / digest).write_bytes(b"other")
     with pytest.raises(InvalidRewardError, match="is damaged"):
-        build(Options(model=str(CAPTIONS)))(asked(RIGHT, digest))
+        build(Options(model=str(CAPTIONS)))(asked(RIGHT, digest, tmp_path))
 
 
 def test_a_model_of_text_scores_texts_and_refuses_images(tmp_path: Path) -> None:
@@ -100,8 +108,8 @@ def test_a_model_of_text_scores_texts_and_refuses_images(tmp_path: Path) -> None
     text = replace(item("a3+0=3;b5+3=8;#8"), prompt="a3b5=")
     scorer = ScoreScorer(outcome.model)
     assert verifier(text).parts["logit"] == pytest.approx(scorer.score("a3b5=", text.text))
-    with pytest.raises(InvalidRewardError, match="parts of type 'image', and the model reads text"):
-        verifier(asked(RIGHT, "0" * 64))
+    with pytest.raises(InvalidRewardError, match="parts of type 'image', and text alone is read"):
+        verifier(asked(RIGHT, "0" * 64, tmp_path))
 
 
 @pytest.mark.parametrize(

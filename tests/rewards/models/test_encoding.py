@@ -104,5 +104,5 @@ def test_prompts_with_images_are_not_read_as_texts() -> None:
     parts = [{"type": "image", "image": "x"}, {"type": "text", "text": "7+5="}]
     prompt = [{"role": "user", "content": parts}]
     assert plain_text(prompt) == "7+5="
-    with pytest.raises(UserError, match="a prompt has images"):
+    with pytest.raises(UserError, match="parts of type 'image', and text alone"):
         shown(None, prompt, "auto")

@@ -225,5 +225,7 @@ def write_recipe(folder: Path) -> Path:
     (folder / "policy" / "chat_template.jinja").write_text(template)
     recipe = Path(__file__).parents[4] / "recipes" / "shapes.toml"
     path = folder / "recipe.toml"
-    path.write_text(recipe.read_text().replace("models/shapes-cold", str(folder / "policy")))
+    text = recipe.read_text().replace("models/shapes-cold", str(folder / "policy"))
+    captions = recipe.with_name("models") / "shapes-captions"
+    path.write_text(text.replace("models/shapes-captions", str(captions)))
     return path

@@ -105,11 +105,13 @@ def test_a_prompt_is_on_one_side() -> None:
         split(pairs[:1], fraction=0.01)
 
 
-def test_pairs_with_images_are_read_without_them() -> None:
-    parts = [{"type": "image"}, {"type": "text", "text": CHAT[0]["content"]}]
-    chat = [{"role": "user", "content": parts}]
-    answers = {"chosen": "12", "rejected": "13", "images": [{"bytes": b"\x89PNG", "path": None}]}
-    assert read_pair("", {"prompt": chat, **answers}).prompt == CHAT
-    assert read_pair("", {"prompt": "<image>" + CHAT[0]["content"], **answers}).prompt == CHAT
+def test_pairs_keep_the_images_of_their_prompts() -> None:
+    text = {"type": "text", "text": CHAT[0]["content"]}
+    chat = [{"role": "user", "content": [{"type": "image"}, text]}]
+    image = {"bytes": b"\x89PNG", "path": None}
+    answers = {"chosen": "12", "rejected": "13", "images": [image]}
+    shown = [{"role": "user", "content": [{"type": "image", "image": image}, text]}]
+    assert read_pair("", {"prompt": chat, **answers}).prompt == shown
+    assert read_pair("", {"prompt": "<image>" + CHAT[0]["content"], **answers}).prompt == shown
     both = {"chosen": [*chat, *said("12")[1:]], "rejected": [*chat, *said("13")[1:]]}
-    assert read_pair("", {**answers, **both}).prompt == CHAT
+    assert read_pair("", {**answers, **both}).prompt == shown

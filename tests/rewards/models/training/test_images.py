@@ -149,7 +149,7 @@ def test_a_model_of_text_refuses_images_in_one_line(name: str, tmp_path: Path) -
     config = load_reward_model(RECIPES / f"{name}.toml", overrides)
     data = TaskDataConfig(kind="task", task="shapes", examples=60, min_terms=4)
     config = config.model_copy(update={"data": data})
-    with pytest.raises(UserError, match="parts of type 'image', and the model reads text alone"):
+    with pytest.raises(UserError, match="parts of type 'image', and text alone is read"):
         PackedTraining(config, None)
     assert (MODELS / "tracking-cold").is_dir()
 
