@@ -147,7 +147,7 @@ async def test_a_generator_with_fire_checks_its_engine_before_it_offers_itself(
     config = config.model_copy(update={"generator": fire})
     coordinator = ScriptedCoordinator(config.model_dump_json())
     server = asyncio.create_task(coordinator.serve())
-    monkeypatch.setattr(run, "build_engine", lambda config: ForgetfulEngine(marks=True))
+    monkeypatch.setattr(run, "build_engine", lambda *_: ForgetfulEngine(marks=True))
     cpus = sorted(os.sched_getaffinity(0))
     with pytest.raises(UserError, match="first token is not hot"):
         await run.generate(Link(coordinator.router.address), NAME, cpus)

@@ -485,8 +485,10 @@ def test_the_critic_knew(run_dir: Path) -> None:
 def test_every_kind_is_provoked() -> None:
     provoked = {kind for _, kind, _ in BREACHES}
     # Those of lines are in test_lines.py, those of weights in
-    # tests/headrace/run_files/test_update_log.py.
-    elsewhere = {"sql", "mask", "damaged", "torn", "journal", "unusable", "lines", "weights"}
+    # tests/headrace/run_files/test_update_log.py, of images in tests/integration/test_images.py.
+    elsewhere = {
+        "sql", "mask", "damaged", "torn", "journal", "unusable", "lines", "weights", "image",
+    }  # fmt: skip
     assert provoked | elsewhere == set(KINDS)
 
 

@@ -237,6 +237,7 @@ def test_sql_that_fails_beside_the_run_is_tried_again(
     monkeypatch.setattr(projection, "apply", apply)
     store = RunStore.open(run_dir)
     began = time.monotonic()
+    store.append([Incident(at=1.0, level="info", kind="k", text="t")])
     while fails and time.monotonic() < began + 60:
         store.append([Incident(at=1.0, level="info", kind="k", text="t")])
         time.sleep(0.01)
