@@ -62,16 +62,20 @@ Scene = dict[str, Box]
 """The box of each colour, in cells; colours in the order of the alphabet."""
 
 
-def draw(scene: Scene) -> bytes:
-    """The scene as a PNG file of 56 x 56 pixels."""
-    from PIL import Image
+def draw(scene: Scene, comment: str = "") -> bytes:
+    """The scene as a PNG file of 56 x 56 pixels; a comment in it tells files of equal pixels
+    apart."""
+    from PIL import Image, PngImagePlugin
 
     image = Image.new("RGB", (GRID * CELL, GRID * CELL))
     for colour, box in scene.items():
         x1, y1, x2, y2 = (CELL * place for place in box)
         image.paste(COLOURS[colour], (x1, y1, x2, y2))
     file = BytesIO()
-    image.save(file, "PNG")
+    told = PngImagePlugin.PngInfo()
+    if comment:
+        told.add_text("Comment", comment)
+    image.save(file, "PNG", pnginfo=told)
     return file.getvalue()
 
 
@@ -167,7 +171,8 @@ def solve(prompt: str) -> str:
 def show(prompt: str, *, blank: bool = False) -> list[Message]:
     """The scene as an image, or a black one, and the question."""
     scene, question = read_prompt(prompt)
-    image = {"type": "image", "image": draw({} if blank else scene)}
+    shown = draw({}, prompt) if blank else draw(scene)
+    image = {"type": "image", "image": shown}
     return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
 
 
