@@ -14,7 +14,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
-from headrace.data.media import MediaError, image_bytes, named_image
+from headrace.data.media import MediaError, check_image, image_bytes, named_image
 
 Part = dict[str, Any]
 """A piece of a message: its `type`, and a `text`, an `image` (whatever
@@ -58,6 +58,28 @@ def images_in(prompt: str | list[Message]) -> list[Any]:
     contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
     parts = (part for content in contents if not isinstance(content, str) for part in content)
     return [part["image"] for part in parts if part["type"] == "image"]
+
+
+def files_of(
+    prompt: str | list[Message],
+    folder: Path,
+    where: str,
+    *,
+    urls: bool = False,
+    check: bool = False,
+) -> list[bytes]:
+    """The files of a prompt's images, in their order; paths are relative to `folder`. MediaError,
+    which names `where` and the image, where one cannot be had, or, with `check`, not be used."""
+    found: list[bytes] = []
+    for number, image in enumerate(images_in(prompt), start=1):
+        try:
+            data = image_bytes(image, folder, urls=urls)
+            if check:
+                check_image(data)
+        except MediaError as error:
+            raise MediaError(f"{where}, image {number}: {error}") from error
+        found.append(data)
+    return found
 
 
 def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | list[Message]:

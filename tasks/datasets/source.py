@@ -16,7 +16,6 @@ from random import Random
 from typing import Protocol
 
 from headrace.config.sections.task import DatasetConfig, TaskConfig, members
-from headrace.data.media import MediaError, check_image, image_bytes
 from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
 from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt_row
@@ -30,7 +29,7 @@ from tasks.procedural.shapes import SHAPES, asking
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
-from tasks.rows import Row, images_in, prompt_hash, prompt_text
+from tasks.rows import Row, files_of, prompt_hash, prompt_text
 
 PROCEDURAL_TASKS = {
     task.name: task
@@ -257,13 +256,4 @@ def image_files(task: TaskConfig, row: Row, *, check: bool = False) -> list[byte
     and the image, where one cannot be had, or, with `check`, not be used."""
     member = members(task)[row.domain]
     urls = member.kind == "dataset" and member.image_urls
-    found: list[bytes] = []
-    for number, image in enumerate(images_in(row.prompt), start=1):
-        try:
-            data = image_bytes(image, Path(row.folder), urls=urls)
-            if check:
-                check_image(data)
-            found.append(data)
-        except MediaError as error:
-            raise MediaError(f"row {row.id}, image {number}: {error}") from error
-    return found
+    return files_of(row.prompt, Path(row.folder), f"row {row.id}", urls=urls, check=check)

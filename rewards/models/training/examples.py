@@ -11,10 +11,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from headrace.data.media import MediaError, check_image, image_bytes
+from headrace.data.media import image_bytes
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt
-from tasks.rows import images_in, prompt_hash, with_images
+from tasks.rows import files_of, images_in, prompt_hash, with_images
 
 _PARTS = 10_000
 
@@ -58,15 +58,11 @@ class ExampleImages:
     def named(self, pair: Pair) -> Pair:
         """The pair with its images named by their digests. MediaError, which names row and image,
         where one cannot be used."""
-        digests, folder = [], Path(pair.folder)
-        for number, image in enumerate(images_in(pair.prompt), start=1):
-            try:
-                data = image_bytes(image, folder)
-                check_image(data)
-            except MediaError as error:
-                raise MediaError(f"{pair.where}, image {number}: {error}") from error
-            digests.append(sha256(data).hexdigest())
-            self._found.setdefault(digests[-1], (image, folder))
+        folder = Path(pair.folder)
+        files = files_of(pair.prompt, folder, pair.where, check=True)
+        digests = [sha256(data).hexdigest() for data in files]
+        for digest, image in zip(digests, images_in(pair.prompt), strict=True):
+            self._found.setdefault(digest, (image, folder))
         return replace(pair, prompt=with_images(pair.prompt, digests))
 
     def read(self, digest: str) -> bytes:
