@@ -129,7 +129,7 @@ class Prompts:
         if not files:
             return []
         model, most = self._config.model, self._config.task.max_images
-        if self._media is None or not sees_images(model.path):
+        if self._media is None or (self._images is None and not sees_images(model.path)):
             raise UserError(
                 f"row {row.id}: its prompt has images, and the policy reads text alone; take such "
                 "rows out of the dataset"

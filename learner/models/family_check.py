@@ -128,9 +128,9 @@ def _few_layers(shape: Any) -> Any:
         if isinstance(value, list) and len(value) == layers:
             setattr(text, name, value[:fewest])
     text.num_hidden_layers = min(layers, fewest)
-    # What is tried is text: a vision tower is not run.
-    for name in {"depth", "num_hidden_layers"} & set(vars(getattr(small, "vision_config", small))):
-        if sees_images(small):
+    if sees_images(small):
+        # What is tried is text: a vision tower is not run.
+        for name in {"depth", "num_hidden_layers"} & set(vars(small.vision_config)):
             setattr(small.vision_config, name, 1)
     text.initializer_range = 1 / math.sqrt(text.hidden_size)
     for name in ("num_experts", "num_local_experts"):

@@ -3,7 +3,6 @@
 In: JSON lines, JSON or Parquet. Out: pairs from rows with `chosen` and `rejected`, or from answers
 of which it is known whether they are right; labelled answers from rows with `labels`. Promise: what
 cannot be read, lacks a column or is out of range is a UserError that names file and row.
-Images are left out: the models read text.
 """
 
 import math

@@ -169,7 +169,6 @@ class Lines:
     def unit(self, example: Labelled, *, training: bool) -> Unit:
         """The answer up to its last labelled line. Of lines that end in one token the first with a
         label counts."""
-        check_text(example.prompt)
         opening = prompt_ids(self._tokenizer, example.prompt, self._mode)
         ids, ends = line_ends(self._tokenizer, example.lines)
         labels: dict[int, float] = {}
