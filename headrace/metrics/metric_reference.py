@@ -45,7 +45,7 @@ SECTIONS = {
     "response_length": "How long responses are. Early in a stream only short ones have ended.",
     "reward": "What the verifier said.",
     "rewards": "Each source of rewards by itself, as its scores arrive; `NAME` is the source. See "
-    "[hybrid rewards](hybrid-rewards.md).",
+    "[rewards](rewards.md#monitors-and-alerts).",
     "rollout": "How far the generator's logprobs are from the learner's, and how far the policy "
     "has moved since the tokens were sampled.",
     "schedule": "What the scheduler counts when it lets windows begin and makes batches.",

@@ -39,7 +39,7 @@ in its folder as `resolved.json`.
 REWARD_MODELS = """\
 # Recipes of reward models
 
-What `headrace reward train` reads, see [reward models](reward-models.md). `[model]` is the section
+What `headrace reward train` reads, see [reward models](reward-kinds.md#train-a-reward-model). `[model]` is the section
 above: `model.path` is what a pairwise model starts from and the backbone of the others,
 `model.critic_path` a scalar model to go on from.
 """

@@ -41,16 +41,7 @@ class SourceConfig(StrictModel):
     `[reward.route]` says which prompts it scores."""
 
     kind: Kind = "math"
-    """math: exact numbers first, then math-verify. exact: the answer string itself. function: the
-    callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
-    expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
-    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
-    judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
-    answer beats its prompt's anchor, by a pairwise reward model. ranker: how well a session ranker
-    finds the click by the answer. box: overlap with the true boxes of an image. point: a point in
-    one of them. ocr: a text that was read, by edits. bradley_terry: the score of a reward
-    model of whole answers, which may see images. See docs/verifiers.md, docs/sandbox.md,
-    docs/judges.md, docs/process-rewards.md, docs/pairwise-rl.md and docs/session-ranking.md."""
+    """What judges an answer; docs/reward-kinds.md explains each kind."""
 
     unit: Unit = "trajectory"
     """What is scored at once. trajectory: each response when it has ended. group: all responses to
@@ -58,7 +49,7 @@ class SourceConfig(StrictModel):
     such a source stands beside the one that the route names: `reward.process`."""
 
     options: dict[str, Any] = Field(default={})
-    """What the kind can be told besides: docs/verifiers.md, docs/judges.md."""
+    """Options of the kind: docs/reward-kinds.md."""
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of `(prompt, completion, answer, **info) ->
@@ -190,7 +181,7 @@ class RewardConfig(SourceConfig):
     """Which prompt goes to which source."""
 
     judges: dict[SourceName, JudgeConfig] = Field(default={})
-    """Models of our own that judge, by name. docs/judges.md."""
+    """Models of our own that judge, by name. docs/reward-kinds.md."""
 
     audit: AuditConfig | None = None
     """A second source that scores a share of the prompts too, to see whether rewards still mean

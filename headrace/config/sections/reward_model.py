@@ -145,7 +145,7 @@ class FileDataConfig(_DataConfig):
     """Examples in files."""
 
     kind: Literal["file"]
-    """JSON lines, JSON or Parquet; docs/reward-models.md has the columns."""
+    """JSON lines, JSON or Parquet; docs/reward-kinds.md has the columns."""
 
     path: str
     """A file (relative to the recipe or the working directory) or a glob."""
@@ -194,7 +194,7 @@ class SessionDataConfig(_DataConfig):
     """Search sessions in files."""
 
     kind: Literal["sessions"]
-    """JSON lines, or the lines of COCA's released data; docs/session-ranking.md."""
+    """JSON lines, or COCA's released files; docs/reward-kinds.md."""
 
     path: str
     """Sessions to contrast."""
