@@ -25,7 +25,7 @@ HEAD = f"""\
 
 <!-- Made by scripts/docs.py from headrace/config/. Do not edit: change the models instead. -->
 
-A recipe is a TOML file. Its dotted name overrides a key on the command line; values are TOML
+A recipe is a TOML file. The command line overrides any key by its dotted name; values are TOML
 literals, anything else is a string:
 
 ```
@@ -36,7 +36,8 @@ headrace train recipes/quickstart.toml learner.policy.lr=5e-5 generator.cpus=[0,
 range are errors with file, key and nearest match. Paths are looked up beside the recipe, then in
 the working directory. `headrace config show RECIPE` prints every key with its value, `config check`
 what is wrong, `config explain` what it means in numbers; a run's folder has `resolved.json`. A key
-of several kinds of a section stands with the first of them.
+of several kinds of a section stands with the first of them. In parentheses: the default, then other
+values or bounds.
 """
 
 REWARD_MODELS = """\
@@ -59,8 +60,8 @@ def page(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
 
 
 def _recipe(title: str, root: type[BaseModel], seen: Seen) -> list[str]:
-    """All tables of one form of recipe. A section that another form has too stands there."""
-    parts = [_table(title, "", _own_keys(root), seen)]
+    """All sections of one form of recipe; one that both forms have stands with the first."""
+    parts = [_list(title, "", _own_keys(root), seen)]
     for name, field in root.model_fields.items():
         if root is RunConfig or name not in RunConfig.model_fields:
             parts += [part for m in models_of(field.annotation) for part in _section(name, m, seen)]
@@ -68,7 +69,7 @@ def _recipe(title: str, root: type[BaseModel], seen: Seen) -> list[str]:
 
 
 def _section(name: str, model: type[BaseModel], seen: Seen, *, many: bool = False) -> list[str]:
-    """Tables of a section, its sub-sections after it, each kind apart."""
+    """Keys of a section, its sub-sections after it, each kind apart."""
     kind, text = kind_of(model), inspect.getdoc(model) or ""
     title = f"`[[{name}]]`" if many else f"`[{name}]`"
     own = [key._replace(name=f"{name}.{key.name}") for key in _own_keys(model)]
@@ -76,7 +77,7 @@ def _section(name: str, model: type[BaseModel], seen: Seen, *, many: bool = Fals
         title = f'{title} with `{name}.kind` "{kind}"'
         text = " ".join([text, *(key.meaning for key in own if key.name == f"{name}.kind")])
         own = [key for key in own if key.name != f"{name}.kind"]
-    parts = [_table(title, text, own, seen)] if own or kind else []
+    parts = [_list(title, text, own, seen)] if own or kind else []
     for key, field in model.model_fields.items():
         for inner in models_of(field.annotation):
             form = get_origin(field.annotation)
@@ -93,37 +94,33 @@ def _own_keys(model: type[BaseModel]) -> list[Key]:
     return [key for key in keys(model) if "." not in key.name]
 
 
-def _table(title: str, text: str, rows: list[Key], seen: Seen) -> str:
-    """A section: rows of the keys that no section before explains, then the names of the others."""
+def _list(title: str, text: str, rows: list[Key], seen: Seen) -> str:
+    """A section: the keys that no section before explains, then the names of the others."""
     lines = [f"## {title}", "", *([" ".join(text.split()), ""] if text else [])]
-    table, others = list[str](), dict[str, list[str]]()
+    own, others = list[str](), dict[str, list[str]]()
     for key in rows:
         section, _, last = key.name.rpartition(".")
         first = seen.setdefault((last, *key[1:4]), (section, title))
         if first == (section, title):
-            table.append(f"| `{key.name}` | {_cell(_form(key))} | {_cell(key.meaning)} |")
+            own.append(f"- `{key.name}` ({_form(key)}): {key.meaning}")
         elif first[0] != section:
             others.setdefault(first[0], []).append(f"`{key.name}`")
-    if table:
-        lines += ["| key | default, type | meaning |", "|---|---|---|", *table, ""]
+    lines += [*own, ""] if own else []
     for section, names in others.items():
         lines += [f"As in `[{section}]`: {', '.join(names)}.", ""]
     return "\n".join(lines)
 
 
 def _form(key: Key) -> str:
-    """The default of a key, and its type as far as the default does not show it."""
+    """The default of a key, then its type or other values as far as the default leaves open."""
     kind = key.type.replace('" or "', '", "').replace("tuple[float, Ellipsis]", "floats")
     if key.default == "null":
         kind = kind.replace(" or null", "")
     elif key.default != "required":
         kind = re.sub(r"^(bool|int|float|str|floats)\b(, )?", "", kind)
+        kind = ", ".join(part for part in kind.split(", ") if part != key.default)
     default = "required" if key.default == "required" else f"`{key.default}`"
     return f"{default}, {kind}" if kind else default
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _columns(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
