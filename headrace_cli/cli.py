@@ -184,7 +184,7 @@ def _training(command: Maker) -> None:
 
     score = command(
         "score", "what a policy's answers to each training prompt earn, to select from",
-        "headrace score recipes/gsm8k-cpu.toml --samples 16",
+        "headrace score recipes/smollm2.toml --samples 16",
         takes="recipe? overrides json root",
     )  # fmt: skip
     score.add_argument(
