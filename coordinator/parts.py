@@ -41,7 +41,7 @@ def build_parts(hub: Hub, prompts: Prompts) -> Parts:
         scoring=scoring,
         generation=generation,
         training=Training(hub, generation, gauges),
-        evaluation=Evaluation(hub, prompts, generation),
+        evaluation=Evaluation(hub, prompts, generation, scoring.source_of),
         self_test=SelfTest(hub, prompts, scoring.source_of),
         episodes=None if hub.config.environment is None else Episodes(hub, prompts),
     )

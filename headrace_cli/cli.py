@@ -184,7 +184,7 @@ def _training(command: Maker) -> None:
 
     score = command(
         "score", "what a policy's answers to each training prompt earn, to select from",
-        "headrace score recipes/gsm8k-cpu.toml --samples 16",
+        "headrace score recipes/smollm2.toml --samples 16",
         takes="recipe? overrides json root",
     )  # fmt: skip
     score.add_argument(
@@ -238,13 +238,21 @@ def _checking(command: Maker) -> None:
         ("check", "all that is wrong with a recipe on this machine"),
         ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
     ):
-        command(
+        made = command(
             name,
             text,
             f"headrace config {name} recipes/quickstart.toml",
             within=inner,
             takes="recipe overrides json root" + " hardware" * (name == "explain"),
         )
+    made.add_argument(
+        "--measure", action="store_true",
+        help="run two updates on this machine (minutes), say how fast it will be and what binds",
+    )  # fmt: skip
+    made.add_argument(
+        "--against", metavar="RUN",
+        help="with --measure: compare the forecast with the first updates of a run of the recipe",
+    )  # fmt: skip
 
     add_reward(command)
     add_rank(command)

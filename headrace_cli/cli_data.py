@@ -45,9 +45,9 @@ A query sees one moment of the run, and nothing but the run: no file, no network
 NORMS = ("raw", "quantile", "zscore")
 """What `headrace select` compares."""
 SELECT_EXAMPLES = """\
-headrace score recipes/gsm8k-cpu.toml --samples 16
+headrace score recipes/smollm2.toml --samples 16
   headrace select latest --keep 0.1 --out hard.jsonl
-  headrace train recipes/gsm8k-cpu.toml task.path=hard.jsonl
+  headrace train recipes/smollm2.toml task.path=hard.jsonl
 
 Prompts that none of at least 16 answers solved are left out: most have a wrong reference. z-scores
 are for reward models whose offsets differ by domain; on pass rates they select easy prompts."""

@@ -2,20 +2,24 @@
 
 Comes in: a quiet pipeline (no training lease, no batch out). Goes out: evaluation leases, then
 one EvaluationDone record. Accuracy is the share of responses whose score says that they are
-correct. A response that failed or could not be scored counts as wrong, and is counted.
+correct. A response that failed or could not be scored counts as wrong, and is counted. After the
+first one an alert says where a source's answer marker stands in no answer.
 """
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
 from headrace.protocol.records.record_types import EvaluationDone
-from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.trajectories import Group, Trajectory
 
 Label = Literal["before", "during", "after"]
+MOST_READ = 256
+"""Answers of a source in which its answer marker is looked for."""
 
 
 def can_wait(now: float, step: float, last: float, spacing: float, *, begin: float = 0.0) -> bool:
@@ -28,8 +32,15 @@ class Evaluation:
     """One evaluation at a time. One that a coordinator before this one began goes on, where its
     answers were kept."""
 
-    def __init__(self, hub: Hub, prompts: Prompts, generation: Generation) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        hub: Hub,
+        prompts: Prompts,
+        generation: Generation,
+        source_of: Callable[[Group], str],
+    ) -> None:
+        """`source_of`: the source of rewards of a prompt."""
+        self._hub, self._source_of = hub, source_of
         self._prompts = prompts
         self._generation = generation
         self._asked: list[tuple[int, list[int]]] = []
@@ -98,9 +109,25 @@ class Evaluation:
             seconds=time.monotonic() - self._began,
             train_time_s=self._hub.clock.now(),
         )
+        if not state.evaluations:
+            self._look_for_markers(trajectories)
         self._hub.record_event(record)
         self._asked, self.running = [], False
         return record
+
+    def _look_for_markers(self, trajectories: Sequence[Trajectory]) -> None:
+        groups, decode = self._hub.account.groups, self._prompts.decode
+        for name, source in self._hub.config.reward.each().items():
+            if (marker := source.answer_marker) is None:
+                continue
+            own = [t for t in trajectories if self._source_of(groups[t.group_id]) == name]
+            read = own[:MOST_READ]
+            if read and not any(marker in decode(t.sampled_tokens()) for t in read):
+                text = (
+                    f"{name}: no answer of {len(read)} had the answer marker {marker!r}, so none "
+                    "can be right: have the prompts ask for it, or change answer_marker"
+                )
+                self._hub.troubles.report("reward_alert", text)
 
     def _trajectories(self) -> list[Trajectory]:
         known = self._hub.account.trajectories

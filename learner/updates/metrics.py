@@ -22,6 +22,9 @@ from learner.updates.model_update import ModelUpdate
 from learner.updates.token_statistics import Tally, as_vectors, from_vectors, merge
 from learner.updates.token_statistics_table import finalise, spreads
 
+_COMPUTED = {"actor": "perf/policy_tokens", "critic": "perf/value_tokens"}
+"""By the prefix of a model's figures."""
+
 
 class Stopwatch:
     """Seconds by name, as timing_s/ metrics."""
@@ -136,6 +139,7 @@ def _work_figures(
         sum(sums[f"{prefix}/{name}"] for prefix in prefixes) for name in ("tokens", "fillers")
     )
     figures = {"perf/loss_tokens": float(totals.policy_tokens), "perf/computed_tokens": tokens}
+    figures |= {_COMPUTED[prefix]: sums[f"{prefix}/tokens"] for prefix in prefixes}
     if tokens:
         figures["perf/useful_share"] = 1.0 - fillers / tokens
     if sums["actor/trained"]:

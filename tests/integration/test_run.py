@@ -1,6 +1,7 @@
 """The main job on real parts: vLLM, ZeroMQ, DeepSpeed, SQLAlchemy, Arrow, from the command line."""
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import zmq
 from headrace.protocol.records.record_types import LineageBegan, UpdateCommitted
 from headrace.protocol.transport.curve import enter
 from tests.integration.audit import assert_trained_once, records_of
-from tests.integration.runs import PLAIN, Run, headrace
+from tests.integration.runs import PLAIN, QUICKSTART, SMALL, Run, headrace
 from tests.metric_values import number
 
 EXPECTED = """run_id recipe wall_s time_to_first_update_s reward response_length trajectories
@@ -46,8 +47,6 @@ def _files(run: Run) -> list[str]:
 def _throw_garbage(run_dir: Path) -> None:
     """Not a message, a wrong version, an oversized one; from somebody who has the run's keys, and
     from somebody who has none."""
-    import json
-
     address = json.loads((run_dir / "coordinator.json").read_text())["address"]
     for keys in (run_dir / "keys", None):
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -78,6 +77,20 @@ def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:
     for key in EXPECTED.split():
         assert shown[key] is not None, key
     assert "held-out accuracy" in finished.text()
+
+
+def test_a_recipe_is_measured_and_its_forecast_compared(finished: Run) -> None:
+    """Two updates of the same recipe; no folder is left, and `latest` is the run that was."""
+    recipe = [str(QUICKSTART), *SMALL, *PLAIN, "--root", str(finished.root)]
+    done = headrace("config", "explain", *recipe, "--measure", "--against", "latest", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)["facts"]
+    assert facts["binds"] in ("learner", "generators")
+    names = ("generators", "learner", "computed, value model", "forecast over run")
+    assert all(facts[name] > 0 for name in names)
+    assert facts["computed, window"] == pytest.approx(1, abs=0.2)  # of the boundary no loss
+    assert facts["changes most"] in facts
+    assert finished.show()["run_id"] == finished.run_dir.name
 
 
 def test_no_token_is_trained_twice_nor_an_unfinished_value(finished: Run) -> None:

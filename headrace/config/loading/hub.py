@@ -7,6 +7,7 @@ Only weights in safetensors, the configuration and the tokenizer are taken.
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from headrace.config.sections.model import JudgeConfig
@@ -77,7 +78,8 @@ def _snapshot(key: str, name: str, *, download: bool) -> str | None:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         if not download:
             return None
-        reason = str(error).strip().splitlines()[0][:120]
+        reason = shorten(str(error).strip().splitlines()[0], 120, placeholder=" ...")
         raise UserError(
-            f"{key} = {name!r}: no such model folder here, and the hub has no answer: {reason}"
+            f"{key} = {name!r}: no such model folder here, and the hub has no answer ({reason}); "
+            "name a folder that has the model, or begin once where there is a network"
         ) from error

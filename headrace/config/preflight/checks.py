@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.config.device_defaults import gpu_places, ranks_on_gpus, resolve, resolve_generator
 from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
+from headrace.config.loading.hub import is_hub_name
 from headrace.config.preflight.value_model import check_value_model
 from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.sections.run import RunConfig
@@ -79,9 +80,10 @@ def check_model(config: RunConfig) -> ModelShape:
             continue
         folder = Path(path)
         if not folder.is_dir():
+            more = "; the hub's is not in the cache yet, and a run downloads it"
             raise UserError(
                 f"{key} = {path!r}: no such model folder (looked beside the recipe and in the "
-                "working directory)"
+                f"working directory){more if is_hub_name(path) else ''}"
             )
         if not (folder / "config.json").is_file():
             raise UserError(f"{key} = {path!r}: no config.json in it, so not a model folder")

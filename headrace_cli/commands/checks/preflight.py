@@ -101,7 +101,8 @@ def image_problems(config: RunConfig) -> list[str]:
 
 
 def _need_template(config: RunConfig, why: str) -> None:
-    if not has_chat_template(Path(config.model.path)):
+    folder = Path(config.model.path)
+    if folder.is_dir() and not has_chat_template(folder):  # `check_model` says that it is missing
         raise UserError(
             f"model.path = {config.model.path!r}: its tokenizer has no chat template, but {why}; "
             "put a chat_template.jinja into the folder, or take prompts that are plain text"

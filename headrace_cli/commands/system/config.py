@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.config.device_defaults import resolve
+from headrace.config.loading.hub import with_local_model
 from headrace.config.preflight.checks import check_model, problems
 from headrace.config.preflight.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
@@ -18,6 +19,7 @@ from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.checks.preflight import check_family, image_problems, start_checks
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.system.measure import measure
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import USES_MORE_GPUS, idle_gpus, plan_processes
 
@@ -76,11 +78,19 @@ def explain(arguments: argparse.Namespace) -> int:
     would have."""
     config = configured(arguments)
     hardware = _machine(arguments.hardware)
+    if arguments.against and not arguments.measure:
+        raise UserError("--against compares what --measure forecasts: give both")
+    if arguments.measure:
+        if arguments.hardware:
+            raise UserError("--measure is of this machine: leave --hardware out")
+        config = with_local_model(config, download=True)
     shape, missing, wrong = None, "", problems(config)
     try:
         shape = check_model(config)
     except UserError as error:
         missing = str(error)
+        if arguments.measure:
+            raise
     config, choices = resolve(config, place_judges(config, hardware)[1], shape)
     found = facts(config) + [Fact(key, value, "", why) for key, value, why in choices]
     if shape is not None:
@@ -88,6 +98,11 @@ def explain(arguments: argparse.Namespace) -> int:
     specs = plan_processes(config, Path(config.root) / "RUN", hardware)
     if idle := idle_gpus(specs, hardware):
         found.append(Fact("idle GPUs", idle, "", USES_MORE_GPUS))
+    if arguments.measure and shape is not None:
+        measured, code = measure(arguments, config, shape, hardware)
+        if code:
+            return code
+        found += measured
     if arguments.json:
         processes = [{"name": spec.name, "argv": list(spec.argv)} for spec in specs]
         rows = {fact.name: fact.value for fact in found}

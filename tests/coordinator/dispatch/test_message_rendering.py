@@ -8,7 +8,7 @@ import pytest
 from coordinator.dispatch.message_rendering import Rendering, chat_text
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage
-from tasks.make_models.shape_model import train_tokenizer
+from tests.byte_tokenizer import train_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -16,6 +16,7 @@ from headrace.protocol.records.record_types import (
     ChunkArrived,
     EvaluationDone,
     GroupIssued,
+    Incident,
     RewardArrived,
 )
 from learner.batching.token_reads import is_right
@@ -65,8 +66,12 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     tmp_path: Path, threshold: float, right: bool
 ) -> None:
     """All answers get 0.9: all are right from 0.5 on and none from 0.95 on, in the evaluations, in
-    the journal and as positive examples of the learner."""
-    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 4})
+    the journal and as positive examples of the learner. A marker that no answer has is told once,
+    after the first evaluation."""
+    marker = None if right else "no letter of the alphabet"
+    config = run_config(
+        stop={"updates": 2}, evaluation={"num_prompts": 4}, reward={"answer_marker": marker}
+    )
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()
     judges = JudgeReward(address, "reward-0")
@@ -76,6 +81,9 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
     records = records_of(coordinator.run_dir)
+    alerts = [r.text for r in records if isinstance(r, Incident) and r.kind == "reward_alert"]
+    told = "default: no answer of 4 had the answer marker 'no letter of the alphabet', so none"
+    assert [text[: len(told)] for text in alerts] == ([] if right else [told])
     accuracies = [r.accuracy for r in records if isinstance(r, EvaluationDone)]
     assert accuracies == [float(right)] * 2
     scored = {(r.reward, r.correct) for r in records if isinstance(r, RewardArrived)}

@@ -24,7 +24,7 @@ from learner.ranking.sessions import (
     reorder,
     two_views,
 )
-from tasks.make_models.shape_model import train_tokenizer
+from tests.byte_tokenizer import train_tokenizer
 
 EYE = torch.eye(2, dtype=torch.float64)
 

@@ -8,9 +8,9 @@ from headrace.errors import UserError
 from rewards.models.card import fingerprint
 from rewards.models.encoding import encode, line_ends, plain_text, prompt_ids, shown, split_lines
 from rewards.models.pairwise_prompt import ask, words_in_context
-from tasks.make_models.shape_model import train_tokenizer
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer
+from tests.byte_tokenizer import train_tokenizer
 
 CHARACTERS = build_tokenizer(CHAIN_SUMS.characters)
 TEXT = ["is the first answer better than the second one? yes\n\n", "no\n"] * 30

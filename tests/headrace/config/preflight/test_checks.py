@@ -456,5 +456,9 @@ def test_a_hub_name_nobody_has_is_the_users_mistake(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     config = make_config("model.path=owner/not-there")
     assert with_local_model(config, download=False).model.path == "owner/not-there"
-    with pytest.raises(UserError, match="no such model folder here, and the hub has no answer"):
+    with pytest.raises(
+        UserError, match=r"no such model folder here, and the hub has no answer \(.+"
+    ):
         with_local_model(config, download=True)
+    with pytest.raises(UserError, match="not in the cache yet, and a run downloads it"):
+        check_model(config)

@@ -1,0 +1,332 @@
+"""`headrace config explain --measure`: how fast a recipe is on this machine, and what holds it up.
+
+In: a recipe. Out: facts: speeds of generators and learner, what the learner computes for each loss
+token, seconds of an update, who is waited for, and which key would change that most. Two updates of
+the recipe itself are run, without warm-up, with a batch that such a machine should train in a
+minute; the run's folder is removed. The forecast takes seconds as proportional to tokens computed,
+a backward pass as two forward ones, and answers as long as those that were seen.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from headrace.config.estimates.model_shape import ModelShape
+from headrace.config.preflight.checks import problems
+from headrace.config.preflight.explain import Fact
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.host.hardware import Hardware
+from headrace.host.install import require
+from headrace.run_files import run_folder
+from headrace_cli.commands.checks.preflight import check_start
+from headrace_cli.commands.run.train import prepared, report, supervise
+from headrace_cli.launch.keys import with_keys
+from headrace_cli.launch.plan import plan_processes
+from headrace_cli.launch.supervisor import DONE
+
+UPDATES, MOST_S = 2, 180
+"""So many updates are measured; none begins after so many seconds of training."""
+BATCH_S = 60.0
+CORE_FLOPS = {True: 225e9, False: 75e9}
+"""What a core may do in a second, with bfloat16 products and without: it decides nothing but the
+size of the measured batch."""
+COMPARED = 10
+"""First updates of the policy that a forecast is compared with."""
+FIGURES = (
+    "timing_s/update", "timing_s/forward", "timing_s/policy", "timing_s/value", "timing_s/publish",
+    "perf/loss_tokens", "perf/policy_tokens", "perf/value_tokens", "ledger/generated",
+    "idle/generator",
+)  # fmt: skip
+RUN = (
+    "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MOST_S}", "stop.tokens=null",
+    "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
+    "evaluation.after=false", "evaluation.every_updates=null", "dashboard.enabled=false",
+    "storage.database=null", "checkpoint.every_updates=null",
+)  # fmt: skip
+NO_WARM_UP = (
+    "algorithm.value.warmup_updates=0", "algorithm.value.warmup_explained_variance=null",
+)  # fmt: skip
+FORECAST = "seconds per update"
+_WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids)
+from windows w join trajectories t using (trajectory_id) where w.state = 'trained'"""
+_ANSWERS = """select len(prompt_ids), length from trajectories
+where purpose = 'train' and length > 0"""
+Ints = NDArray[np.int64]
+
+
+class Work(NamedTuple):
+    """Tokens for each loss token: `prompt` and `prefix` that the policy reads again, `judged` ones
+    of unfinished windows whose value is asked for, `taught` ones that the value model trains."""
+
+    prompt: float
+    prefix: float
+    judged: float
+    taught: float = 0.0
+
+    @property
+    def policy(self) -> float:
+        """What the policy computes, the loss token itself included."""
+        return 1.0 + self.prompt + self.prefix
+
+    @property
+    def value(self) -> float:
+        """Forward passes of the value model."""
+        return self.judged + 3.0 * self.taught
+
+
+@dataclass(frozen=True)
+class Windows:
+    """N windows: where each begins and ends in its answer, whether the answer ends with it, and
+    the tokens of the prompt; [N] each."""
+
+    start: Ints
+    end: Ints
+    final: NDArray[np.bool_]
+    prompt: Ints
+
+    @classmethod
+    def of(cls, prompts: Ints, lengths: Ints, window: int) -> "Windows":
+        """All windows of answers of these lengths, [M], to prompts of these, [M]."""
+        counts = -(-lengths // window)
+        ends, whole = np.cumsum(counts), np.repeat(lengths, counts)
+        start = (np.arange(ends[-1]) - np.repeat(ends - counts, counts)) * window
+        end = np.minimum(start + window, whole)
+        return cls(start, end, end == whole, np.repeat(prompts, counts))
+
+    @property
+    def tokens(self) -> int:
+        """Of all of them."""
+        return int((self.end - self.start).sum())
+
+    def work(self, *, carried: bool) -> Work:
+        """What is computed for them. `carried`: not again what stands before a window."""
+        prompt = np.where(self.start > 0, 0, self.prompt) if carried else self.prompt
+        prefix = self.start * (not carried)
+        judged = (prompt + prefix + self.end - self.start)[~self.final]
+        return Work(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means of the measured updates: the learner's seconds with the policy, the value model and
+    what does not grow with the batch, its tokens and work; tokens that generators sample in a
+    busy second; tokens of the prompts and answers seen, [M] each."""
+
+    policy_s: float
+    value_s: float
+    fixed_s: float
+    loss_tokens: float
+    policy_tokens: float
+    value_tokens: float
+    work: Work
+    sampled_per_s: float
+    prompts: Ints
+    lengths: Ints
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """An update in the long run: its loss tokens and work, the learner's seconds, those in which
+    generators sample as many tokens, and whether the two work in turns."""
+
+    tokens: float
+    work: Work
+    learner_s: float
+    generator_s: float
+    in_turns: bool
+
+    @property
+    def seconds(self) -> float:
+        """From one update to the next."""
+        both = (self.learner_s, self.generator_s)
+        return sum(both) if self.in_turns else max(both)
+
+    @property
+    def speed(self) -> float:
+        """Tokens trained a second."""
+        return self.tokens / self.seconds
+
+
+def forecast(config: RunConfig, seen: Measured) -> Forecast:
+    """Updates of a recipe, of which some took what was seen."""
+    schedule, whole = config.schedule, config.schedule.unit != "window"
+    window = config.task.max_response_length if whole else config.window
+    windows = Windows.of(seen.prompts, seen.lengths, window)
+    work, value_s = windows.work(carried=config.learner.context == "carried"), 0.0
+    if config.algorithm.value is None:
+        work = work._replace(judged=0.0)
+    else:
+        read = float((seen.prompts + seen.lengths).sum() / windows.tokens)
+        work = work._replace(taught=config.learner.value.epochs * read)
+        value_s = seen.value_s * work.value / seen.work.value if seen.work.value else 0.0
+    policy_s = seen.policy_s * work.policy / seen.work.policy
+    tokens = schedule.batch_windows * windows.tokens / len(windows.end)
+    return Forecast(
+        tokens=tokens,
+        work=work,
+        learner_s=(policy_s + value_s) * tokens / seen.loss_tokens + seen.fixed_s,
+        generator_s=tokens / seen.sampled_per_s,
+        in_turns=schedule.mode != "streaming",
+    )
+
+
+def gains(config: RunConfig, seen: Measured) -> Iterator[tuple[float, str, str]]:
+    """Tokens trained a second over those now, with what key set otherwise, and a remark."""
+    now = forecast(config, seen)
+    for section, name, value in (
+        ("schedule", "window", 2 * config.window),
+        ("schedule", "batch_windows", 2 * config.schedule.batch_windows),
+        ("learner", "context", "carried"),
+    ):
+        changed = getattr(config, section).model_copy(update={name: value})
+        other = config.model_copy(update={section: changed})
+        if not problems(other):
+            gain = forecast(other, seen).speed / now.speed
+            yield gain, f"{section}.{name}={value}", "it changes what is learned, too"
+    for key, number, part in (
+        ("learner.ranks", config.learner.ranks, "learner_s"),
+        ("generator.count", config.generator.count, "generator_s"),
+    ):
+        faster = replace(now, **{part: getattr(now, part) / 2})
+        remark = "at best, on as many more cores or GPUs"
+        yield faster.speed / now.speed, f"{key}={2 * number}", remark
+
+
+def measured_facts(config: RunConfig, seen: Measured) -> list[Fact]:
+    """What was seen, and what it means for the recipe."""
+    now, rate = forecast(config, seen), seen.loss_tokens
+    learner_s = seen.policy_s + seen.value_s + seen.fixed_s
+    passes = seen.policy_tokens / rate / seen.work.policy
+    parts = [
+        ("prompt", passes * now.work.prompt, passes * seen.work.prompt),
+        ("prefix", passes * now.work.prefix, passes * seen.work.prefix),
+        ("window", passes, passes),
+        ("value model", now.work.judged + now.work.taught, seen.value_tokens / rate),
+    ]
+    slower = "learner" if now.learner_s > now.generator_s else "generators"
+    ways = sorted(gains(config, seen), reverse=True)
+    return [
+        Fact("generators", round(seen.sampled_per_s, 1), "tokens/s", "while they have work"),
+        Fact("learner", round(rate / learner_s, 1), "loss tokens/s",
+             f"while it has work: {learner_s:.2f} s for {rate:,.0f} loss tokens"),
+        *(
+            Fact(f"computed, {part}", round(later, 2), "tokens per loss token",
+                 f"expected in the long run; {first:.2f} in the measured updates")
+            for part, later, first in parts
+        ),
+        Fact("learner's update", round(now.learner_s, 2), "s", f"{now.tokens:,.0f} loss tokens"),
+        Fact("generators' batch", round(now.generator_s, 2), "s", "to sample as many"),
+        Fact(FORECAST, round(now.seconds, 2), "s", f"{now.speed:,.1f} tokens a second"),
+        Fact("binds", slower, "", "takes longer for an update than the other"),
+        Fact("changes most", ways[0][1], "", "in tokens trained a second, of these:"),
+        *(Fact(key, round(gain, 2), "times", remark) for gain, key, remark in ways),
+    ]  # fmt: skip
+
+
+def measuring(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[str]:
+    """The overrides that make of a recipe the run that is measured."""
+    schedule, learner, value = config.schedule, config.learner, config.algorithm.value
+    context = (config.task.max_prompt_length + config.task.max_response_length) // 2
+    tokens = schedule.batch_windows * (config.window + context) * (1 + (value is not None))
+    cores = learner.threads if schedule.mode == "streaming" else len(hardware.cores)
+    flops = cores * CORE_FLOPS[hardware.bfloat16 and learner.precision != "float32"]
+    seconds = 0.0 if hardware.gpus else 6 * shape.parameters * tokens / flops
+    groups = schedule.batch_windows // schedule.num_generations
+    parts = [part for part in range(1, groups + 1) if groups % part == 0]
+    share = next((part for part in parts if seconds / part <= BATCH_S), parts[-1])
+    return [
+        *RUN, *(NO_WARM_UP if value is not None else ()),
+        f"schedule.batch_windows={schedule.batch_windows // share}",
+        # As many trajectories side by side as with the whole batch.
+        f"schedule.max_staleness={(schedule.max_staleness + 1) * share - 1}",
+    ]  # fmt: skip
+
+
+def measure(
+    arguments: argparse.Namespace, config: RunConfig, shape: ModelShape, hardware: Hardware
+) -> tuple[list[Fact], int]:
+    """The facts, and an exit code; the folder of a run that failed stays."""
+    require("train")
+    root, other = Path(config.root), arguments.against
+    took_s = None if other is None else seconds_per_update(run_folder.find_run(root, other))
+    overrides = [*arguments.overrides, *measuring(config, shape, hardware)]
+    changed = {"overrides": overrides, "root": root / ".measured"}
+    run_dir, own = prepared(
+        argparse.Namespace(**vars(arguments) | changed),
+        lambda config: check_start(config, hardware),
+    )
+    console = Console(file=sys.stderr)
+    with run_folder.locked(run_dir):
+        own = with_keys(run_dir, own)
+        specs = plan_processes(own, run_dir, hardware)
+        outcome, _ = supervise(run_dir, own, specs, console, live=console.is_terminal)
+    if outcome.code != DONE:
+        return [], report(outcome, run_dir)
+    found = measured_facts(config, read_measured(run_dir, own))
+    run_folder.discard_run_folder(run_dir)
+    with contextlib.suppress(OSError):  # another one is measured
+        run_dir.parent.rmdir()
+    if took_s is not None:
+        forecast_s = next(float(fact.value) for fact in found if fact.name == FORECAST)
+        meaning = f"the forecast over the {took_s:.2f} s of the first updates of {other}"
+        found.append(Fact("forecast over run", round(forecast_s / took_s, 3), "", meaning))
+    return found, DONE
+
+
+def read_measured(run_dir: Path, config: RunConfig) -> Measured:
+    """What a run says of its updates; RunFailedError where it has none of the policy."""
+    from storage.queries import ask, metric_series
+
+    rows = metric_series(run_dir, FIGURES, "train_time")
+    table = rows.pivot(index="x", columns="name", values="value").reindex(columns=FIGURES)
+    had = table[table["perf/loss_tokens"] > 0]
+    if had.empty:
+        raise RunFailedError(
+            f"no update of the policy was done in {MOST_S} s of training: measure with a smaller "
+            "schedule.batch_windows or task.max_response_length"
+        )
+    mean, last = had.fillna(0).mean(), table.iloc[-1]
+    policy_s = mean["timing_s/forward"] + mean["timing_s/policy"]
+    rest_s = mean["timing_s/update"] - policy_s - mean["timing_s/value"]
+    with ask(run_dir, _WINDOWS) as answer:
+        start, end, final, prompt = np.array(list(answer.rows)).T
+    with ask(run_dir, _ANSWERS) as answer:
+        prompts, lengths = np.array(list(answer.rows)).T
+    windows = Windows(start, end, final.astype(bool), prompt)
+    work = windows.work(carried=config.learner.context == "carried")
+    taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - work.judged
+    busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
+    return Measured(
+        policy_s=policy_s,
+        value_s=mean["timing_s/value"],
+        fixed_s=rest_s + mean["timing_s/publish"],
+        loss_tokens=mean["perf/loss_tokens"],
+        policy_tokens=mean["perf/policy_tokens"],
+        value_tokens=mean["perf/value_tokens"],
+        work=work._replace(taught=max(0.0, taught)),
+        sampled_per_s=last["ledger/generated"] / busy_s,
+        prompts=prompts,
+        lengths=lengths,
+    )
+
+
+def seconds_per_update(run_dir: Path) -> float:
+    """Mean seconds of training from one to the next of a run's first updates of the policy;
+    UserError where it has none."""
+    from storage.queries import metric_series
+
+    rows = metric_series(run_dir, ["perf/loss_tokens"], "train_time")
+    ends = [0.0, *rows["x"]]
+    policy = [i for i, tokens in enumerate(rows["value"], 1) if tokens > 0][:COMPARED]
+    if not policy:
+        raise UserError(f"{run_dir.name} has no update of the policy to compare with")
+    return float(ends[policy[-1]] - ends[policy[0] - 1]) / len(policy)
