@@ -86,12 +86,3 @@ def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
 
 def _rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def seconds_to(summary: Summary, accuracy: float) -> float | None:
-    """Training seconds at the first evaluation at or over `accuracy`.
-
-    Evaluations and start-up are not on this clock. None: it never got there.
-    """
-    found = [e["train_time_s"] for e in summary["evaluations"] if e["accuracy"] >= accuracy]
-    return min(found, default=None)

@@ -186,6 +186,8 @@ class StudyFile(_Table):
     """A folder of `benchmarks/results` whose rows are shown though recipes have changed since."""
     retired: str | None = None
     """The commit that has the code of a study that nobody runs any more."""
+    now: str | None = None
+    """What a retired one is called now, options included."""
 
     def expanded(self, overrides: Sequence[str]) -> Iterator[str]:
         """Overrides with the named lists in their places. UserError for an unknown name."""
@@ -231,7 +233,7 @@ def filled(template: str, known: Mapping[str, Any]) -> str:
 
 def value_of(formula: str, known: Mapping[str, Any]) -> Any:
     """What a formula comes to. UserError where it does not."""
-    helpers = {"max": max, "min": min, "round": round}
+    helpers = {"max": max, "min": min, "round": round, "zip": zip}
     try:
         return eval(formula, {"__builtins__": {}, **helpers, **known})
     except (ArithmeticError, LookupError, NameError, SyntaxError, TypeError, ValueError) as error:

@@ -60,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
 def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
     """The options of the study in a file."""
     file = study_file.load(path, settings[-1] if settings else None)
+    if file.now:
+        raise UserError(f"{path.stem} is part of another benchmark now: headrace bench {file.now}")
     if file.retired:
         raise UserError(
             f"{path.stem} is run no more; its code is at commit {file.retired}, what it found on "
