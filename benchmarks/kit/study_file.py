@@ -178,8 +178,7 @@ class StudyFile(_Table):
     race: Race | None = None
     parts: dict[str, Part] = {}
     ceiling: str | None = None
-    """The arm, a stream, whose generator and learner are measured alone
-    (`benchmarks.kit.ceiling`)."""
+    """The arm, a stream, whose generator and learner were measured alone."""
     before: str | None = None
     """The reference of what was measured before arms changed (`benchmarks/results/2026-11`)."""
     measured: str | None = None
