@@ -1,5 +1,4 @@
-"""The learner's update, in loss tokens a second, beside another way to make it: `headrace bench
-learner`.
+"""The learner's update beside another way to make it, in loss tokens a second.
 
 Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All ways have
 the same model, precision and batches, one thread, and take turns. `--against` says which:
