@@ -54,7 +54,7 @@ ByArm = dict[str, dict[int, Row]]
 def studies() -> list[Study]:
     """All studies whose arms are one table."""
     found = (Study.load(name) for name in study_file.names() if not _has_settings(name))
-    return [study for study in found if study.file.retired is None]
+    return [one for one in found if one.file.retired is None and one.name != "schedule"]
 
 
 def races() -> list[Study]:

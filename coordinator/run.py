@@ -19,7 +19,6 @@ with lasting():
     import socket
     import sys
     import time
-    from collections.abc import Callable
     from pathlib import Path
 
     from coordinator.dispatch.leases import Leases
@@ -49,14 +48,7 @@ LAST_WRITER_S = 20.0
 """How long a coordinator whose supervisor was killed may need to end, before another takes over."""
 
 
-Create = Callable[[Path, str, RunConfig], RunStore]
-"""Makes the store of a new run. Only a benchmark that measures the store takes another one than
-`RunStore.create`; a run that is resumed has no choice."""
-
-
-def build(
-    config: RunConfig, run_dir: Path, *, resume: bool, create: Create = RunStore.create
-) -> tuple[Coordinator, RunStore]:
+def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
     """Everything the loop needs; on resume the state is the one that the journal tells."""
     run_id = run_dir.name
     media = MediaStore(run_dir / MEDIA)
@@ -85,7 +77,7 @@ def build(
         store = RunStore.open(run_dir, wait_s=LAST_WRITER_S)
         state = restored(config, store)
     else:
-        store = create(run_dir, run_id, config)
+        store = RunStore.create(run_dir, run_id, config)
         state = State(config)
     media.clean()  # Whoever wrote before is gone.
     leases = Leases(state.account)
@@ -177,11 +169,9 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
     )
 
 
-async def _main(
-    config: RunConfig, run_dir: Path, *, resume: bool, host: str | None, create: Create
-) -> int:
+async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | None) -> int:
     with writing(run_dir, START_BYTES):
-        coordinator, store = build(config, run_dir, resume=resume, create=create)
+        coordinator, store = build(config, run_dir, resume=resume)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
@@ -211,7 +201,7 @@ def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None)
     partial.replace(path)
 
 
-def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Command line of the role."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
@@ -226,14 +216,8 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
         if arguments.patient and (problem := lack_of_room(arguments.run_dir, START_BYTES)):
             _wait_for_room(arguments.run_dir, problem)
-        running = _main(
-            config,
-            arguments.run_dir,
-            resume=arguments.resume,
-            host=arguments.announce,
-            create=create,
-        )
-        return asyncio.run(running)
+        options = {"resume": arguments.resume, "host": arguments.announce}
+        return asyncio.run(_main(config, arguments.run_dir, **options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -52,7 +52,7 @@ WORK = {
     "eval": "headrace_cli.commands.run.evaluate.evaluate",
     "try-environment": "headrace_cli.commands.run.try_environment.try_environment",
     "score": "headrace_cli.commands.data.prompt_scores.score",
-    "dashboard": "headrace_cli.commands.inspection.dashboard.dashboard",
+    "dashboard": "headrace_cli.commands.inspection.runs.dashboard",
     "runs": "headrace_cli.commands.inspection.runs.runs",
     "show": "headrace_cli.commands.inspection.runs.show",
     "audit": "headrace_cli.commands.inspection.audit.audit",
@@ -399,6 +399,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -125,22 +125,16 @@ class MachineState:
 
 class Watch:
     """Looks at the machine from entry to exit: `with Watch() as watch: ...; watch.state(roles)`.
+    `root`: the process whose tree is one's own, this one where nothing is said."""
 
-    `root`: the process whose tree is one's own, this one where nothing is said. `keeps`: the
-    processes as they were at each look, which a long measurement has no room for.
-    """
-
-    def __init__(
-        self, root: int | None = None, *, every_s: float = EVERY_S, keeps: bool = False
-    ) -> None:
-        self._root = psutil.Process(root or os.getpid())
-        self._every_s, self._keeps = every_s, keeps
+    def __init__(self, root: int | None = None, *, every_s: float = EVERY_S) -> None:
+        self._root, self._every_s = psutil.Process(root or os.getpid()), every_s
         self._tree = Tree()
         self._known: dict[Born, psutil.Process] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True, name="machine-state")
         self.looks: list[Look] = []
-        self.trees: list[Tree] = []
+        self._first: Tree | None = None
 
     def __enter__(self) -> Self:
         self._look()
@@ -156,7 +150,7 @@ class Watch:
         """The figures, once the watch is over; `roles`: names by pid."""
         first, last = self.looks[0], self.looks[-1]
         wall = last.at - first.at
-        before = self.trees[0].seconds(roles) if self.trees else {}
+        before = self._first.seconds(roles) if self._first else {}
         cpu = self._tree.seconds(roles)
         return MachineState(
             wall_s=wall,
@@ -169,13 +163,6 @@ class Watch:
         """Own processor seconds between two times (since the epoch), linear between looks."""
         times, own = [look.at for look in self.looks], [look.own for look in self.looks]
         before, after = np.interp((start, end), times, own)
-        return float(after - before)
-
-    def role_between(self, role: str, roles: Mapping[int, str], start: float, end: float) -> float:
-        """A role's processor seconds between two times, where the watch `keeps` its looks."""
-        times = [look.at for look in self.looks]
-        used = [tree.seconds(roles).get(role, 0.0) for tree in self.trees]
-        before, after = np.interp((start, end), times, used)
         return float(after - before)
 
     def _go_on(self) -> None:
@@ -203,8 +190,8 @@ class Watch:
             parents[key] = born_of if process != self._root else None
         self._known = {key: process for key, process in self._known.items() if key in found}
         self._tree.see(found, parents)
-        if self._keeps or not self.trees:
-            self.trees.append(deepcopy(self._tree))
+        if self._first is None:
+            self._first = deepcopy(self._tree)
         busy, stolen = _processors()
         own = sum(self._tree.seconds().values())
         self.looks.append(Look(time.time(), busy, stolen, own))

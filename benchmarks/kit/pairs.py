@@ -12,11 +12,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.rows import Rows, result_line
+from benchmarks.kit.rows import tell
 
 F = TypeVar("F")
 Figures = Mapping[str, Any]
@@ -75,19 +74,11 @@ def shown(row: Figures, name: str = "ratio") -> str:
 def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figures]) -> int:
     """Measure; the figures and the state of the machine meanwhile go to `options.rows` where there
     is such a file and nobody disturbed them, and with `--json` to the last line. The exit code."""
-    rows = getattr(options, "rows", None)
-    if isinstance(rows, Path):
-        # Made before the measurement, so that a row knows the commit that is measured.
-        rows = Rows(rows)
     with Watch() as watch:
         figures = measure()
     state = watch.state({})
-    result = {"benchmark": name, **figures, **state.as_row()}
-    if rows is not None and state.disturbed:
+    if getattr(options, "rows", None) is not None and state.disturbed:
         share = state.others_cpu_share
         print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
-    elif rows is not None:
-        rows.add(f"{name}/{round(time.time())}", result)
-    if options.json:
-        print(result_line(result))
-    return 0
+        options.rows = None
+    return tell(options, {"benchmark": name, **figures, **state.as_row()})

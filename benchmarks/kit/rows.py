@@ -10,6 +10,7 @@ since format 3, the state of the machine over the whole measurement
 (`benchmarks.kit.machine_state`).
 """
 
+import argparse
 import json
 import os
 import platform
@@ -117,9 +118,12 @@ class Rows:
         return row
 
 
-def keep(rows: Rows | None, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a benchmark as a row, and in a file of rows where there is one, under its name
-    and the time."""
-    if rows is None:
-        return stamped(result)
-    return rows.add(f"{result['benchmark']}/{round(time.time())}", result)
+def tell(options: argparse.Namespace, result: Mapping[str, Any]) -> int:
+    """The result of a benchmark: a row under its name and the time where `options.rows` is a file
+    of rows, and with `--json` the last line. The exit code, 0."""
+    rows = getattr(options, "rows", None)
+    if rows is not None:
+        result = rows.add(f"{result['benchmark']}/{round(time.time())}", result)
+    if options.json:
+        print(result_line(result) if rows is None else json.dumps(result))
+    return 0

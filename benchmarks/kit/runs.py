@@ -29,14 +29,12 @@ def train(
     root: Path,
     name: str,
     tree: Path = ROOT,
-    watch: Watch | None = None,
 ) -> Summary:
     """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder, as
     `watch` the watch over the machine meanwhile and as `machine_state` what a row says of it.
 
     `name` must be new in `root`: the run is found by it. `tree`: the source tree whose code
-    runs and shows. `watch`: one that is not the usual. RunFailedError when it ended badly,
-    KeyboardInterrupt when it was interrupted.
+    runs and shows. RunFailedError when it ended badly, KeyboardInterrupt when interrupted.
     """
     variables = {**os.environ, "PYTHONPATH": str(tree)}
     root = root.resolve()
@@ -46,7 +44,7 @@ def train(
         sys.executable, "-m", "headrace", "train", recipe, "--plain", "--no-dashboard",
         "--root", str(root), f"name={name}", *overrides,
     ]  # fmt: skip
-    with log.open("wb") as file, watch or Watch() as watch:
+    with log.open("wb") as file, Watch() as watch:
         code = subprocess.run(
             command,
             cwd=tree,
@@ -88,12 +86,3 @@ def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
 
 def _rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def seconds_to(summary: Summary, accuracy: float) -> float | None:
-    """Training seconds at the first evaluation at or over `accuracy`.
-
-    Evaluations and start-up are not on this clock. None: it never got there.
-    """
-    found = [e["train_time_s"] for e in summary["evaluations"] if e["accuracy"] >= accuracy]
-    return min(found, default=None)

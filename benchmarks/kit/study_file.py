@@ -178,14 +178,15 @@ class StudyFile(_Table):
     race: Race | None = None
     parts: dict[str, Part] = {}
     ceiling: str | None = None
-    """The arm, a stream, whose generator and learner are measured alone
-    (`benchmarks.kit.ceiling`)."""
+    """The arm, a stream, whose generator and learner were measured alone."""
     before: str | None = None
     """The reference of what was measured before arms changed (`benchmarks/results/2026-11`)."""
     measured: str | None = None
     """A folder of `benchmarks/results` whose rows are shown though recipes have changed since."""
     retired: str | None = None
     """The commit that has the code of a study that nobody runs any more."""
+    now: str | None = None
+    """What a retired one is called now, options included."""
 
     def expanded(self, overrides: Sequence[str]) -> Iterator[str]:
         """Overrides with the named lists in their places. UserError for an unknown name."""
@@ -231,7 +232,7 @@ def filled(template: str, known: Mapping[str, Any]) -> str:
 
 def value_of(formula: str, known: Mapping[str, Any]) -> Any:
     """What a formula comes to. UserError where it does not."""
-    helpers = {"max": max, "min": min, "round": round}
+    helpers = {"max": max, "min": min, "round": round, "zip": zip}
     try:
         return eval(formula, {"__builtins__": {}, **helpers, **known})
     except (ArithmeticError, LookupError, NameError, SyntaxError, TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ from benchmarks.kit.command_line import command_line
 from benchmarks.kit.made_runs import stream
 from benchmarks.kit.made_server import Server, Used, on_core, sockets_for, two_cores
 from benchmarks.kit.pairs import ratios
-from benchmarks.kit.rows import result_line
+from benchmarks.kit.rows import tell
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.token_spans import Span
@@ -204,9 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"ratio {result['ratio']:.2f} (goal: at least 0.8); {result['chunks_per_s']:.0f} chunks a "
         "second (goal: 20000, at least 5000)"
     )
-    if args.json:
-        print(result_line(result))
-    return 0
+    return tell(args, result)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,23 @@
-"""The learner's update against a plain loop, in loss tokens a second: `headrace bench learner`.
+"""The learner's update beside another way to make it, in loss tokens a second.
 
-Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. Reference:
-`benchmarks.performance.padded_loop`. Same model, trajectories and precision, one thread,
-interleaved repeats; loss tokens are those of both halves. Target: a ratio of at least 0.9.
+Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All ways have
+the same model, precision and batches, one thread, and take turns. `--against` says which:
+
+- loop      `benchmarks.performance.padded_loop`, a plain loop over padded batches. `ratio`: its
+            seconds over ours (target: at least 0.9). `useful_share`: tokens that go through the
+            layers and are no padding (target 0.95); `attention_share`: the same inside attention,
+            where sequences of similar length are padded together
+- prompts   without `learner.share_prompts`, for groups of eight responses. By length of the prompt,
+            `ratio`: seconds without over those with; `tokens`: the share of tokens that still go
+            through the models
+- contexts  `learner.context` full and frozen, for unfinished answers of 2,048 tokens that are
+            trained window by window. `ratio`: seconds of an update with `full` over those with
+            `carried`; the share of context in what is computed; bytes carried for a token
 """
 
 import argparse
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kit.command_line import command_line
+from benchmarks.kit.command_line import command_line, offer_row
 from benchmarks.kit.made_runs import MODEL
 from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
 from benchmarks.performance.padded_loop import PaddedLoop
@@ -28,6 +38,8 @@ from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shar
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.token_spans import Float32, Int32, Reward, Span
 from learner.algorithms.registry import build_algorithm
+from learner.batching.layout import layout_of
+from learner.batching.packing import pack_sequences
 from learner.batching.shards import merged
 from learner.device import Place
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
@@ -41,6 +53,10 @@ POLICY_LR, VALUE_LR = 1e-4, 5e-4
 # Response lengths after training: p50 31, p90 87, p99 239, mean about 45.
 QUANTILES = ((0.0, 4), (0.25, 20), (0.5, 31), (0.75, 52), (0.9, 87), (0.99, 239), (1.0, 240))
 VOCABULARY = 64
+PROMPTS, MEMBERS = (15, 60, 250), 8
+"""Tokens of prompts that responses share, and how many share one."""
+CONTEXTS, LENGTH, OPENING = ("full", "frozen", "carried"), 2048, 12
+"""Tokens of an answer that is trained window by window, and of its prompt."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +203,16 @@ def loss_tokens(shard: Shard) -> int:
     return sum(w.end - w.start for w in shard.windows) + sum(v.length for v in shard.values)
 
 
-def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Both in turns, on the same batches."""
+def unfinished(count: int, window: int, start: int) -> Shard:
+    """The windows that begin at `start`, of answers of which that is the newest."""
+    rng, end = np.random.default_rng(0), OPENING + start + window
+    ids = rng.integers(3, VOCABULARY, (count, OPENING + LENGTH)).astype(np.int32)
+    logprobs = np.full(window, -2.0, np.float32)
+    return shard_of(Answer(i, i, ids[i, :end], OPENING, start, logprobs) for i in range(count))
+
+
+def against_loop(options: argparse.Namespace) -> dict[str, Any]:
+    """Ours and a plain loop."""
     ours = Learner(budget=options.budget)
     plain = PaddedLoop(MODEL, budget=options.budget, lr=(POLICY_LR, VALUE_LR))
     batch = partial(demo_shard, trajectories=options.trajectories, window=options.window)
@@ -203,40 +227,124 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     wall = {side: [each.wall_s for each in found] for side, found in turns.items()}
     busy = {side: [each.cpu_s for each in found] for side, found in turns.items()}
     speeds = {side: statistics.median(ratios(tokens, found)) for side, found in wall.items()}
-    against = spread(ratios(wall["plain"], wall["ours"]))
+    against, useful = spread(ratios(wall["plain"], wall["ours"])), ours.metrics["perf/useful_share"]
+    inside, padded = attention_share(options), plain.useful / plain.computed
     print(
         f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
-        f"{shown(against)}, target 0.9"
+        f"{shown(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded batches: "
+        f"{padded:.3f}), inside attention {inside:.3f}"
     )
     return {
         **against,
-        "repeats": options.repeats,
         "cpu_time_ratio": statistics.median(ratios(busy["plain"], busy["ours"])),
         "tokens_per_s": speeds["ours"],
         "reference_tokens_per_s": speeds["plain"],
-        "useful_share": ours.metrics["perf/useful_share"],
-        "reference_useful_share": plain.useful / plain.computed,
-        "trajectories": options.trajectories,
-        "window": options.window,
-        "micro_batch_tokens": options.budget,
-        "threads": torch.get_num_threads(),
+        "useful_share": useful,
+        "reference_useful_share": padded,
+        "attention_share": inside,
     }
 
 
-def parse(argv: Sequence[str], name: str, text: str | None) -> argparse.Namespace:
-    """Options that the learner's benchmarks share; torch's threads are set."""
-    parser = command_line(name, text)
-    parser.add_argument("--repeats", type=int, default=7, help="turns of both sides")
-    parser.add_argument("--trajectories", type=int, default=256, help="of an update")
-    parser.add_argument("--window", type=int, default=240, help="tokens of a window")
-    parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
-    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    return options
+def attention_share(options: argparse.Namespace) -> float:
+    """The share of tokens that is no padding inside attention."""
+    drawn = demo_lengths(options.trajectories, np.random.default_rng(options.repeats))
+    lengths = [OPENING + length for length in drawn]
+    packs = pack_sequences(lengths, budget=options.budget)
+    layouts = (layout_of([lengths[i] for i in chosen]) for chosen in packs)
+    return sum(lengths) / sum(layout.padded_from.numel() for layout in layouts)
+
+
+def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
+    """Each length of prompt, computed for each response and once."""
+    learners = {
+        side: Learner(budget=options.budget, shares_openings=side == "shared")
+        for side in ("apart", "shared")
+    }
+
+    def timed(side: str, prompt: int, turn: int) -> tuple[float, float]:
+        """Seconds of an update, and the tokens that went through the models."""
+        part = demo_shard(
+            trajectories=options.trajectories, window=options.window, seed=turn, prompt=prompt,
+            members=MEMBERS,
+        )  # fmt: skip
+        seconds, found = took(partial(learners[side].run, part)).wall_s, learners[side].metrics
+        return seconds, float(found["perf/tokens_per_s"]) * float(found["timing_s/update"])  # type: ignore[arg-type]
+
+    prompts: dict[str, Any] = {}
+    for prompt in PROMPTS:
+        sides = {side: partial(timed, side, prompt) for side in learners}
+        turns = in_turns(sides, options.repeats)
+        (apart, without), (shared, still) = (zip(*turns[side], strict=True) for side in learners)
+        row = {**spread(ratios(apart, shared)), "tokens": statistics.median(ratios(still, without))}
+        prompts[str(prompt)] = row
+        print(
+            f"prompts of {prompt:>4} tokens: {shown(row)} times as fast, {row['tokens']:.2f} of "
+            "the tokens"
+        )
+    return {"prompts": prompts}
+
+
+def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
+    """Whole answers with each context. The critic's head is not zero, so there are advantages."""
+    window, kept = options.window, options.trajectories * (OPENING + LENGTH - 1)
+    parts = [unfinished(options.trajectories, window, at) for at in range(0, LENGTH, window)]
+
+    def timed(context: str, turn: int) -> tuple[float, float, float]:
+        """Seconds of an update, the share of context, bytes that are carried for a token."""
+        ours, shares = Learner(context=context, window=window, critic_spread=0.3), list[Any]()
+        seconds = took(
+            lambda: shares.extend(ours.run(part)["perf/context_share"] for part in parts)
+        ).wall_s
+        carried = sum(store.num_bytes for store in ours.updater.carried.values())
+        return seconds / len(parts), statistics.mean(shares), carried / kept
+
+    sides = {context: partial(timed, context) for context in CONTEXTS}
+    turns = in_turns(sides, options.repeats, warm_up=False)
+    seconds = {side: [each[0] for each in found] for side, found in turns.items()}
+    against = spread(ratios(seconds["full"], seconds["carried"]))
+    medians = {side: statistics.median(found) for side, found in seconds.items()}
+    shares = {side: found[0][1] for side, found in turns.items()}
+    for side in CONTEXTS:
+        print(
+            f"{side:8} {medians[side]:.3f} s an update, context {shares[side]:.3f} of what is "
+            "computed"
+        )
+    print(f"carried is {shown(against)} times as fast as full", flush=True)
+    return {
+        **against,
+        "seconds_an_update": medians,
+        "context_share": shares,
+        "bytes_per_token": turns["carried"][0][2],
+    }
+
+
+AGAINST: dict[str, tuple[Callable[[argparse.Namespace], dict[str, Any]], int, int]] = {
+    "loop": (against_loop, 256, 240),
+    "prompts": (against_prompts, 128, 240),
+    "contexts": (against_contexts, 8, 128),
+}
+"""What is compared, trajectories of an update and tokens of a window."""
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """One comparison."""
+    measured, trajectories, window = AGAINST[options.against]
+    options.trajectories = options.trajectories or trajectories
+    options.window = options.window or window
+    settings = ("against", "repeats", "trajectories", "window", "budget", "threads")
+    return {**measured(options), **{name: getattr(options, name) for name in settings}}
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    options = parse(argv, "learner", __doc__)
-    return conclude("learner", options, partial(compare, options))
+    parser = command_line("learner", __doc__)
+    parser.add_argument("--against", choices=AGAINST, default="loop", help="the other way")
+    parser.add_argument("--repeats", type=int, default=7, help="turns of all sides")
+    parser.add_argument("--trajectories", type=int, help="of an update (256, 128 or 8)")
+    parser.add_argument("--window", type=int, help="tokens of a window (240, 240 or 128)")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    offer_row(parser)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    return conclude("learner", options, partial(measure, options))

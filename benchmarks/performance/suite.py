@@ -8,7 +8,6 @@ suite. A measurement is a row of the file `--rows`, by default `benchmarks/resul
 beside which others took more than a twentieth of a core is marked.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 from benchmarks.kit.command_line import command_line, take_rows
 from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.rows import RESULTS, Rows
+from benchmarks.kit.rows import RESULTS, Rows, tell
 from headrace.host.install import ROOT
 
 EVERY_S = 2.0
@@ -70,11 +69,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("arguments", nargs="*", help="for pytest, after --: -- tests/learner")
     take_rows(parser, RESULTS / "suite.jsonl")
     options = parser.parse_args(argv)
-    rows = Rows(options.rows)
-    row = rows.add(f"suite/{round(time.time())}", measure(options.arguments))
-    if options.json:
-        print(json.dumps(row))
-    return int(row["exit_code"])
+    options.rows = Rows(options.rows)
+    result = measure(options.arguments)
+    tell(options, result)
+    return int(result["exit_code"])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.rows import keep, result_line
+from benchmarks.kit.rows import tell
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S
 from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, Runs, started
 from benchmarks.robustness.chaos_place import Network, network_problem
@@ -218,10 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         },
         "deadline_s": HEARTBEAT_S,
     }
-    keep(args.rows, result)
-    if args.json:
-        print(result_line(result))
-    return 0
+    return tell(args, result)
 
 
 if __name__ == "__main__":

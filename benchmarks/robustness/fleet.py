@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.kit.command_line import command_line, offer_row
 from benchmarks.kit.made_runs import stream
 from benchmarks.kit.made_server import Server, allow_files, on_core, sockets_for, two_cores
-from benchmarks.kit.rows import keep, result_line
+from benchmarks.kit.rows import tell
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
 from storage.journal.store import read_journal
@@ -156,10 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
     result = {"benchmark": "fleet", "trajectories": args.trajectories, **summary(found)}
-    keep(args.rows, result)
-    if args.json:
-        print(result_line(result))
-    return 0
+    return tell(args, result)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.kit.command_line import command_line, offer_row
 from benchmarks.kit.made_runs import MadeRun, Shape
 from benchmarks.kit.made_server import Server
-from benchmarks.kit.rows import keep, result_line
+from benchmarks.kit.rows import tell
 from headrace.run_files.run_folder import read_config
 from storage.database.engine import SQLITE_NAME
 from storage.journal.segments import end_of
@@ -109,11 +109,7 @@ def main(argv: list[str]) -> int:
         f"without a database: restart in {rows[-1]['restart_without_sql_s']:.2f} s, tables whole "
         f"after {rows[-1]['sql_s']:.1f} s (goal: restart under 30 s, memory flat)"
     )
-    result = {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows}
-    keep(arguments.rows, result)
-    if arguments.json:
-        print(result_line(result))
-    return 0
+    return tell(arguments, {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows})
 
 
 if __name__ == "__main__":

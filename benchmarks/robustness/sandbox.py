@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, keep
+from benchmarks.kit.rows import RESULTS, Rows, tell
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
 from sandbox.isolation_check import LAYERS, Trial, try_layer
@@ -114,8 +114,5 @@ def main(argv: Sequence[str]) -> int:
         )
     take_rows(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
-    rows = Rows(options.rows)
-    row = keep(rows, {"benchmark": "sandbox", **asyncio.run(measure(options))})
-    if options.json:
-        print(json.dumps(row))
-    return 0
+    options.rows = Rows(options.rows)
+    return tell(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from benchmarks.kit.command_line import command_line, offer_row
 from benchmarks.kit.made_server import Server, allow_files, on_core, two_cores
-from benchmarks.kit.rows import keep, result_line
+from benchmarks.kit.rows import tell
 from benchmarks.robustness.fleet import CountingReward, fleet
 from storage.audit import audit_run
 from storage.audit.findings import Finding
@@ -155,10 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"over the run; restarts took {result['restart_s']} s; the audit finds "
         f"{result['findings']} things wrong"
     )
-    keep(args.rows, result)
-    if args.json:
-        print(result_line(result))
-    return 0
+    return tell(args, result)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.kit import ceiling
 from benchmarks.kit.arm_run import generated_at, warm_up_updates
 from benchmarks.kit.arms import Row, rows_of
 from benchmarks.kit.rows import read_rows
@@ -189,11 +188,13 @@ def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
     measured = list(rows.values())
     reference = found[study.file.reference].values()
     ppo = [row["train_time_s"] / row["tokens"]["trained_policy"] for row in reference]
-    best = [max(row["generator_s"], row["learner_s"]) / row["trained"] for row in measured]
+    slower = [max(row["generator_s"], row["learner_s"]) for row in measured]
+    best = [seconds / row["trained"] for seconds, row in zip(slower, measured, strict=True)]
+    shares = [seconds / row["stream_s"] for seconds, row in zip(slower, measured, strict=True)]
     return {
         "runs": len(measured),
         "ceiling": statistics.median(ppo) / statistics.median(best),
-        "share": statistics.median(ceiling.share(row) for row in measured),
+        "share": statistics.median(shares),
         **{
             side: statistics.median(row[f"{side}_s"] / row["stream_s"] for row in measured)
             for side in ("generator", "learner")

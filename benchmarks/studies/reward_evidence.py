@@ -1,7 +1,8 @@
 """Tables and plots of the reward studies for `docs/evidence.md`: hacking, and pairwise rewards.
 
-In: rows of `benchmarks.studies.hacking` and `benchmarks.studies.pairwise`, those of earlier tasks
-among them. Out: Markdown, a line for each task and arm, or part and arm, with medians over seeds,
+In: rows of hacking and pairwise, those of earlier tasks among them.
+
+Out: Markdown, a line for each task and arm, or part and arm, with medians over seeds,
 least and largest; and SVG files. Promise: a row that failed its gate is shown and counted like the
 others.
 """
@@ -12,10 +13,9 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
-from benchmarks.kit.rows import read_rows
+from benchmarks.kit.rows import RESULTS, read_rows
 from benchmarks.kit.study_plots import Points, curves, dots, save
 from benchmarks.kit.study_table import Table, spread, text
-from benchmarks.studies import hacking, pairwise
 
 Row = dict[str, Any]
 EASY = "copy"
@@ -140,10 +140,13 @@ class RewardStudy(NamedTuple):
 
 STUDIES = {
     "hacking": RewardStudy(
-        hacking.ROWS, hacking_table, draw_hacking, "Truth, gap and fillers update by update"
+        RESULTS / "hacking.jsonl",
+        hacking_table,
+        draw_hacking,
+        "Truth, gap and fillers update by update",
     ),
     "pairwise": RewardStudy(
-        pairwise.ROWS, pairwise_table, draw_pairwise, "Every figure of the three parts"
+        RESULTS / "pairwise.jsonl", pairwise_table, draw_pairwise, "Every figure of the three parts"
     ),
 }
 """By the name of the command and of the plot's file."""

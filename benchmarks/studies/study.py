@@ -14,15 +14,14 @@ than a twentieth of a core is made again, three times at most.
 import argparse
 import importlib
 import re
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit import ceiling, study_file
+from benchmarks.kit import study_file
 from benchmarks.kit.arm_run import run_arm
-from benchmarks.kit.arms import is_missing, key, new_key, rows_of
+from benchmarks.kit.arms import is_missing, key, rows_of
 from benchmarks.kit.command_line import command_line
 from benchmarks.kit.rows import Rows, read_rows, result_line
 from benchmarks.kit.study_plan import Plan, Study
@@ -37,8 +36,11 @@ from benchmarks.studies.comparison_figures import (
     tuning_lines,
     tuning_table,
 )
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import UserError
 from headrace.host.hardware import detect
+
+CEILING = "a66d1709"
+"""Has what measured a stream's generator and learner each alone (benchmarks/kit/ceiling.py)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
     """The options of the study in a file."""
     file = study_file.load(path, settings[-1] if settings else None)
+    if file.now:
+        raise UserError(f"{path.stem} is part of another benchmark now: headrace bench {file.now}")
     if file.retired:
         raise UserError(
             f"{path.stem} is run no more; its code is at commit {file.retired}, what it found on "
@@ -88,7 +92,7 @@ def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse
     if file.tuning:
         parts["tune"] = "run what tuning lacks"
     if file.ceiling:
-        parts["ceiling"] = "measure generator and learner alone"
+        parts["ceiling"] = f"is measured no more; its code is at commit {CEILING}"
     group = parser.add_mutually_exclusive_group() if parts else parser
     for name, meaning in parts.items():
         group.add_argument(f"--{name}", action="store_const", dest="part", const=name, help=meaning)
@@ -108,6 +112,8 @@ def about(path: Path) -> str:
 def carry_out(study: Study, options: argparse.Namespace) -> int:
     """Run what is missing of what was asked for, or only list it, and show what the rows say."""
     file, part = study.file, options.part
+    if part == "ceiling":
+        raise UserError(f"the ceiling is measured no more; its code is at commit {CEILING}")
     file_of = "tuning" if part == "tune" else part
     rows = Rows(options.rows or study.path(file_of))
     modes, seeds = chosen(study, options)
@@ -125,8 +131,6 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
     failed: list[str] = []
     if part == "tune":
         runner.tune(study.tuning(rows), modes)
-    elif part == "ceiling":
-        failed = run_ceiling(study, rows)
     else:
         failed = runner.run_all(plan)
     result = report(study, rows, part, modes, seeds)
@@ -151,21 +155,6 @@ def measure_of(study: Study) -> Measure:
         return run_arm
     module, _, function = study.file.facts.partition(":")
     return partial(run_arm, facts=getattr(importlib.import_module(module), function))
-
-
-def run_ceiling(study: Study, rows: Rows) -> list[str]:
-    """Measure the ceiling at the first seed of the race; what failed, in words."""
-    assert study.file.ceiling is not None
-    arm, seed = study.arm(study.file.ceiling), study.file.seeds[0]
-    name = key(arm, seed)
-    while is_missing(name, rows.rows):
-        try:
-            row = ceiling.measure(arm, seed)
-        except RunFailedError as error:
-            print(f"failed: {error}", file=sys.stderr)
-            return [str(error)]
-        rows.add(new_key(name, rows.rows, row), row)
-    return []
 
 
 def report(

@@ -14,7 +14,6 @@ from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
-from storage.queries.episodes import episode_ends
 from storage.queries.evaluations import (
     evaluation_answers,
     evaluations,
@@ -59,6 +58,7 @@ from storage.queries.summary import run_figures, run_summary
 from storage.queries.trajectories import (
     TrajectoryDetail,
     TrajectoryPage,
+    episode_ends,
     prompt_images,
     search_responses,
     trajectory_detail,

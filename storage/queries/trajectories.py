@@ -1,5 +1,6 @@
-"""Trajectories: a page of rows, and one in every detail."""
+"""Trajectories: a page of rows, one in every detail, and how episodes ended."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,3 +256,20 @@ def _says(text: str) -> ColumnElement[bool]:
     """Prompt, answer or the prompt's id contain a text."""
     places = (Prompt.text, Prompt.answer, Group.prompt_id)
     return or_(*(place.contains(text, autoescape=True) for place in places))
+
+
+def episode_ends(run_dir: Path) -> dict[str, int]:
+    """Training episodes by how they ended, the most frequent first: `finished`, the key of the
+    limit that cut them short, what an environment failed by (`environment_timeout`), or `failed`;
+    `issued` and `running` are those that go on."""
+    reader, counts = open_run(run_dir), Counter[str]()
+    query = (
+        select(Trajectory.status, Trajectory.error, func.count())
+        .where(Trajectory.run == reader.key, Trajectory.purpose == "train")
+        .group_by(Trajectory.status, Trajectory.error)
+    )
+    for status, error, number in reader.rows(query):
+        reason = (error or "").partition(":")[0]
+        named = status == "truncated" or reason.startswith("environment_")
+        counts[reason if reason and named else status] += number
+    return dict(counts.most_common())

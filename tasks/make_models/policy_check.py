@@ -65,30 +65,19 @@ def sample(
     max_tokens: int,
     generator: torch.Generator,
     greedy: bool = False,
-    copies: int = 1,
-    first: torch.Tensor | None = None,
 ) -> list[list[int]]:
-    """Sample at T = 1 after `prompts` (int64 [n, length], all of one length), `copies` answers to
-    each, those of one prompt beside one another; the prompt is read once for all of them. `first`
-    (int64 [n * copies]) holds first tokens of answers, -1 where that is sampled as well.
-
-    Each answer ends with the end token, or has `max_tokens` tokens without one.
-    """
-    answers: list[list[int]] = [[] for _ in range(len(prompts) * copies)]
+    """Sample at T = 1 after `prompts` (int64 [n, length], all of one length). Each answer ends with
+    the end token, or has `max_tokens` tokens without one."""
+    answers: list[list[int]] = [[] for _ in prompts]
     live = torch.arange(len(answers))
     cache = DynamicCache(config=model.config)
     step = prompts
-    for number in range(max_tokens):
+    for _ in range(max_tokens):
         logits = model(input_ids=step, past_key_values=cache, use_cache=True).logits[:, -1].float()
-        if number == 0 and copies > 1:
-            logits = logits.repeat_interleave(copies, dim=0)
-            cache.batch_repeat_interleave(copies)
         if greedy:
             tokens = logits.argmax(-1)
         else:
             tokens = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-        if number == 0 and first is not None:
-            tokens = torch.where(first >= 0, first, tokens)
         for row, token in zip(live.tolist(), tokens.tolist(), strict=True):
             answers[row].append(token)
         unfinished = (tokens != model.config.eos_token_id).nonzero()[:, 0]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from benchmarks.kit.arms import Arm, key
-from benchmarks.kit.ceiling import ALONE, UNSEEN, share
 from benchmarks.kit.rows import Rows
 from benchmarks.kit.study_plan import Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner
@@ -192,24 +191,12 @@ def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     measured = {"arm": arm.name, "seed": 1, "trained": 1000, "stream_s": 20.0,
                 "generator_s": 16.0, "learner_s": 10.0}  # fmt: skip
     rows.add(key(arm, 1), measured)
-    assert share(measured) == 0.8
     ppo = race_row("small/synchronous", 1, rising(0.1, until=40))
     found = ceiling_figures(race, {"synchronous": {1: ppo}, "streaming": {}})
     assert found == {"runs": 1, "ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
     assert "reached 0.80 of its ceiling" in ceiling_line({"ceiling": found})
     assert ceiling_line({"ceiling": None}) == ""
     assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
-
-
-@pytest.mark.parametrize("race", RACES, ids=SETTINGS)
-@pytest.mark.parametrize("part", ["stream", "generator"])
-def test_both_parts_of_a_ceiling_are_runs_that_a_user_could_ask_for(race: Study, part: str) -> None:
-    arm = race.arm("streaming")
-    changed = (*arm.overrides, *(UNSEEN if part == "stream" else ALONE))
-    run = load_recipe(ROOT / arm.recipe, changed)
-    assert problems(run) == []
-    assert run.evaluation.every_updates is None
-    assert run.evaluation.before is run.evaluation.only is (part == "generator")
 
 
 def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""`headrace runs`, `show` and `stop`: what ran, and the run that is going on."""
+"""`headrace runs`, `show`, `stop` and `dashboard`: what ran, and the run that is going on."""
 
 import argparse
 import json
+import os
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +13,15 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace.errors import UserError
+from headrace.host.hardware import free_port, port_is_free
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
 from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
+from headrace_cli.launch.plan import dashboard_argv, role_environment
+
+LARGEST_PORT = 65535
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -127,3 +133,24 @@ def stop(arguments: argparse.Namespace) -> int:
         monitor.close()
     print(f"{run_dir.name} has ended")
     return 0
+
+
+def dashboard(arguments: argparse.Namespace) -> int:
+    """Become the server of the web page of a folder of runs; the process is replaced."""
+    root = Path(arguments.folder or arguments.root or "runs")
+    if not 0 <= arguments.port <= LARGEST_PORT:
+        raise UserError(
+            f"--port {arguments.port}: ports go from 1 to {LARGEST_PORT}; 0: a free one"
+        )
+    if not root.is_dir():
+        raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
+    try:
+        port = arguments.port or free_port(arguments.host)
+    except OSError as error:
+        raise UserError(f"--host {arguments.host}: no address of this machine ({error})") from error
+    if not port_is_free(arguments.host, port):
+        raise UserError(f"port {port} is in use; choose another with --port (0 takes a free one)")
+    argv = dashboard_argv(arguments.host, port, root.resolve(), ahead=True)
+    print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
+    sys.stdout.flush()
+    os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})

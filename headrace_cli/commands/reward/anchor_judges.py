@@ -135,7 +135,6 @@ def _comparison(source: SourceConfig) -> Compare:
     """How a pairwise reward model picks."""
     from rewards.kinds import model_folder
     from rewards.models.scorer import PairScorer
-    from rewards.models.tournament import best_of
 
     rule = source.options.get("rule")
     scorer = PairScorer(
@@ -147,6 +146,30 @@ def _comparison(source: SourceConfig) -> Compare:
             best = best_of(texts, lambda a, b: scorer.pair(prompt, a, b, rule=rule).r)
         except UserError as error:
             raise UnjudgedError(str(error)) from error
-        return Pick(best.place, best.score)
+        return best
 
     return compare
+
+
+def best_of(answers: Sequence[str], beats: Callable[[str, str], float]) -> Pick:
+    """The best by a knock-out: each answer meets the winner so far. `beats(a, b)`: how likely a
+    beats b; of b and a it is one minus that, so that a pair is asked about once. Where the judge
+    puts answers into an order its first one wins, however they stand; n answers take at most 2n - 3
+    questions. Its score: the mean probability to beat one of the others (1/2 for equal ones, and
+    where there are none)."""
+    known: dict[tuple[str, str], float] = {}
+
+    def won(first: str, second: str) -> float:
+        if first == second:
+            return 0.5
+        if (first, second) not in known:
+            p = beats(first, second)
+            known[first, second], known[second, first] = p, 1.0 - p
+        return known[first, second]
+
+    best = 0
+    for index, answer in enumerate(answers):
+        if won(answer, answers[best]) > 0.5:
+            best = index
+    others = [*answers[:best], *answers[best + 1 :]]
+    return Pick(best, sum(won(answers[best], o) for o in others) / len(others) if others else 0.5)

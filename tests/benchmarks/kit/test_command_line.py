@@ -32,9 +32,8 @@ def test_every_option_of_every_benchmark_says_what_it_is() -> None:
 
 
 def test_benchmarks_share_one_kind_of_command_line() -> None:
-    """`journal_turns` is a program that the benchmark starts, and takes a coordinator's options."""
     own = {path.stem for path in FILES if calls(path, "ArgumentParser")}
-    assert own == {"command_line", "journal_turns"}
+    assert own == {"command_line"}
 
 
 def test_help_keeps_the_text_and_tells_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,17 +78,6 @@ def test_own_seconds_between_two_times() -> None:
     assert watch.own_between(-5.0, 25.0) == pytest.approx(40.0)
 
 
-def test_a_roles_seconds_between_two_times() -> None:
-    """10 s until the first look; then 2 s a second, of which the role has half."""
-    watch = watched(*(Look(float(at), 0, 0, 10.0 + 2 * at) for at in (0, 10, 20)))
-    for at in (0, 10, 20):
-        tree = Tree()
-        tree.see({BENCH: Used(5 + at, 0), LEARNER: Used(5 + at, 0)}, {LEARNER: BENCH})
-        watch.trees.append(tree)
-    assert watch.role_between("learner-0", NAMES, 5.0, 15.0) == pytest.approx(10.0)
-    assert watch.role_between("reward-0", NAMES, 5.0, 15.0) == 0.0
-
-
 WORK = """
 import subprocess, sys, time
 def spin(seconds):

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.kit.machine_state import MachineState, Watch
 from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
+from benchmarks.kit.rows import Rows
 
 
 def test_sides_take_turns_at_going_first() -> None:
@@ -52,7 +53,7 @@ def test_a_disturbed_result_is_printed_and_becomes_no_row(
 ) -> None:
     monkeypatch.setattr(Watch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {}))
     rows = tmp_path / "rows.jsonl"
-    options = argparse.Namespace(json=True, rows=rows)
+    options = argparse.Namespace(json=True, rows=Rows(rows))
     assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0
     said = capsys.readouterr()
     result = json.loads(said.out)

@@ -1,22 +1,14 @@
-"""What rows keep of a run's folder, and the two halves of a ceiling."""
+"""What rows keep of a run's folder."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from sqlalchemy import select
 
-from benchmarks.kit.ceiling import full_rate
-from benchmarks.kit.learner_alone import recorded_batches
 from benchmarks.kit.machine_state import Look, Watch
 from benchmarks.kit.run_facts import cpu_at_evaluations, long_prompts, lost_by_tenth
-from headrace.config.sections.run import RunConfig
-from storage.database.reader import open_run
-from storage.database.tables import Update
-from tests.dashboard.scripted_run import write_run as write_scripted
 from tests.storage.samples import write_run
 
 
@@ -66,48 +58,3 @@ def test_accuracy_on_the_longest_prompts(
     monkeypatch.setattr("benchmarks.kit.run_facts.evaluation_answers", lambda folder: answers)
     found = long_prompts(tmp_path, [0, 4])
     assert found == {"by": by, "least": 8, "share": 0.1, "accuracy": [0.5, 1.0]}
-
-
-def test_rate_of_full_slots_leaves_out_the_tail() -> None:
-    """Two slots at 10 tokens a second each: three answers of 10 tokens and one that takes 100 s."""
-    answers = pd.DataFrame(
-        [(10, 0.0, 1.0), (10, 1.0, 2.0), (10, 2.0, 3.0), (1000, 0.0, 100.0)],
-        columns=["length", "first_token_at", "finished_at"],
-    )
-    assert full_rate(answers) == pytest.approx(20.0)
-
-
-def committed(run_dir: Path) -> dict[tuple[int, int], int]:
-    """Policy tokens of each update that was committed, abandoned lines included."""
-    reader = open_run(run_dir)
-    rows = reader.rows(
-        select(Update.lineage, Update.update, Update.trained_tokens)
-        .where(Update.run == reader.key, Update.state == "committed")
-        .order_by(Update.offset)
-    )
-    totals: dict[int, int] = {}
-
-    def each() -> Iterator[tuple[tuple[int, int], int]]:
-        for lineage, update, total in rows:
-            before = totals.get(update - 1, 0)
-            totals[update] = total
-            yield (lineage, update), total - before
-
-    return dict(each())
-
-
-def test_batches_made_again_hold_the_tokens_that_were_trained(tmp_path: Path) -> None:
-    """Of a run with a restored learner."""
-    run_dir = write_scripted(
-        tmp_path, updates=8, roll_back_after=4, algorithm={"value": {"warmup_epochs": 2}}
-    )
-    config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
-    found: dict[tuple[int, int], int] = {}
-    for batch, shard in recorded_batches(run_dir, config):
-        tokens = sum(int((window.loss_weights > 0).sum()) for window in shard.windows)
-        found[(batch.lineage, batch.update)] = tokens
-        assert batch.value_epochs == (1 if shard.windows else 2)
-        assert {w.sequence for w in shard.windows} <= set(range(len(shard.sequences)))
-    expected = committed(run_dir)
-    assert {key: found[key] for key in expected} == expected
-    assert sum(expected.values()) > 300

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.kit import study_file
 from benchmarks.kit.arm_run import area, figures, metric_of
@@ -18,7 +16,6 @@ from benchmarks.kit.study_file import Column, StudyFile, filled, value_of
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_runs import Runner, core_shares, prepare
 from benchmarks.kit.study_table import arms_table, figure_of, lines_of
-from benchmarks.performance import schedule
 from benchmarks.studies.study import main
 from headrace.config.loading.recipe import load_recipe, read_toml
 from headrace.config.preflight.checks import problems
@@ -26,7 +23,8 @@ from headrace.errors import RunFailedError, UserError
 from headrace.host.install import ROOT
 
 STUDIES = [
-    Study.load(n) for n in ("code-prm", "dapo-parts", "egae", "staleness", "vapo-parts", "vcppo")
+    Study.load(n)
+    for n in ("code-prm", "dapo-parts", "egae", "schedule", "staleness", "vapo-parts", "vcppo")
 ]
 TWO = StudyFile(
     recipe="recipes/quickstart.toml",
@@ -67,6 +65,8 @@ def test_a_study_says_what_it_is_and_a_retired_one_where_its_code_is(
             assert f"headrace bench {name}" in capsys.readouterr().out
     with pytest.raises(UserError, match="egae-bias is run no more; its code is at commit 84e96df"):
         main(["egae-bias"])
+    with pytest.raises(UserError, match="bench learner --against contexts"):
+        main(["carried", "--json"])
 
 
 def test_a_mistake_in_a_file_is_one_line(tmp_path: Path) -> None:
@@ -205,17 +205,6 @@ def row_of(arm: Arm, seed: int, points: list[tuple[int, float, float]], **more: 
     }
 
 
-def test_schedule_leaves_no_seed_out(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
-    for mode, seconds in (("streaming", (10.0, None, 10.0)), ("synchronous", (20.0, 15.0, None))):
-        for seed, value in enumerate(seconds):
-            row = {"seconds": value, "evaluations": [[0, 0.0, 0.1], [8, 60.0, 0.2]]}
-            rows.add(f"{mode}/{seed}/0.75", row)
-    result = schedule.summarise(rows, 3, 0.75)
-    assert (result["ratio_min"], result["ratio"], result["ratio_max"]) == (0.0, 2.0, 6.0)
-    assert (result["repeats"], result["missed"]) == (3, 2)
-
-
 def test_a_run_that_others_disturbed_is_made_again(tmp_path: Path) -> None:
     """Twice disturbed, then not: all three rows are kept, and the last one counts."""
     one = Arm("one", "recipes/quickstart.toml")
@@ -288,15 +277,3 @@ def test_metrics_are_counted_from_the_first_update_of_the_policy() -> None:
     row["series"]["actor/entropy"] = [None, None, 0.5, 0.25]
     assert metric_of(row, "actor/entropy") == [(1, 0.5), (2, 0.25)]
     assert metric_of(row, "actor/unknown") == []
-
-
-@given(*[st.tuples(st.floats(0.1, 100), st.floats(0.1, 100))] * 2)
-def test_the_ratio_of_schedules_is_the_least_that_it_may_be(
-    ours: tuple[float, float], reference: tuple[float, float]
-) -> None:
-    """Each run has a true time and a time at which it was stopped."""
-    rows = [
-        {"seconds": true if true <= stop else None, "evaluations": [[0, 0.0], [8, stop]]}
-        for true, stop in (ours, reference)
-    ]
-    assert schedule.least_ratio(*rows) <= reference[0] / ours[0]

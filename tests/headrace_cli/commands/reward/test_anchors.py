@@ -12,9 +12,9 @@ from headrace.errors import RunFailedError, UserError
 from headrace_cli.cli import main
 from headrace_cli.commands.checks.anchor_check import check_anchors
 from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.reward.anchor_judges import best_of
 from headrace_cli.commands.reward.row_file import RowFile
 from rewards.models.scorer import PairScorer
-from rewards.models.tournament import best_of
 from tests.pair_model import write_pair_model
 
 POLICY = Path(__file__).parents[4] / "recipes" / "models" / "tracking-cold"
