@@ -80,15 +80,13 @@ def facts(config: RunConfig) -> list[Fact]:
     found += _groups(config)
     found += _overlong(config)
     found += _units(config)
-    if config.algorithm.value is not None and config.algorithm.value.warmup_updates:
-        found.append(
-            Fact(
-                "value warm-up",
-                config.algorithm.value.warmup_updates,
-                "updates",
-                "train the value model alone before the policy moves",
-            )
+    value = config.algorithm.value
+    if value is not None and value.warmup_updates:
+        first = (
+            "" if value.warmup_prompts is None else f", the first on {value.warmup_prompts} prompts"
         )
+        meaning = f"train the value model alone before the policy moves{first}"
+        found.append(Fact("value warm-up", value.warmup_updates, "updates", meaning))
     end = "never by itself: Ctrl-C or `headrace stop`" if never_ends(config) else _stops(config)
     found.append(Fact("ends", end, "", "the first condition that holds"))
     return found
