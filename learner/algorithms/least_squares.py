@@ -3,8 +3,8 @@
 In: features of the states of finished answers, and their returns. Out: a linear head. Promises: the
 head is the exact solution for all tokens given so far, the older ones counting less; its penalty is
 the one of `PENALTIES` that predicts answers best which were not fitted (4 folds of answers); where
-nothing can be predicted, it is the mean return. Sums of ranks add up to those of one rank. Ours, not
-T-PPO's: VC-PPO's Monte-Carlo targets (section 2.2 of `core`), fitted in closed form.
+nothing can be predicted, it is the mean return. Sums of ranks add up to those of one rank. Ours:
+the Monte-Carlo targets of VC-PPO (arXiv 2503.01491), fitted in closed form.
 """
 
 import math

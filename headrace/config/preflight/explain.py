@@ -82,10 +82,9 @@ def facts(config: RunConfig) -> list[Fact]:
     found += _units(config)
     value = config.algorithm.value
     if value is not None and value.warmup_updates:
-        first = (
-            "" if value.warmup_prompts is None else f", the first on {value.warmup_prompts} prompts"
-        )
-        meaning = f"train the value model alone before the policy moves{first}"
+        meaning = "train the value model alone before the policy moves"
+        if value.warmup_prompts is not None:
+            meaning += f", the first on all answers to {value.warmup_prompts} prompts"
         found.append(Fact("value warm-up", value.warmup_updates, "updates", meaning))
     end = "never by itself: Ctrl-C or `headrace stop`" if never_ends(config) else _stops(config)
     found.append(Fact("ends", end, "", "the first condition that holds"))
