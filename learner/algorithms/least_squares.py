@@ -24,25 +24,25 @@ class LeastSquaresHead:
 
     Attributes:
         sums: [FOLDS, F + 2, F + 2] float64, of the products of (1, x, return) over the tokens of
-        each fold. weights: [F]. offset: []. penalty: the one chosen last.
+        each fold. weights: [F], offset: []: float64. penalty: the one chosen last.
     """
 
     def __init__(self, features: int, device: torch.device) -> None:
         size = features + 2
         self.sums = torch.zeros(FOLDS, size, size, dtype=torch.float64, device=device)
-        self.weights = torch.zeros(features, device=device)
-        self.offset = torch.zeros((), device=device)
+        self.weights = torch.zeros(features, dtype=torch.float64, device=device)
+        self.offset = torch.zeros((), dtype=torch.float64, device=device)
         self.penalty = math.inf
 
     def values(self, features: Tensor) -> Tensor:
         """[N] of features [N, F]."""
-        return features @ self.weights + self.offset
+        return (features.double() @ self.weights + self.offset).to(features.dtype)
 
     def products(self, features: Tensor, returns: Tensor, answers: Tensor) -> Tensor:
         """[FOLDS, F + 2, F + 2] what tokens add to `sums`: features [N, F], returns [N] and the
         answer's number of each token [N], which decides on its fold."""
         rows = torch.cat([torch.ones_like(returns)[:, None], features, returns[:, None]], dim=1)
-        folds = [rows[answers % FOLDS == fold].to(torch.float64) for fold in range(FOLDS)]
+        folds = [rows[answers % FOLDS == fold].double() for fold in range(FOLDS)]
         return torch.stack([x.T @ x for x in folds])
 
     def refit(self, products: Tensor, *, keep: float) -> None:
@@ -59,7 +59,7 @@ class LeastSquaresHead:
         best = int(errors.argmin()) if bool(errors.any()) else len(PENALTIES) - 1
         self.penalty = PENALTIES[best]
         head = -_ridge(whole)[best]
-        self.offset, self.weights = head[0].float(), head[1:-1].float()
+        self.offset, self.weights = head[0].clone(), head[1:-1].clone()
 
     def state(self) -> dict[str, Tensor]:
         """All of it, as tensors."""
