@@ -269,7 +269,7 @@ def figures(
 
     quarters = [(along * 4).astype(int) == q for q in range(4)]
     low, high = interval(reach, count)
-    found = {
+    found: dict[str, Any] = {
         "answers": len(held), "tokens": int(lengths.sum()), "mean return": round(
             float(np.mean([h.score for h in held])), 3
         ),

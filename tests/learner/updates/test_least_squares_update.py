@@ -138,11 +138,10 @@ def test_values_are_those_of_a_head_on_all_layers_and_logprobs(
         every = [p for a, b in sequence.sampled for p in range(a, b)]
         wanted = head.values(features(second, window.trajectory_id)).tolist()
         own = {p: v for p, v in zip(every, wanted, strict=True)}
-        for position, value in zip(
-            range(window.start, window.end), found[window.window_id], strict=True
-        ):
+        places = range(window.start, window.end)
+        for position, seen_value in zip(places, found[window.window_id], strict=True):
             if position in own:
-                assert value == pytest.approx(own[position], rel=1e-4, abs=1e-5)
+                assert seen_value == pytest.approx(own[position], rel=1e-4, abs=1e-5)
                 compared += 1
     assert compared > 300
 
