@@ -62,7 +62,7 @@ def check_columns(where: str, needs: Collection[str], columns: Collection[str]) 
         raise UserError(
             f"{where} needs {listed(unknown)}, which no column of the task gives (it has "
             f"{', '.join(sorted(columns)) or 'none'}) and nothing else is known by that name; add "
-            f"the column, give the parameter a default, or see docs/write-a-reward.md for the "
+            f"the column, give the parameter a default, or see docs/rewards.md for the "
             f"names that are known"
         )
 

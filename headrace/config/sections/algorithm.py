@@ -16,7 +16,7 @@ class EgaeConfig(StrictModel):
     """Discount."""
 
     gae_lambda_policy: float = Field(default=0.95, ge=0, le=1)
-    """Lambda of the policy's advantages; the floor when the length-adaptive lambda is on."""
+    """Lambda of the policy's advantages; the floor of the length-adaptive lambda."""
 
     length_adaptive_alpha: float | None = Field(default=None, gt=0)
     """alpha of lambda = 1 - 1/(alpha * length) (VAPO eq. 5). None: a fixed lambda."""
@@ -25,17 +25,17 @@ class EgaeConfig(StrictModel):
     """An unfinished trajectory counts half a window longer in the adaptive lambda (T-PPO)."""
 
     boundary: Literal["copy", "bootstrap", "terminal"] = "copy"
-    """V(s_l) at a cut: copy V(s_{l-1}) (T-PPO), ask the critic, or 0 (a mistake, for ablation)."""
+    """V(s_l) at a cut: copy V(s_{l-1}) (T-PPO), ask the critic, or 0 (for ablation)."""
 
     boundary_mask: int = Field(default=0, ge=0)
     """Last tokens of an unfinished window left out of the policy loss (T-PPO recipe: 8)."""
 
     whiten: bool = True
-    """Subtract the mean and divide by the standard deviation over the batch's trained tokens."""
+    """Whiten over the batch's trained tokens."""
 
     whiten_by_act: bool = False
-    """Whiten the turns of each act by themselves, such as answers and verdicts (PAG). Which act a
-    turn is its environment says; goes with `turns = "turn"`."""
+    """Whiten the turns of each act apart, such as answers and verdicts (PAG); the environment names
+    acts. Goes with `turns = "turn"`."""
 
     clamp: float | None = Field(default=10.0, gt=0)
     """Bound of the advantage's absolute value. None: no bound."""
@@ -47,14 +47,14 @@ class GroupAdvantageConfig(StrictModel):
     kind: Literal["group"]
 
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
-    """What is subtracted from a trajectory's reward."""
+    """What is subtracted from a reward."""
 
     scale: Literal["sample_std", "population_std", "none"] = "sample_std"
-    """Divide by the group's standard deviation + 1e-6: of a sample (n - 1, as verl and DAPO's code
-    do), of a population (n), or not at all (Dr. GRPO, RLOO)."""
+    """Divide by the group's standard deviation + 1e-6: of a sample (n - 1, as verl and DAPO), of a
+    population (n), or not (Dr. GRPO, RLOO)."""
 
     whiten: bool = False
-    """Whiten over the batch's trained tokens as well (REINFORCE++)."""
+    """Whiten over the batch's trained tokens too (REINFORCE++)."""
 
     clamp: float | None = Field(default=None, gt=0)
     """Bound of the advantage's absolute value."""
@@ -84,31 +84,30 @@ class ValueTargetConfig(StrictModel):
     """Lambda of the value target; 1 is the Monte-Carlo return."""
 
     value_clip_low: float | None = Field(default=None, gt=0)
-    """How far below the old value the clipped value may go (T-PPO recipe: 0.5). None: no clip."""
+    """How far below the old value the clipped one may go (T-PPO recipe: 0.5). None: no clip."""
 
     value_clip_high: float | None = Field(default=None, gt=0)
-    """How far above the old value the clipped value may go (T-PPO recipe: 0.6)."""
+    """How far above it (T-PPO recipe: 0.6)."""
 
     aggregate: Literal["sample_mean", "token_mean"] = "sample_mean"
     """How token losses become one number."""
 
     warmup_updates: int = Field(default=0, ge=0)
-    """Updates that train the value model alone, on a fixed policy (VC-PPO value pretraining)."""
+    """Updates that train the value model alone, on a fixed policy (VC-PPO)."""
 
     warmup_prompts: int | None = Field(default=None, ge=1)
     """The first warm-up update waits for all answers to this many prompts, the slow ones as well
     (VC-PPO's set of a fixed policy). None: for a batch of answers that ended."""
 
     warmup_epochs: int = Field(default=1, ge=1)
-    """Passes over the value batch in each warm-up update."""
+    """Passes over the value batch in a warm-up update."""
 
     warmup_explained_variance: float | None = Field(default=None, lt=1)
-    """End the warm-up early once the explained variance reaches this."""
+    """End the warm-up once the explained variance reaches this."""
 
     context: Literal["none", "anchor"] = "none"
-    """What the value model is told between the prompt and the answer, and the policy is not.
-    anchor: the answer that this one has to beat, for sources of the kind `pairwise` (Pairwise-RL).
-    """
+    """What the value model alone reads after the prompt. anchor: the answer to beat, for sources of
+    kind `pairwise`."""
 
 
 class BehaviourRatioConfig(StrictModel):
@@ -123,33 +122,33 @@ class DecoupledRatioConfig(StrictModel):
     kind: Literal["decoupled"]
 
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
-    """recomputed: logprobs under the weights of the update's start. interpolated: between the
-    sampler's and the learner's by the token's age, without a forward pass (A-3PO)."""
+    """recomputed: logprobs of the update's start. interpolated: between the sampler's and the
+    learner's by age, without a forward pass (A-3PO)."""
 
     cap: float = Field(default=2.0, gt=0)
-    """Largest weight."""
+    """Maximum weight."""
 
     over_cap: Literal["clamp", "mask"] = "clamp"
-    """Tokens over the cap are clamped to it or get weight 0."""
+    """Tokens over the cap are clamped or get weight 0."""
 
 
 class TisRatioConfig(StrictModel):
-    """Ratio to recomputed logprobs, weighted by these over the sampler's, truncated from above."""
+    """Ratio to recomputed logprobs, weighted by these over the sampler's, truncated."""
 
     kind: Literal["tis"]
 
     level: Literal["token", "sequence"] = "token"
-    """sequence: every token gets the product of its whole response (needs whole responses)."""
+    """sequence: every token gets its response's product (needs whole responses)."""
 
     cap: float = Field(default=2.0, gt=0)
-    """Largest weight (token 1.5 to 5, sequence 2 to 10)."""
+    """Maximum weight (usual: token 1.5 to 5, sequence 2 to 10)."""
 
     over_cap: Literal["clamp", "mask"] = "clamp"
-    """clamp is TIS; mask gives weight 0 to what is over the cap (MIS)."""
+    """clamp (TIS), or weight 0 over the cap (MIS)."""
 
     geometric_filter: tuple[float, float] | None = None
-    """Leave out responses whose geometric mean of the weight lies outside, for example
-    [0.999, 1.001] (needs whole responses). None: no filter."""
+    """Leave out responses whose geometric mean weight lies outside, such as [0.999, 1.001] (needs
+    whole responses). None: no filter."""
 
 
 RatioConfig = Annotated[
@@ -166,15 +165,15 @@ class ClippedLossConfig(StrictModel):
     """epsilon below 1."""
 
     clip_ratio_high: float = Field(default=0.28, gt=0)
-    """epsilon above 1 (clip-higher when larger than the lower one)."""
+    """epsilon above 1 (clip-higher if larger)."""
 
     dual_clip: float | None = Field(default=10.0, gt=1)
-    """Bound of the loss for negative advantages at large ratios. None: no dual clip."""
+    """Bound of the loss for negative advantages. None: no dual clip."""
 
 
 class ReinforceLossConfig(StrictModel):
-    """Logprob times advantage: plain policy gradient, nothing clipped. Only a ratio with a weight
-    (tis, decoupled) corrects for the age of a stream's tokens."""
+    """Plain policy gradient, nothing clipped. Only a weighted ratio (tis, decoupled) corrects for
+    age."""
 
     kind: Literal["reinforce"]
 
@@ -183,19 +182,19 @@ PolicyLossConfig = Annotated[ClippedLossConfig | ReinforceLossConfig, Field(disc
 
 
 class KlConfig(StrictModel):
-    """Divergence from a reference: the policy that the run began with (`model.path`), frozen."""
+    """Divergence from the policy that the run began with (`model.path`), frozen."""
 
     coef: float = Field(gt=0)
     """Its weight."""
 
     estimator: Literal["k1", "k1+", "k2", "k3", "k3+"] | None = None
-    """k1: log ratio. k2: half its square. k3: never negative (Schulman 2020). k1+, k3+: their value
-    with the gradient of k2, which alone is the divergence's own. None: k3+ in the loss, and in the
-    reward k1, the only one that is right there."""
+    """k1: log ratio. k2: half its square. k3: never negative. k1+, k3+: their value with k2's
+    gradient, the divergence's own. None: k3+ in the loss, k1 in the reward, the only right one
+    there."""
 
     where: Literal["loss", "reward"] = "loss"
     """loss: a term of the policy's loss (GRPO). reward: taken from each token's reward, for
-    advantages and value targets alike (RLHF's PPO, REINFORCE++)."""
+    advantages and value targets (REINFORCE++)."""
 
     @property
     def chosen_estimator(self) -> Literal["k1", "k1+", "k2", "k3", "k3+"]:
@@ -207,8 +206,8 @@ class OverlongConfig(StrictModel):
     """What long responses cost (DAPO section 3.4); the verifier's own score stays as it is."""
 
     cache: int | None = Field(default=None, ge=1)
-    """The penalty grows from 0 to -1 over the last so many tokens before max_response_length.
-    None: no penalty."""
+    """The penalty grows from 0 to -1 over this many tokens before max_response_length. None: no
+    penalty."""
 
     factor: float = Field(default=1.0, gt=0)
     """Multiplies the penalty."""
@@ -224,8 +223,7 @@ class PenaltyConfig(StrictModel):
     """Weight of the entropy bonus."""
 
     positive_nll_coef: float = Field(default=0.0, ge=0)
-    """Weight of the likelihood of right answers, over all their response tokens, earlier windows
-    included (VAPO eq. 9-10; 0.1 there)."""
+    """Weight of the likelihood of right answers, over all their tokens (VAPO eq. 9-10: 0.1)."""
 
 
 class AlgorithmConfig(StrictModel):
@@ -241,13 +239,11 @@ class AlgorithmConfig(StrictModel):
     """The value model. None: critic-free."""
 
     turns: Literal["episode", "turn"] = "episode"
-    """How far credit goes where an environment answers turns. episode: the recursion runs over all
-    sampled tokens, so a turn is credited with what later ones earn. turn: it ends with the turn,
-    which counts as an answer of its own (PAG)."""
+    """Credit over an environment's turns. episode: over all sampled tokens. turn: each turn counts
+    as an answer (PAG)."""
 
     admit: Literal["all", "mixed_groups"] = "all"
-    """mixed_groups: drop groups whose trajectories all have the same score, before shaping, and
-    issue others in their place (DAPO's dynamic sampling)."""
+    """mixed_groups: drop groups with equal scores, before shaping, and issue others (DAPO)."""
 
     overlong: OverlongConfig | None = None
     """What long responses cost. None: nothing."""
@@ -259,9 +255,8 @@ class AlgorithmConfig(StrictModel):
     """The surrogate loss."""
 
     aggregate: Literal["token_mean", "sample_mean", "fixed_length"] = "token_mean"
-    """How token losses of the policy become one number: the mean over the batch's tokens; over
-    samples of the mean over their tokens; over samples of the sum divided by max_response_length
-    (Dr. GRPO)."""
+    """Mean over the batch's tokens; over samples of the mean over their tokens; over samples of the
+    sum divided by max_response_length (Dr. GRPO)."""
 
     penalties: PenaltyConfig = PenaltyConfig()
     """Terms added to the policy loss."""

@@ -36,21 +36,19 @@ class OptimizerConfig(StrictModel):
 
 
 class RankerTraining(OptimizerConfig):
-    """How the ranker that pays is trained along: on the answers of each update and the clicks of
-    their rows."""
+    """Training of the paying ranker on each update's answers and the clicks of their rows."""
 
     lr: float = Field(default=1e-4, gt=0)
     """Learning rate after warm-up."""
 
     lists: int = Field(default=32, ge=1)
-    """Most lists of candidates that a rank learns from in one update; it takes the first."""
+    """Maximum number of lists per rank and update, the first ones."""
 
     max_tokens: int = Field(default=128, ge=16)
-    """Longest row in tokens; the oldest queries of a session go first."""
+    """Maximum row length in tokens; the oldest queries go first."""
 
     max_staleness: int = Field(default=2, ge=0)
-    """Most versions between the one that scores and the newest; what an older one said is asked
-    again."""
+    """Maximum number of versions behind the newest; older scores are asked for again."""
 
 
 class LearnerConfig(StrictModel):
@@ -63,41 +61,36 @@ class LearnerConfig(StrictModel):
     """auto: GPUs when there are any."""
 
     precision: Literal["auto", "float32", "bf16_autocast", "bfloat16"] = "auto"
-    """float32; float32 weights with bfloat16 matrix products (float32 ones on a CPU without
-    instructions for them); or DeepSpeed's bfloat16 mode. auto: bfloat16 on GPUs, else
-    bf16_autocast."""
+    """float32; bf16_autocast: float32 weights, bfloat16 matrix products (where the processor has
+    them); bfloat16: DeepSpeed's. auto: bfloat16 on GPUs, else bf16_autocast."""
 
     zero_stage: Literal[0, 1, 2, 3] | None = None
-    """DeepSpeed ZeRO stage. None: 2 with `precision = "bfloat16"`, which takes 2 at least; else
-    0."""
+    """DeepSpeed ZeRO stage. None: 2 with `precision = "bfloat16"` (its minimum), else 0."""
 
     offload_optimizer: bool = False
     """Keep optimizer state in host memory (ZeRO 1 and up)."""
 
     gradient_checkpointing: bool | None = None
-    """Layers keep their inputs alone, and the backward pass computes the rest again, layer by
-    layer. `headrace config explain` states the memory with and without. None: on GPUs."""
+    """Recompute layers in the backward pass; `headrace config explain` states the memory. None: on
+    GPUs."""
 
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens, context included, of one forward pass. A longer trajectory has one to
-    itself."""
+    """Maximum number of tokens per forward pass, context included; a longer trajectory has its
+    own."""
 
     context: Literal["full", "frozen", "carried"] = "full"
-    """What a later window sees of its prefix. full: it is computed again, and gradients flow
-    through its keys and values. frozen: it is computed again, and they do not. carried: keys and
-    values are those of the updates that trained the earlier windows; streaming only."""
+    """A later window's prefix. full: recomputed, gradients flow. frozen: recomputed without.
+    carried: keys and values of the updates that trained it; streaming only."""
 
     share_prompts: bool | None = None
-    """Responses of one group that go through a forward pass together compute their prompt once. It
-    takes our own attention. None: wherever FlashAttention is not used instead. True: instead of
-    FlashAttention, too."""
+    """Compute a group's prompt once per forward pass, with our attention. None: unless
+    FlashAttention is used. True: always."""
 
     carried_gib: float = Field(default=4.0, gt=0)
-    """With `context = "carried"`: most memory for keys and values in each rank. What was used
-    longest ago goes first and is computed again when it is needed."""
+    """Maximum memory per rank for carried keys and values; the longest unused are recomputed."""
 
     carried_on_device_gib: float = Field(default=0.0, ge=0)
-    """How much of `carried_gib` may stay in a GPU's memory; the rest is on the host."""
+    """Part of `carried_gib` in GPU memory; the rest is on the host."""
 
     logits_chunk_tokens: int = Field(default=4096, ge=1)
     """Tokens whose logits exist at once."""
@@ -112,15 +105,14 @@ class LearnerConfig(StrictModel):
     """Train the reward's ranker along (kind `ranker`). None: it stays as it is."""
 
     publish_min_interval_s: float = Field(default=0.0, ge=0)
-    """Least time between two publications of weights; a newer version replaces a waiting one."""
+    """Minimum time between publications; a newer version replaces a waiting one."""
 
     threads: int = Field(default=1, ge=1)
     """Torch threads of a rank on a CPU."""
 
     lockstep_threads: int | None = Field(default=None, ge=1)
-    """Torch threads on a CPU in `synchronous` and `windowed`, where the generator is idle while
-    the learner works. None: as many as there are cores per rank."""
+    """The same in `synchronous` and `windowed`, where generators are idle. None: the cores per
+    rank."""
 
     cpus: list[int] | None = None
-    """Processor cores of the learner on a CPU machine. None: all but the generators' cores when
-    streaming; all of them otherwise."""
+    """Cores on a CPU machine. None: all but the generators' when streaming; else all."""

@@ -11,56 +11,53 @@ class ModelConfig(StrictModel):
     """Policy and value model, as Hugging Face folders or hub names."""
 
     path: str
-    """Policy: a Hugging Face model folder (relative to the recipe or the working directory) or hub
-    name; its tokenizer is used everywhere."""
+    """Policy: a Hugging Face model folder or hub name; its tokenizer is used everywhere."""
 
     critic_path: str | None = None
-    """Value model: a folder saved by an earlier run (`checkpoints/step_N/critic`), or a reward
-    model with a scalar head, such as a line reward model; all of its weights are taken. None: a
-    copy of the policy with a new scalar head of zeros."""
+    """Value model: a folder saved by an earlier run (`checkpoints/step_N/critic`) or a reward model
+    with a scalar head. None: a copy of the policy with a new head of zeros."""
 
     head_precision: Literal["model", "float32"] = "model"
-    """Precision in which learner and generators multiply by the policy's output head. float32:
-    their logprobs agree better where the model is bfloat16, for more time. The value model's head
-    is always float32."""
+    """Precision of the policy's output head in learner and generators. float32: logprobs of a
+    bfloat16 model agree better, for more time. The value model's head is always float32."""
 
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """Whether prompts pass through the tokenizer's chat template. auto: chat messages do, plain
-    strings do not."""
+    """Whether prompts pass through the chat template. auto: chat messages do, plain strings do
+    not."""
 
     freeze_vision: bool = True
-    """Leave a vision-language policy's vision tower and projector, and those of its value model, as
-    they are: an image's embeddings are then computed once and kept."""
+    """Do not train the vision tower and projector of policy and value model; an image's embeddings
+    are then computed once."""
 
     trust_remote_code: bool = Field(default=False)
-    """Run Python code shipped inside the model folder. Off unless you trust its author."""
+    """Run Python code shipped in the model folder. Off unless you trust its author."""
 
 
 class JudgeConfig(StrictModel):
-    """A model that the run serves to its sources of kind `judge`, by vLLM in a process of its own.
-    A source names it with the option `judge`."""
+    """A model that the run serves with vLLM to sources of kind `judge`, which name it with the
+    option `judge`."""
 
     path: str
-    """A Hugging Face model folder (relative to the recipe or the working directory) or hub name."""
+    """A Hugging Face model folder or hub name."""
 
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest question with its answer, in tokens. None: the model's context."""
+    """Maximum length of a question with its answer, in tokens. None: the model's context."""
 
     max_num_seqs: int = Field(default=64, ge=1)
-    """Questions that are answered side by side."""
+    """Questions answered concurrently."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Precision of weights and forward pass."""
 
     chat_template: str | None = None
-    """File with the chat template. None: the one in the folder; a model without one is asked with
-    `api = "completions"`."""
+    """File with the chat template. None: the folder's; a model without one is asked with `api =
+    "completions"`."""
 
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """Memory for keys and values on a CPU."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory that it takes; less where it shares one with a generator."""
+    """Share of a GPU's memory; less where it shares one with a generator."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs of the judge."""
@@ -69,8 +66,8 @@ class JudgeConfig(StrictModel):
     """Run without torch.compile and CUDA graphs."""
 
     cpus: list[int] | None = None
-    """Its cores on a CPU machine. None: one of its own, the last, where at least three are left to
-    the others; else any."""
+    """Cores on a CPU machine. None: the last one, where at least three are left to others; else
+    any."""
 
     trust_remote_code: bool = Field(default=False)
     """Run Python code shipped inside the model folder. Off unless you trust its author."""

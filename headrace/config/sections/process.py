@@ -22,17 +22,16 @@ class EvaluationConfig(StrictModel):
     """Held-out prompts, the same ones every time."""
 
     samples: int = Field(default=1, ge=1)
-    """Answers to each of them."""
+    """Answers to each."""
 
     rows: Literal["held_out", "training"] = "held_out"
-    """Which prompts; `training`: the first ones that a run would train on, in the order of their
-    file (what `headrace score` asks)."""
+    """training: the first prompts of training, in file order (`headrace score`)."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature of evaluations; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of evaluations."""
+    """Nucleus."""
 
     before: bool = True
     """Evaluate the starting policy."""
@@ -41,50 +40,45 @@ class EvaluationConfig(StrictModel):
     """Evaluate the final policy."""
 
     every_updates: int | None = Field(default=None, ge=1)
-    """Evaluate during training, training paused and its clock stopped. A policy that has not moved
-    since the last evaluation (the value model warms up) is not evaluated again. None: never."""
+    """Evaluate every n updates, training paused and its clock stopped, if the policy has moved.
+    None: never."""
 
     spacing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the training time so far that may lie between two evaluations; of those that
-    `every_updates` would make, the ones that are not needed for it are left out. 0.1: the time when
-    a curve crossed something is known to a tenth, with as few evaluations as that takes. 0: none
-    is left out."""
+    """Share of the training time so far that may pass between evaluations; those of `every_updates`
+    that are not needed for it are left out. 0.1: times to a target are known to a tenth."""
 
     spacing_from_s: float = Field(default=0.0, ge=0)
-    """Seconds of training before which nothing is expected to be crossed: until then evaluations
-    may lie as far apart as they may at that time."""
+    """Seconds of training before which `spacing` counts as at that time."""
 
     only: bool = False
-    """Evaluate `model.path` and end: no learner, no training (what `headrace eval` runs)."""
+    """Evaluate `model.path` and end, without a learner (`headrace eval`)."""
 
 
 class StopConfig(StrictModel):
-    """When a run ends by itself; the first condition that holds ends it."""
+    """When a run ends by itself: the first condition that holds."""
 
     updates: int | None = Field(default=None, ge=1)
-    """Policy and value updates, value warm-up included."""
+    """Updates, value warm-up included."""
 
     train_time_s: float | None = Field(default=None, gt=0)
-    """Seconds of training, evaluations and start-up apart."""
+    """Seconds of training, without evaluations and start-up."""
 
     tokens: int | None = Field(default=None, ge=1)
     """Response tokens trained by the policy."""
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
-    """Held-out accuracy in two successive evaluations (needs `evaluation.every_updates`)."""
+    """Held-out accuracy in two successive evaluations."""
 
     after_warmup: bool = False
-    """End when the value model's warm-up is over. Its critic, in the last checkpoint, is then the
-    `model.critic_path` of other runs (value pretraining)."""
+    """End after the value model's warm-up; its critic is other runs' `model.critic_path`."""
 
 
 class CheckpointConfig(StrictModel):
     """Checkpoints: how often and how many stay."""
 
     every_updates: int | None = Field(default=50, ge=1)
-    """Updates between checkpoints; one is always written at the end. A learner that dies goes back
-    to the last one, and what could be gone back to stays in the coordinator's memory. None: only at
-    the end."""
+    """Updates between checkpoints; one is written at the end. A learner that dies resumes from the
+    last; until then the coordinator keeps what it would need in memory. None: only at the end."""
 
     keep_last: int = Field(default=2, ge=1)
     """How many stay on disk."""
@@ -94,13 +88,13 @@ class StorageConfig(StrictModel):
     """Where metrics and tokens go."""
 
     database: str | None = None
-    """A SQLAlchemy URL (for example postgresql+psycopg://...). None: SQLite in the run folder."""
+    """A SQLAlchemy URL (postgresql+psycopg://...). None: SQLite in the run folder."""
 
     commit_interval_ms: float = Field(default=30.0, gt=0)
-    """How long arrivals gather before one journal write, one fsync and one transaction."""
+    """How long arrivals gather before a journal write with one fsync and one transaction."""
 
     segment_mib: float = Field(default=64.0, gt=0)
-    """Size at which a journal segment is sealed and a new one begun."""
+    """Size at which a journal segment is sealed."""
 
     token_diagnostics: bool = True
     """Keep advantage, value and logprob of every trained token."""
@@ -115,14 +109,13 @@ class TransportConfig(StrictModel):
     """Addresses, limits and deadlines on the wire."""
 
     host: str = "127.0.0.1"
-    """Address the coordinator binds. With 0.0.0.0, other machines can join, with the run's keys."""
+    """Address the coordinator binds. 0.0.0.0: other machines can join, with the run's keys."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0: a free one."""
 
     curve_keys: str | None = None
-    """Folder with CURVE key files made by `headrace keys`. None: the run makes keys of its own, in
-    its folder."""
+    """Folder of `headrace keys`. None: the run makes its own."""
 
     max_message_mib: float = Field(default=64.0, gt=0)
     """Largest message accepted."""
@@ -131,14 +124,14 @@ class TransportConfig(StrictModel):
     """Seconds between heartbeats."""
 
     heartbeat_timeout_s: float = Field(default=15.0, gt=0)
-    """A process silent for so long is taken for dead and its leases return."""
+    """Silence after which a process is taken for dead and its leases return."""
 
     stall_timeout_s: float = Field(default=300.0, gt=0)
-    """No progress for so long ends the run with the names of what waits."""
+    """Time without progress that ends the run with what waits."""
 
     self_test_s: float | None = Field(default=300.0, gt=0)
-    """Seconds that each part of the self-test may take before training: a generator's first
-    weights, its answer to a prompt, a reward of one answer. None: no self-test."""
+    """Seconds for each part of the self-test before training: first weights, an answer, its reward.
+    None: no self-test."""
 
     @property
     def part_bytes(self) -> int:
@@ -159,5 +152,4 @@ class DashboardConfig(StrictModel):
     """Port of the page; 0: a free one."""
 
     stay_s: float = Field(default=600.0, ge=0)
-    """Seconds that the page stays after the run has ended, as long as a browser has it open. 0: it
-    ends with the run."""
+    """Seconds that the page stays open in a browser after the run. 0: it ends with the run."""

@@ -30,94 +30,78 @@ class WeightedFunction(StrictModel):
     """`package.module:name` or `path/to/file.py:name`."""
 
     weight: float = 1.0
-    """The reward is the sum of the functions' scores, each times its weight."""
+    """The reward is the weighted sum of the scores."""
 
     adapter: Adapter | None = None
     """Its convention. None: that of the source."""
 
 
 class SourceConfig(StrictModel):
-    """One of several sources of rewards: a verifier with a deadline and children of its own.
-    `[reward.route]` says which prompts it scores."""
+    """One of several sources of rewards; `[reward.route]` says which prompts it scores."""
 
     kind: Kind = "math"
-    """math: exact numbers first, then math-verify. exact: the answer string itself. function: the
-    callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
-    expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
-    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
-    judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
-    answer beats its prompt's anchor, by a pairwise reward model. ranker: how well a session ranker
-    finds the click by the answer. box: overlap with the true boxes of an image. point: a point in
-    one of them. ocr: a text that was read, by edits. bradley_terry: the score of a reward
-    model of whole answers, which may see images. See docs/verifiers.md, docs/sandbox.md,
-    docs/judges.md, docs/process-rewards.md, docs/pairwise-rl.md and docs/session-ranking.md."""
+    """What judges an answer; docs/reward-kinds.md explains each kind."""
 
     unit: Unit = "trajectory"
-    """What is scored at once. trajectory: each response when it has ended. group: all responses to
-    a prompt when the last of them has ended. line: the complete lines of a response that may go on;
-    such a source stands beside the one that the route names: `reward.process`."""
+    """What is scored at once: a response, all responses to a prompt, or the complete lines of a
+    response (`reward.process`)."""
 
     options: dict[str, Any] = Field(default={})
-    """What the kind can be told besides: docs/verifiers.md, docs/judges.md."""
+    """Options of the kind: docs/reward-kinds.md."""
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of `(prompt, completion, answer, **info) ->
-    float | dict` (a dict has `score` and perhaps `correct`; the rest are parts), or of a function
-    or rubric of TRL, verl, OpenRLHF, AReaL, verifiers, slime or rLLM."""
+    float | dict`, or a function or rubric of TRL, verl, OpenRLHF, AReaL, verifiers, slime or
+    rLLM."""
 
     functions: tuple[WeightedFunction, ...] = ()
     """Several functions, in the place of `function`. The first that applies to a response says
     whether it is right."""
 
     adapter: Adapter | None = None
-    """The convention by which functions are called. None: told by the names of their arguments."""
+    """Calling convention. None: by the arguments' names."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
-    """Text that comes right before the final answer (for example `#`); the answer is what follows
-    its last occurrence. None: math-verify finds the answer (boxed, or the last expression)."""
+    """Text right before the final answer (such as `#`); the last one counts. None: math-verify
+    finds the answer."""
 
     require_finish: bool = True
     """A response without an end token counts as wrong."""
 
     format: str | None = Field(default=None, min_length=1)
-    """Regular expression of Python that a whole response has to match (`.` matches line ends too);
-    one that does not is wrong, and nobody looks at it. Not of lines."""
+    """Regular expression that a whole response has to match (`.` matches line ends), or it is
+    wrong. Not of lines."""
 
     score_range: tuple[float, float] | None = None
-    """[low, high]: scores from low to high become rewards from `wrong_reward` to `correct_reward`,
-    those beyond are cut; the score itself is the part `score`. It puts sources on one scale. None:
-    a function's score is the reward, and other kinds score from 0 to 1."""
+    """[low, high]: these scores become `wrong_reward` and `correct_reward`, those beyond are cut.
+    None: a function's score is the reward; other kinds score from 0 to 1."""
 
     correct_reward: float = 1.0
-    """What a right answer earns; not of a function without `score_range`, which says so itself."""
+    """Reward of a right answer; not of functions without `score_range`."""
 
     wrong_reward: float = 0.0
-    """What a wrong answer earns, and of every kind a response without its end."""
+    """Reward of a wrong answer, and of any response without its end."""
 
     kl_coefficient: float | None = Field(default=None, ge=0)
-    """Weight of the divergence for answers to this source's prompts, unfinished ones too, in the
-    place of `algorithm.kl.coef`. 0: none, as for what a verifier checks."""
+    """In the place of `algorithm.kl.coef` for this source's prompts. 0: none."""
 
     correct_threshold: float = 0.5
-    """A function's, judge's or `bradley_terry` model's score from here on means a right answer,
-    where a function does not say `correct` itself. Accuracy and the likelihood of right answers go
-    by it. With `score_range` it is the score before that."""
+    """Score, before `score_range`, from which an answer is right, for functions without `correct`,
+    judges and `bradley_terry`."""
 
     python: str | None = None
-    """The Python program of the scoring children. None: ours. Name another environment's where the
-    packages of a reward function do not go with ours; it needs numpy, msgspec and pydantic."""
+    """Python of the scoring children, with numpy, msgspec and pydantic. None: ours."""
 
     children: int = Field(default=1, ge=1)
-    """Scoring child processes of one worker."""
+    """Scoring child processes per worker."""
 
     concurrency: int | None = Field(default=None, ge=1)
-    """Responses that a child scores at a time, of kinds that wait for others: a judge (None: 32),
-    and functions that are coroutines (None: 1). With the unit group so many groups, with line the
-    lines of so many responses."""
+    """Responses (or groups) scored concurrently per child, for judges (None: 32) and coroutines
+    (None: 1)."""
 
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one response. A child that misses it is killed and replaced; one that scores many
-    at a time gives the response up and goes on."""
+    """Deadline of one response. A child that misses it is replaced; one that scores many gives the
+    response up."""
 
     @field_validator("format")
     @classmethod
@@ -139,19 +123,19 @@ class SourceConfig(StrictModel):
 
 
 class RouteConfig(StrictModel):
-    """Which source scores a prompt: by a column of its row, else by the task, else the default."""
+    """Which source scores a prompt: by column, else by task, else the default."""
 
     column: str | None = None
-    """Column of the dataset that says it (a dot reaches into a nested one)."""
+    """Column of the dataset (a dot reaches into a nested one)."""
 
     values: dict[str, SourceName] = Field(default={})
-    """The source for each value of the column. Empty: the value is the source's name."""
+    """Source by the column's value. Empty: the value is the source."""
 
     tasks: dict[str, SourceName] = Field(default={})
-    """The source for each `task.kind`, where the column does not say it."""
+    """Source by `task.kind`."""
 
     default: SourceName | None = None
-    """The source of all other prompts. None: there may be none."""
+    """Source of all other prompts. None: there may be none."""
 
     def targets(self) -> tuple[str, ...]:
         """Every source that it names."""
@@ -160,11 +144,11 @@ class RouteConfig(StrictModel):
 
 
 class ProcessConfig(StrictModel):
-    """Rewards for the lines of an answer, beside its outcome: a line earns lambda x its score / the
-    number of lines that are not neutral (arXiv 2410.17621)."""
+    """Rewards for lines besides the outcome: lambda x score / the number of lines that are not
+    neutral (arXiv 2410.17621)."""
 
     source: SourceName | None = None
-    """The source that scores lines (its `unit` is line). None: lines earn nothing."""
+    """The source that scores lines. None: lines earn nothing."""
 
     failing: float = Field(default=0.25, ge=0)
     """lambda of an answer that is not right."""
@@ -173,15 +157,13 @@ class ProcessConfig(StrictModel):
     """lambda of one that is right."""
 
     lines: int | None = Field(default=None, ge=1)
-    """Lines that are not neutral in an answer, as far as one can say: what lines of an unfinished
-    answer are paid is divided by it, or by the lines so far where those are more. None: the mean of
-    the last answers."""
+    """Expected non-neutral lines, the divisor while an answer goes on (or the lines so far, if
+    more). None: the mean of the last answers."""
 
 
 class RewardConfig(SourceConfig):
-    """What scores responses, and the processes that do it. With `[reward.sources.NAME]` several
-    sources score, and the keys of a source stand in their tables; without, these keys are the only
-    source, `default`."""
+    """What scores responses. With `[reward.sources.NAME]` the keys of a source stand in their
+    tables; without, these are the only source, `default`."""
 
     sources: dict[SourceName, SourceConfig] = Field(default={})
     """Sources by name."""
@@ -190,7 +172,7 @@ class RewardConfig(SourceConfig):
     """Which prompt goes to which source."""
 
     judges: dict[SourceName, JudgeConfig] = Field(default={})
-    """Models of our own that judge, by name. docs/judges.md."""
+    """Models of our own that judge, by name. docs/reward-kinds.md."""
 
     audit: AuditConfig | None = None
     """A second source that scores a share of the prompts too, to see whether rewards still mean
@@ -203,17 +185,16 @@ class RewardConfig(SourceConfig):
     """What lines earn beside the outcome."""
 
     token_ids: bool = False
-    """Send token ids of prompts and responses to the reward workers. A function that takes them
-    switches it on by itself when a run starts."""
+    """Send token ids to the reward workers; on where a function takes them."""
 
     workers: int = Field(default=1, ge=1)
     """Reward worker processes the supervisor starts."""
 
     batch: int = Field(default=64, ge=1)
-    """Most responses handed to a child at once."""
+    """Maximum number of responses handed to a child at once."""
 
     max_consecutive_failures: int = Field(default=64, ge=1)
-    """So many failed scorings of one source in a row stop the run with the reason."""
+    """Failed scorings of a source in a row that stop the run."""
 
     def each(self) -> dict[str, SourceConfig]:
         """All sources by name."""

@@ -25,42 +25,38 @@ SLOTS = ("question", "rule", "first", "second")
 
 
 class BradleyTerryConfig(StrictModel):
-    """A score of a whole answer: of two answers to one prompt the better one scores higher."""
+    """A score of a whole answer: the better of two scores higher."""
 
     kind: Literal["bradley_terry"]
     """A scalar head, read at the last token; -log sigma(chosen - rejected - margin)."""
 
 
 class PairwiseConfig(StrictModel):
-    """A language model that is asked whether the first of two answers is better, and says yes or
-    no (Pairwise-RL, arXiv 2504.04950)."""
+    """A language model says yes or no to: is the first answer better (arXiv 2504.04950)."""
 
     kind: Literal["pairwise"]
-    """Cross-entropy of the word over the whole vocabulary, and how far two orders contradict each
-    other."""
+    """Cross-entropy of the word over the vocabulary, plus the contradiction of both orders."""
 
     template: str = TEMPLATE
-    """What the model reads before it answers; `{question}`, `{rule}`, `{first}` and `{second}` are
-    filled in, each once."""
+    """What the model reads; `{question}`, `{rule}`, `{first}` and `{second}`, each once."""
 
     rule: str = "the better answer is right and says how it was found"
-    """The rule of examples that have none of their own."""
+    """The rule of examples without their own."""
 
     yes: str = Field(default="yes", min_length=1)
     """The word for `the first is better`: one token behind the template."""
 
     no: str = Field(default="no", min_length=1)
-    """The word for `the second is better`: one token behind the template."""
+    """The word for `the second is better`: one token."""
 
     swap: bool = True
-    """Every pair is shown in both orders. False: the better answer stands first in as many pairs as
-    `first_share` says, and there is nothing to compare for `consistency`."""
+    """Show every pair in both orders."""
 
     first_share: float = Field(default=0.5, ge=0, le=1)
-    """Without `swap`: share of the pairs in which the better answer stands first."""
+    """Without `swap`: share of pairs with the better answer first."""
 
     consistency: float = Field(default=0.1, ge=0)
-    """Weight of (p(a, b) + p(b, a) - 1)^2, zeta in the paper; with `swap` alone."""
+    """Weight of (p(a, b) + p(b, a) - 1)^2, with `swap`."""
 
     @field_validator("template")
     @classmethod
@@ -73,27 +69,27 @@ class PairwiseConfig(StrictModel):
 
 
 class LinesConfig(StrictModel):
-    """A score at the end of each line: 1 as long as the answer can still come out right, -1 from
-    the first fatal line on (arXiv 2410.17621)."""
+    """A score per line end: 1 while the answer can still come out right, -1 from the first fatal
+    line on (arXiv 2410.17621)."""
 
     kind: Literal["lines"]
     """A scalar head, read at line ends; mean squared error against the labels."""
 
     separator: str = Field(default="\n", min_length=1)
-    """What a line ends with. A line's score is read at the token that holds its end."""
+    """What ends a line; its score is read at that token."""
 
 
 class ContrastiveConfig(StrictModel):
-    """The first stage of a ranker: which of many variants is of the same session."""
+    """First stage of a ranker: which variants are of one session."""
 
     epochs: int = Field(default=4, ge=0)
-    """Passes over the sessions; 0: no such stage."""
+    """Passes over the sessions; 0: no first stage."""
 
     batch: int = Field(default=128, ge=2)
-    """Sessions of one step, whose variants are each other's negatives."""
+    """Sessions per step; their variants are each other's negatives."""
 
     lr: float = Field(default=5e-5, gt=0)
-    """Learning rate after warm-up; it stays."""
+    """Learning rate after warm-up, constant."""
 
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps of linear warm-up."""
@@ -102,25 +98,24 @@ class ContrastiveConfig(StrictModel):
     """Divides cosines (tau in the paper)."""
 
     ratio: float = Field(default=0.5, gt=0, lt=1)
-    """Share of terms that are masked, and of queries and documents that are deleted."""
+    """Share of terms masked, of queries and documents deleted."""
 
     one_deletes: bool = False
-    """Couple strategies as the released code does: one of the two variants is always made by
-    deletion. The paper draws two different ones."""
+    """One variant is always a deletion, as in the released code; the paper draws two strategies."""
 
 
 class RankerConfig(StrictModel):
     """A ranker of documents that reads a search session (COCA, arXiv 2108.10510): contrastive
-    pretraining on sessions, then pointwise ranking; `[training]` is the second stage."""
+    pretraining, then pointwise ranking (`[training]`)."""
 
     kind: Literal["ranker"]
-    """A bidirectional encoder with a pooler (BERT) and a scalar head; cross-entropy of each
-    candidate. Its data are `kind = "sessions"` or `"search_world"`."""
+    """A BERT with pooler and scalar head; cross-entropy per candidate. Data: `sessions` or
+    `search_world`."""
 
     contrastive: ContrastiveConfig = ContrastiveConfig()
 
     reads_history: bool = True
-    """The ranker sees what was asked and clicked before. false: the last query alone."""
+    """Read what was asked and clicked before; false: the last query alone."""
 
 
 ObjectiveConfig = Annotated[
@@ -132,69 +127,69 @@ class _DataConfig(StrictModel):
     """What every source of examples has."""
 
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the prompts that is held out, by a hash of the prompt's text."""
+    """Share of the prompts held out by hash."""
 
     eval_limit: int = Field(default=512, ge=1)
-    """Most held-out examples that are looked at."""
+    """Maximum number of held-out examples used."""
 
     max_tokens: int = Field(default=2048, ge=2)
-    """Longest example in tokens, prompt included; longer ones are left out and counted."""
+    """Maximum example length in tokens; longer ones are left out and counted."""
 
 
 class FileDataConfig(_DataConfig):
     """Examples in files."""
 
     kind: Literal["file"]
-    """JSON lines, JSON or Parquet; docs/reward-models.md has the columns."""
+    """JSON lines, JSON or Parquet; docs/reward-kinds.md has the columns."""
 
     path: str
-    """A file (relative to the recipe or the working directory) or a glob."""
+    """A file or a glob."""
 
     eval_path: str | None = None
     """Held-out examples. None: `eval_fraction` of the prompts in `path`."""
 
     limit: int | None = Field(default=None, ge=1)
-    """Take the first so many rows. None: all."""
+    """Maximum number of rows, from the first on."""
 
 
 class RunDataConfig(_DataConfig):
-    """Pairs made of a run's own groups: right answers against wrong ones of one prompt."""
+    """Pairs of a run's own groups: right answers against wrong ones."""
 
     kind: Literal["run"]
-    """What `headrace train` left."""
+    """A run of `headrace train`."""
 
     run: str
     """Its id, the beginning of it, `latest`, or its folder."""
 
     pairs_per_group: int = Field(default=4, ge=1)
-    """Most pairs of one group."""
+    """Maximum number of pairs per group."""
 
 
 class TaskDataConfig(_DataConfig):
-    """Examples that a procedural task makes: right answers, and answers with a slip."""
+    """Examples of a procedural task: right answers, and answers with a slip."""
 
     kind: Literal["task"]
     """Nothing is read."""
 
     task: Literal["chain_sums", "tracking", "shapes"] = "tracking"
-    """The task. tracking: a slip is mostly seen by looking. chain_sums: it has to be computed,
-    which takes a tiny model many more steps. shapes: pairs of captions of an image."""
+    """The task: a slip of tracking is seen, one of chain_sums computed (many more steps), shapes
+    has pairs of captions."""
 
     examples: int = Field(default=4000, ge=16)
-    """How many, those held out included."""
+    """Number of examples, held-out ones included."""
 
     min_terms: int = Field(default=2, ge=1)
-    """Fewest terms of a prompt."""
+    """Minimum number of terms."""
 
     max_terms: int = Field(default=4, ge=1)
-    """Most terms of a prompt."""
+    """Maximum number of terms."""
 
 
 class SessionDataConfig(_DataConfig):
     """Search sessions in files."""
 
     kind: Literal["sessions"]
-    """JSON lines, or the lines of COCA's released data; docs/session-ranking.md."""
+    """JSON lines, or COCA's released files; docs/reward-kinds.md."""
 
     path: str
     """Sessions to contrast."""
@@ -206,26 +201,26 @@ class SessionDataConfig(_DataConfig):
     """Lists that are held out."""
 
     max_tokens: int = Field(default=128, ge=16)
-    """Longest row in tokens; the oldest queries of a session go first."""
+    """Maximum row length in tokens; the oldest queries go first."""
 
 
 class SearchWorldConfig(_DataConfig):
-    """Search sessions that are made, not read."""
+    """Search sessions that are made."""
 
     kind: Literal["search_world"]
-    """Twenty topics, and queries that could mean three of them."""
+    """Twenty topics, and queries that could mean three."""
 
     sessions: int = Field(default=4000, ge=1)
     """Sessions to contrast."""
 
     lists: int = Field(default=300, ge=1)
-    """Lists of ten candidates to learn ranking from."""
+    """Lists of ten candidates to learn from."""
 
     eval_limit: int = Field(default=400, ge=1)
-    """Lists that are held out; the same ones for every seed."""
+    """Held-out lists, the same for every seed."""
 
     max_tokens: int = Field(default=128, ge=16)
-    """Longest row in tokens."""
+    """Maximum row length in tokens."""
 
 
 DataConfig = Annotated[
@@ -238,13 +233,13 @@ class TrainingConfig(StrictModel):
     """Optimizer steps: how many, how large, how fast."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps. None: as many as `epochs` has."""
+    """Optimizer steps. None: by `epochs`."""
 
     epochs: int = Field(default=1, ge=1)
-    """Passes over the training examples, where `steps` does not say it."""
+    """Passes over the examples, without `steps`."""
 
     batch: int = Field(default=32, ge=1)
-    """Examples of one optimizer step: pairs, or answers with labelled lines."""
+    """Examples per optimizer step."""
 
     lr: float = Field(default=1e-5, gt=0)
     """Learning rate after warm-up."""
@@ -253,7 +248,7 @@ class TrainingConfig(StrictModel):
     """Optimizer steps of linear warm-up."""
 
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """What follows the warm-up: the same rate, or down to 0 at the last step."""
+    """After the warm-up: constant, or down to 0 at the last step."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
@@ -265,10 +260,10 @@ class TrainingConfig(StrictModel):
     """Bound of the global gradient norm."""
 
     evaluate_every: int = Field(default=20, ge=1)
-    """Steps between two looks at the held-out examples; there is one before and one after, too."""
+    """Steps between evaluations; also before and after."""
 
     checkpoint_every: int = Field(default=100, ge=1)
-    """Steps between two checkpoints to resume from."""
+    """Steps between checkpoints."""
 
 
 class EngineConfig(StrictModel):
@@ -278,8 +273,7 @@ class EngineConfig(StrictModel):
     """auto: a GPU when there is one."""
 
     precision: Literal["float32", "bf16_autocast", "bfloat16"] = "bf16_autocast"
-    """float32; float32 weights with bfloat16 matrix products (float32 ones on a CPU without
-    instructions for them); or DeepSpeed's bfloat16 mode."""
+    """As `learner.precision`."""
 
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage."""
@@ -288,10 +282,10 @@ class EngineConfig(StrictModel):
     """Keep optimizer state in host memory (ZeRO 1 and up)."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass."""
+    """Recompute activations in the backward pass."""
 
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens of one forward pass. A longer example has one to itself."""
+    """Maximum number of tokens per forward pass; a longer example has its own."""
 
     threads: int = Field(default=1, ge=1)
     """Torch threads on a CPU."""

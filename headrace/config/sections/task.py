@@ -13,161 +13,154 @@ class TaskBase(StrictModel):
     """What every task has: the length limits that all roles share."""
 
     max_prompt_length: int = Field(default=512, ge=1)
-    """Longest prompt in tokens. Longer prompts are skipped, counted and shown."""
+    """Maximum prompt length in tokens. Longer prompts are skipped, counted and shown."""
 
     max_response_length: int = Field(default=1024, ge=1)
-    """Longest response in tokens; a response cut here is `truncated` and scored as it is."""
+    """Maximum response length in tokens; a response cut here is `truncated` and scored."""
 
     max_images: int = Field(default=4, ge=1)
-    """Most images of a prompt; a prompt with more is an error."""
+    """Maximum number of images of a prompt; more are an error."""
 
 
 class ProceduralConfig(TaskBase):
     """What tasks have whose problems are made, not read: a Pareto law of the problem's size."""
 
     min_terms: int = Field(default=3, ge=1)
-    """Fewest terms of a problem."""
+    """Minimum number of terms of a problem."""
 
     max_terms: int = Field(default=32, ge=1)
-    """Most terms of a problem."""
+    """Maximum number of terms of a problem."""
 
     tail_exponent: float = Field(default=1.6, gt=0)
-    """Exponent of the Pareto law of the number of terms; smaller is a heavier tail."""
+    """Exponent of the Pareto law of the number of terms; smaller: heavier tail."""
 
 
 class ChainSumsConfig(ProceduralConfig):
-    """Procedural sums of labelled digits with a Pareto tail of lengths: the demonstration task."""
+    """The demonstration task: sums of labelled digits with a Pareto tail of lengths."""
 
     kind: Literal["chain_sums"]
 
 
 class TrackingConfig(ProceduralConfig):
-    """Procedural tracking of an object under swapped cups: one wrong step spoils the answer, so
-    credit assignment inside it matters. A term is a swap."""
+    """Tracking an object under swapped cups: one wrong step spoils the answer. A term is a swap."""
 
     kind: Literal["tracking"]
 
     max_terms: int = Field(default=24, ge=1)
-    """Most swaps of a problem."""
+    """Maximum number of swaps."""
 
 
 class GraphWalkConfig(ProceduralConfig):
-    """Procedural walks to the goal of a small graph: a search, whose length the policy decides, and
-    in which one step may be fatal. A term is a node; `reward.function =
-    "tasks.procedural.graph_walk:score"`.
-    """
+    """Walks to the goal of a small graph: a search whose length the policy decides, with fatal
+    steps. A term is a node; `reward.function = "tasks.procedural.graph_walk:score"`."""
 
     kind: Literal["graph_walk"]
 
     min_terms: int = Field(default=5, ge=4)
-    """Fewest nodes of a graph, the marsh apart."""
+    """Minimum number of nodes, the marsh apart."""
 
     max_terms: int = Field(default=16, ge=4)
-    """Most nodes of a graph, the marsh apart."""
+    """Maximum number of nodes, the marsh apart."""
 
 
 class ShiftRegisterConfig(ProceduralConfig):
-    """Procedural steps of a small register, written out and checked: long answers whose length the
-    policy decides, and in which one unchecked slip is fatal. A term is a step;
-    `reward.function = "tasks.procedural.shift_register:score"`."""
+    """Steps of a register, written out and checked: long answers whose length the policy decides;
+    one unchecked slip is fatal. A term is a step; `reward.function =
+    "tasks.procedural.shift_register:score"`."""
 
     kind: Literal["shift_register"]
 
     min_terms: int = Field(default=3, ge=1)
-    """Fewest steps of a problem."""
+    """Minimum number of steps."""
 
     max_terms: int = Field(default=130, ge=1)
-    """Most steps of a problem; each takes 11 tokens, and 11 more whenever it is checked."""
+    """Maximum number of steps, of 11 tokens each, 11 more per check."""
 
     tail_exponent: float = Field(default=1.3, gt=0)
-    """Exponent of the Pareto law of the number of steps; smaller is a heavier tail."""
+    """Exponent of the Pareto law of the number of steps."""
 
 
 class StraightLineConfig(ProceduralConfig):
-    """Procedural programs without branches, one register value a line, of which the reward looks at
-    the last alone: the task of process rewards. A term is an operation; `reward.function =
-    "tasks.procedural.straight_line:score"`."""
+    """Programs without branches, scored by their last register value: the task of process rewards.
+    A term is an operation; `reward.function = "tasks.procedural.straight_line:score"`."""
 
     kind: Literal["straight_line"]
 
     min_terms: int = Field(default=2, ge=1)
-    """Fewest operations of a program."""
+    """Minimum number of operations."""
 
     max_terms: int = Field(default=8, ge=1, le=9)
-    """Most operations of a program; each takes 6 tokens, and a comment 2."""
+    """Maximum number of operations, of 6 tokens each; a comment has 2."""
 
     tail_exponent: float = Field(default=1.0, gt=0)
-    """Exponent of the Pareto law of the number of operations; smaller is a heavier tail."""
+    """Exponent of the Pareto law of the number of operations."""
 
 
 class ProductsConfig(ProceduralConfig):
-    """Procedural products of two numbers, which a small model cannot work out: the task of the
-    environment `calculator`. A term is a digit of each factor."""
+    """Products that a small model cannot work out: the task of the environment `calculator`. A term
+    is a digit of each factor."""
 
     kind: Literal["products"]
 
     min_terms: int = Field(default=2, ge=1, le=4)
-    """Fewest digits of a factor."""
+    """Minimum number of digits of a factor."""
 
     max_terms: int = Field(default=2, ge=1, le=4)
-    """Most digits of a factor."""
+    """Maximum number of digits of a factor."""
 
 
 class FirstDigitConfig(ProceduralConfig):
-    """Procedural copies of the first of some digits: the task of the environment `pag`. A term is a
-    digit."""
+    """Copies of the first of some digits: the task of the environment `pag`. A term is a digit."""
 
     kind: Literal["first_digit"]
 
     min_terms: int = Field(default=4, ge=2, le=8)
-    """Fewest digits."""
+    """Minimum number of digits."""
 
     max_terms: int = Field(default=4, ge=2, le=8)
-    """Most digits."""
+    """Maximum number of digits."""
 
 
 class HiddenLetterConfig(ProceduralConfig):
-    """Procedural numbers that say nothing: the task of the environment `guess`. A term is a
-    digit."""
+    """Numbers that say nothing: the task of the environment `guess`. A term is a digit."""
 
     kind: Literal["hidden_letter"]
 
     min_terms: int = Field(default=5, ge=2, le=8)
-    """Fewest digits."""
+    """Minimum number of digits."""
 
     max_terms: int = Field(default=5, ge=2, le=8)
-    """Most digits."""
+    """Maximum number of digits."""
 
 
 class RewritingConfig(ProceduralConfig):
-    """Procedural search sessions whose last query could mean three topics, to be written anew: the
-    task of the reward `ranker`. A term is a query with its click."""
+    """Search sessions with an ambiguous last query to rewrite: the task of the reward `ranker`. A
+    term is a query with its click."""
 
     kind: Literal["rewriting"]
 
     min_terms: int = Field(default=2, ge=2, le=4)
-    """Fewest queries with a click before the last one."""
+    """Minimum number of queries before the last one."""
 
     max_terms: int = Field(default=3, ge=2, le=4)
-    """Most of them."""
+    """Maximum number of them."""
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ShapesConfig(ProceduralConfig):
-    """Procedural images of coloured rectangles with a question, for vision-language policies:
-    `count` (how many are there), `box red` (where is it: `x1,y1,x2,y2` in cells of a grid of
-    4 x 4) or `describe` (`bsw rne`: a blue one in the southwest, a red one in the northeast). The
-    column `question` says which, for `reward.route`. A term is a rectangle."""
+    """Images of coloured rectangles with a question: `count`, `box red` (`x1,y1,x2,y2` in a grid of
+    4 x 4) or `describe` (`bsw rne`: blue in the southwest, red in the northeast). The column
+    `question` names it, for `reward.route`. A term is a rectangle."""
 
     kind: Literal["shapes"]
 
     min_terms: int = Field(default=4, ge=1, le=4)
-    """Lowest bound: an image has from 1 to its bound of rectangles, all numbers alike."""
+    """Lowest bound: an image has 1 to its bound of rectangles, uniformly."""
 
     max_terms: int = Field(default=4, ge=2, le=4)
-    """Highest bound: the most rectangles of an image."""
+    """Highest bound."""
 
     questions: dict[Literal["count", "box", "describe"], Annotated[float, Field(gt=0)]] = Field(
         default={"count": 0.5, "box": 0.5}, min_length=1
@@ -179,13 +172,13 @@ class ShapesConfig(ProceduralConfig):
 
 
 class BandsConfig(StrictModel):
-    """How often prompts are asked again, by what their last answers got."""
+    """How often prompts are asked again, by the pass rate of their last answers."""
 
     edges: tuple[Share, ...] = (0.2, 0.8)
-    """Pass rates at which a band ends and the next one begins; ascending."""
+    """Pass rates between bands, ascending."""
 
     ask: tuple[Share, ...] = (1.0, 1.0, 0.1)
-    """Probability that a prompt of each band is asked when its turn comes: one more than edges."""
+    """Probability that a prompt of each band is asked at its turn: one more than edges."""
 
     def asked(self, rate: float) -> float:
         """The probability of a prompt with this pass rate."""
@@ -201,25 +194,25 @@ class DatasetConfig(TaskBase):
     """The training file."""
 
     eval_path: str | None = None
-    """The held-out file. None: `eval_fraction` of the rows of `path` is held out by hash."""
+    """The held-out file. None: `eval_fraction` of the rows of `path`."""
 
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """Share of rows held out by the hash of the prompt where there is no `eval_path`."""
+    """Share of rows held out by the hash of the prompt, without `eval_path`."""
 
     prompt_key: str | None = None
-    """Column of the prompt. None: `prompt` or an alias (listed further down)."""
+    """Column of the prompt (a dot reaches into a nested one). None: `prompt` or an alias below."""
 
     answer_key: str | None = None
-    """Column of the answer. None: `answer` or an alias (listed further down)."""
+    """Column of the answer. None: `answer` or an alias below."""
 
     prompt_template: str | None = None
-    """A format string with `{prompt}` that wraps every prompt of plain text."""
+    """A format string with `{prompt}` that wraps every plain-text prompt."""
 
     limit: int | None = Field(default=None, ge=1)
-    """Use the first so many rows only."""
+    """Maximum number of rows, from the first on."""
 
     only: dict[str, str] = Field(default={})
-    """Use the rows only that have these values in these columns, such as `domain = "math"`."""
+    """Use only rows with these values in these columns, such as `domain = "math"`."""
 
     image_urls: bool = False
     """Fetch images that rows name by http URLs."""
@@ -254,7 +247,7 @@ class MixturePoint(StrictModel):
     """Updates committed."""
 
     weights: dict[str, Annotated[float, Field(ge=0)]]
-    """Share of the prompts by domain, up to a factor; a domain that is not named gets none."""
+    """Share of the prompts by domain, up to a factor; an unnamed domain gets none."""
 
     def share(self, name: str) -> float:
         """The share of a domain; 1 in sum."""
@@ -262,9 +255,9 @@ class MixturePoint(StrictModel):
 
 
 class MixtureConfig(TaskBase):
-    """Several tasks at a time, each a domain: their shares of the prompts follow a schedule over
-    updates, such as mathematics and code first (Data scaling, arXiv 2503.22230). The length limits
-    are those of the mixture. `reward.route.column = "domain"` routes by it."""
+    """Several tasks, each a domain, whose shares of the prompts follow a schedule over updates
+    (arXiv 2503.22230). Length limits are the mixture's. `reward.route.column = "domain"` routes by
+    it."""
 
     kind: Literal["mixture"]
 
