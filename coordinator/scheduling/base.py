@@ -43,6 +43,14 @@ class Warmup:
         over = first is not None and done >= first - 1
         self.on = value is not None and done < value.warmup_updates and not over
 
+    @property
+    def prompts(self) -> int:
+        """Prompts whose answers the update that comes waits for; 0: it takes what has ended."""
+        value = self._value
+        if not self.on or value is None or self._state.committed:
+            return 0
+        return value.warmup_prompts or 0
+
     def committed(self, explained_variance: float | None) -> None:
         """An update is in, and the warm-up may be over."""
         value = self._value
@@ -141,6 +149,15 @@ class BatchSelector:
         """The same where the policy trains nothing: no window's advantages are still to come."""
         return self._whole_budgets(self.waiting())
 
+    def warmup_set(self, prompts: int) -> list[Trajectory] | None:
+        """All scored answers to the first prompts; None while one of them is still to come."""
+        account = self._account
+        groups = sorted(g.group_id for g in account.groups.values() if g.purpose == "train")
+        first = set(groups[:prompts])
+        if len(first) < prompts or any(t.group_id in first for t in account.active.values()):
+            return None
+        return [t for t in self.waiting() if t.group_id in first]
+
     def waiting(self) -> list[Trajectory]:
         """All scored trajectories that no value batch has had, the oldest first."""
         return [trajectory for _, trajectory in sorted(self._account.values.items())]
@@ -237,7 +254,9 @@ class Scheduler(ABC):
         value = self._config.algorithm.value
         if self.warming:
             assert value is not None
-            trajectories = self._warmup_half()
+            prompts = self._warmup.prompts
+            found = self._selector.warmup_set(prompts) if prompts else None
+            trajectories = found or self._warmup_half()
             return Selection([], trajectories, value.warmup_epochs) if trajectories else None
         windows = self._policy_half()
         if not windows:

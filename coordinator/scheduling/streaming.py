@@ -39,7 +39,9 @@ class StreamingScheduler(Scheduler):
         return self._schedule.max_staleness == 0 and not self.warming
 
     def _may_begin(self, in_play: int, windows: int = 1) -> bool:
-        return in_play + windows <= self.bound
+        # The set that a warm-up waits for comes on top: the policy does not move meanwhile.
+        first = self._warmup.prompts * self._schedule.num_generations
+        return in_play + windows <= self.bound + first
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
         """Trajectories inside a window first, then those at a border as far as the bound allows,
@@ -90,7 +92,9 @@ class StreamingScheduler(Scheduler):
     def _warmup_half(self) -> list[Trajectory]:
         """As many finished trajectories as a batch has windows, or enough to fill token budgets;
         fewer where the stream would otherwise wait for ever."""
-        if self._schedule.value_batch_tokens is not None:
+        if self._warmup.prompts:
+            chosen = []
+        elif self._schedule.value_batch_tokens is not None:
             chosen = self._selector.warmup_values()
         elif len(self._account.values) >= self._schedule.batch_windows:
             chosen = self._selector.waiting()[: self._schedule.batch_windows]

@@ -106,6 +106,7 @@ class SynchronousScheduler(Scheduler):
         if self._account.taken is not None:
             return [], 0
         slots, size = self._schedule.batch_windows, self._schedule.num_generations
+        slots = self._warmup.prompts * size or slots
         if self._account.ready and not self.warming:
             if not self._refills():
                 return [], 0

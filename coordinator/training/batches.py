@@ -29,6 +29,7 @@ from headrace.protocol.messages.batches import (
 )
 from headrace.protocol.records.record_types import BatchTaken, TakenWindow
 from headrace.protocol.token_spans import KL, Coefficient, Reward
+from headrace.trajectory.logprob_statistics import state_after
 from headrace.trajectory.trajectories import Group, Trajectory
 from headrace.trajectory.windows import Window
 
@@ -210,6 +211,7 @@ def _window(
         score=_score(trajectory) if window.final else 0.0,
         correct=window.final and bool(trajectory.correct),
         turns=trajectory.turns_between(window.start, window.end) if rules.by_turn else [],
+        confidence=_confidence(trajectory, window.start) if rules.value_statistics else [],
         row=row if rules.sends_rows and window.final else "",
     )
 
@@ -237,7 +239,19 @@ def _value(
         coefficients=_coefficients(trajectory, 0, trajectory.length, kl),
         logprobs=trajectory.logprobs if rules.value_logprobs else _NO_LOGPROBS,
         turns=trajectory.turns_between(0, trajectory.length) if rules.by_turn else [],
+        marks=trajectory.marks if rules.value_statistics else [],
     )
+
+
+def _confidence(trajectory: Trajectory, end: int) -> list[float]:
+    """[5] the state of the sampler's logprobs before position `end`. A token that FIRE drew hot
+    counts as certain, for that it was unlikely says nothing of the answer."""
+    logprobs = trajectory.logprobs[:end].copy()
+    for mark in trajectory.marks:
+        if mark.name == "hot":
+            logprobs[mark.start : mark.end] = 0.0
+    runs = [logprobs[start:stop] for start, stop in trajectory.sampled_between(0, end)]
+    return state_after(np.concatenate([_NO_LOGPROBS, *runs]))
 
 
 def _coefficients(

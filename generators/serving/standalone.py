@@ -79,7 +79,8 @@ async def _answer(engine: Engine, config: RunConfig, ask: Ask, sink: BinaryIO) -
         _say(sink, Refused(ask.number, str(error)))
         return
     ids = [token for delta in deltas for token in delta.token_ids]
-    _say(sink, Written(ask.number, ids, deltas[-1].finish == "stop"))
+    logprobs = [float(x) for delta in deltas for x in delta.logprobs]
+    _say(sink, Written(ask.number, ids, logprobs, deltas[-1].finish == "stop"))
 
 
 def _say(sink: BinaryIO, answer: Answer) -> None:

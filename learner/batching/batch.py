@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard
-from headrace.protocol.token_spans import KL, Coefficient, Float32, MarkName, Reward, TurnRun
+from headrace.protocol.token_spans import KL, Coefficient, Float32, Mark, MarkName, Reward, TurnRun
 from learner.batching.group_statistics import Groups
 from learner.batching.segments import Segments, segment_ids, segment_sums, segments_of
 from learner.batching.token_reads import (
@@ -77,8 +77,8 @@ class ValueHalf:
     """This rank's ended trajectories: all their sampled tokens, [T], in S segments: answers, or
     their turns. `answers` [A + 1] is where each answer begins in the T tokens. `reads` are the
     critic's, `policy_reads` a policy's, which is not told what the critic alone is; `rewards` [T]
-    are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent); `positions` [T] are
-    where the tokens stand, inserted ones counted."""
+    are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent) and `hot` [T] is as
+    in windows; `positions` [T] are where the tokens stand, inserted ones counted."""
 
     reads: Reads
     policy_reads: Reads
@@ -86,6 +86,7 @@ class ValueHalf:
     answers: list[int]
     rewards: Tensor
     behaviour: Tensor
+    hot: Tensor
     kl_coef: float | Tensor
     positions: Tensor
 
@@ -165,7 +166,7 @@ def policy_half(
         ),
         versions=torch.from_numpy(versions).to(device),
         kl_coef=_coefficient(KL, kl_coef, sampled, [w.coefficients for w in windows], device),
-        hot=_marked("hot", windows, sampled, device),
+        hot=_marked("hot", [w.marks for w in windows], sampled, device),
         groups=groups_of(shard, shape=shape, device=device),
         same_version=torch.from_numpy(same_version).to(device),
     )
@@ -194,6 +195,7 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
         answers=[0, *np.cumsum(sampled.lengths).tolist()],
         rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
         behaviour=_tensor(sampled.pick(behaviour, np.float32), device),
+        hot=_marked("hot", [v.marks for v in shard.values], sampled, device),
         kl_coef=_coefficient(KL, kl_coef, sampled, [v.coefficients for v in shard.values], device),
         positions=torch.from_numpy(sampled.positions).to(device),
     )
@@ -261,12 +263,15 @@ def _coefficient(
 
 
 def _marked(
-    name: MarkName, windows: Sequence[PolicyWindow], sampled: TrainableTokens, device: torch.device
+    name: MarkName,
+    marks: Sequence[Sequence[Mark]],
+    sampled: TrainableTokens,
+    device: torch.device,
 ) -> Tensor:
     """[T] bool: tokens under a mark of that name."""
     found = np.zeros(sampled.positions.size, np.bool_)
-    for segment, window in enumerate(windows):
-        for mark in window.marks:
+    for segment, own in enumerate(marks):
+        for mark in own:
             if mark.name == name:
                 found[sampled.between(segment, mark.start, mark.end)] = True
     return torch.from_numpy(found).to(device)

@@ -63,8 +63,8 @@ def widen(head: nn.Module) -> None:
         head.__class__ = WideLinear
 
 
-class _Network(nn.Module):
-    """What both networks have: a model, the dtype of its matrix products (None: the weights'), and
+class PackNetwork(nn.Module):
+    """What all networks have: a model, the dtype of its matrix products (None: the weights'), and
     the part of the model that sees (None: it gets no images)."""
 
     model: nn.Module
@@ -77,7 +77,7 @@ class _Network(nn.Module):
         return torch.autocast(device.type, dtype=dtype, enabled=enabled)
 
 
-class PolicyNetwork(_Network):
+class PolicyNetwork(PackNetwork):
     """A causal language model that scores the tokens of a pack."""
 
     def __init__(
@@ -136,7 +136,7 @@ class PolicyNetwork(_Network):
         return logits if self.temperature == 1.0 else logits / self.temperature
 
 
-class ValueNetwork(_Network):
+class ValueNetwork(PackNetwork):
     """A backbone with a scalar head: V(s) in the states just before the reads' tokens."""
 
     def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
@@ -168,6 +168,18 @@ def without(logits: Tensor, tokens: list[int]) -> Tensor:
 
 def _hidden(model: nn.Module, pack: Pack, vision: VisionTower | None = None) -> Tensor:
     """[N, hidden] of the backbone where the pack is read."""
+    hidden: Tensor = _run(model, pack, vision).last_hidden_state
+    return hidden.squeeze(0).index_select(0, pack.reads)
+
+
+def hidden_states(model: nn.Module, pack: Pack, vision: VisionTower | None = None) -> list[Tensor]:
+    """[N, hidden] behind each layer of the backbone where the pack is read."""
+    output = _run(model, pack, vision, output_hidden_states=True)
+    return [x.squeeze(0).index_select(0, pack.reads) for x in output.hidden_states[1:]]
+
+
+def _run(model: nn.Module, pack: Pack, vision: VisionTower | None, **settings: bool) -> Any:
+    """What the backbone says of a pack."""
     layout, backbone = pack.layout, model.base_model
     inputs = {
         "input_ids": pack.token_ids.unsqueeze(0), "position_ids": pack.position_ids.unsqueeze(0),
@@ -176,8 +188,9 @@ def _hidden(model: nn.Module, pack: Pack, vision: VisionTower | None = None) -> 
         assert vision is not None, "whoever lays images into a pack gives the network a tower"
         backbone, inputs = vision.embed(pack.token_ids, pack.position_ids, pack.images)
     with layout.masks.kept():
-        output = backbone(  # type: ignore[operator]
+        return backbone(  # type: ignore[operator]
             **inputs,
+            **settings,
             use_cache=False,
             layout=layout,
             cu_seq_lens_q=layout.cu_lengths,
@@ -185,8 +198,6 @@ def _hidden(model: nn.Module, pack: Pack, vision: VisionTower | None = None) -> 
             max_length_q=layout.max_length,
             max_length_k=layout.max_length,
         )
-    hidden: Tensor = output.last_hidden_state
-    return hidden.squeeze(0).index_select(0, pack.reads)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -26,11 +26,13 @@ def infer(
     *,
     log: StepLog,
     carried: PrefixCache | None = None,
+    width: Sequence[int] = (),
 ) -> Tensor:
-    """[N] logprobs or values of the reads in `sequences`, by an engine's or network's forward pass
-    under its present weights; 0 for all other reads (see `Reads.within`). `carried`: keys and
-    values of the same model, which need not be computed."""
-    found = torch.zeros(reads.position_of.size, dtype=place.dtype, device=place.device)
+    """[N] logprobs or values of the reads in `sequences`, or [N, F] features (`width`: (F,)), by an
+    engine's or network's forward pass under its present weights; 0 for all other reads (see
+    `Reads.within`). `carried`: keys and values of the same model, which need not be computed."""
+    size = (reads.position_of.size, *width)
+    found = torch.zeros(size, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place, carried)
     micros += [empty_micro_batch(place)] * (place.most(len(micros)) - len(micros))
     for pack, tokens in micros:

@@ -128,10 +128,15 @@ def load_processor(config: ModelConfig) -> Any:
 
 
 def load_critic(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, own_attention: bool = False
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    own_attention: bool = False,
+    layers: int | None = None,
 ) -> PreTrainedModel:
-    """The value model of `critic_path`, or the policy's backbone with a head of zeros.
-    `own_attention` as in `load_policy`.
+    """The value model of `critic_path`, or the first `layers` (None: all) of the policy's backbone
+    with a head of zeros. `own_attention` as in `load_policy`.
 
     Raises UserError where there is no such model or its architecture has no scalar head.
     """
@@ -146,6 +151,7 @@ def load_critic(
         device,
         settings,
         flash=not own_attention,
+        layers=layers,
     )
     if not hasattr(critic, "score"):
         raise UserError(f"{path}: {type(critic).__name__} has no head named `score`")
@@ -164,6 +170,7 @@ def _load(
     settings: dict[str, Any],
     *,
     flash: bool = True,
+    layers: int | None = None,
 ) -> PreTrainedModel:
     register()
     # A head that the checkpoint lacks is what we ask for, not worth a table in the log.
@@ -175,6 +182,8 @@ def _load(
         shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         for name, value in settings.items():
             setattr(shape, name, value)
+        if layers is not None:
+            _shorten(shape.get_text_config(), layers, path)
         model = class_of(shape).from_pretrained(
             path,
             config=shape,
@@ -190,3 +199,12 @@ def _load(
         for part in tower_of(model):
             part.requires_grad_(False)
     return model.to(device)
+
+
+def _shorten(shape: Any, layers: int, path: str) -> None:
+    """Leave the first layers of a shape alone."""
+    if layers > shape.num_hidden_layers:
+        raise UserError(f"algorithm.value.layers = {layers}: {path} has {shape.num_hidden_layers}")
+    shape.num_hidden_layers = layers
+    if getattr(shape, "layer_types", None):
+        shape.layer_types = shape.layer_types[:layers]

@@ -24,6 +24,7 @@ from headrace.host.work import Work
 from headrace.protocol.messages.control import JournalEnd
 from headrace.run_files.run_folder import read_manifest
 from learner.models.deepspeed_engine import DeepSpeedEngine
+from learner.models.feature_network import FeatureEngine
 from learner.process.checkpoint import POLICY, STATE, newest, number_of, write_checkpoint
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
@@ -126,7 +127,9 @@ class Checkpoints:
             self._relay.least(0)
         return self._root / f"step_{position.update}"
 
-    def restore(self, path: Path, engines: Mapping[str, DeepSpeedEngine]) -> Position:
+    def restore(
+        self, path: Path, engines: Mapping[str, DeepSpeedEngine | FeatureEngine]
+    ) -> Position:
         """Bring optimizers and random numbers to what the checkpoint says; UserError where they
         were cut into other shares than this learner's."""
         manifest, learner = read_manifest(path), self._config.learner

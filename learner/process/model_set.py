@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from headrace.config.sections.algorithm import ValueTargetConfig
 from headrace.config.sections.learner import RankerTraining
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
@@ -22,7 +24,8 @@ from learner.algorithms.registry import Algorithm
 from learner.device import Place
 from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows
-from learner.models.forward import PolicyNetwork, ValueNetwork
+from learner.models.feature_network import FeatureEngine, FeatureNetwork
+from learner.models.forward import PackNetwork, PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import (
     as_in_files,
@@ -35,6 +38,9 @@ from learner.models.loading import (
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.weight_publishing import weights_of
 from learner.ranking.model import SessionRanker
+
+VALUE_HEAD = "value_head.safetensors"
+"""What a least-squares critic has beside the folder that transformers loads."""
 
 
 class ModelSet:
@@ -86,14 +92,17 @@ class ModelSet:
         self._let_see(policy)
         self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         self.networks: dict[str, PreTrainedModel] = {POLICY: model}
-        self.engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
+        self.engines: dict[str, DeepSpeedEngine | FeatureEngine] = {
+            POLICY: DeepSpeedEngine(policy, learner.policy, learner)
+        }
         if algorithm.value is not None:
+            value = config.algorithm.value
+            assert value is not None
             self.networks[CRITIC] = load_critic(
-                models, dtype=self._dtype, device=device, own_attention=self._own_attention
-            )
-            critic = ValueNetwork(self.networks[CRITIC], autocast=self._autocast)
-            self._let_see(critic)
-            self.engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
+                models, dtype=self._dtype, device=device, own_attention=self._own_attention,
+                layers=value.layers,
+            )  # fmt: skip
+            self.engines[CRITIC] = self._value_engine(self.networks[CRITIC], value)
         self.ranker = None
         if learner.ranker is not None:
             self.ranker = self._load_ranker(checkpoint, learner.ranker)
@@ -115,6 +124,17 @@ class ModelSet:
             getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
         )
 
+    def _value_engine(
+        self, model: PreTrainedModel, value: ValueTargetConfig
+    ) -> DeepSpeedEngine | FeatureEngine:
+        if value.fit == "least_squares":
+            frozen = FeatureNetwork(model, most=value.features, autocast=self._autocast)
+            self._let_see(frozen)
+            return FeatureEngine(frozen, memory=value.memory_answers)
+        critic = ValueNetwork(model, autocast=self._autocast)
+        self._let_see(critic)
+        return DeepSpeedEngine(critic, self._config.learner.value, self._config.learner)
+
     def whole_weights(self) -> dict[str, dict[str, Tensor]]:
         """The weights of each model as they are. All ranks ask together."""
         whole = {}
@@ -134,6 +154,8 @@ class ModelSet:
             self.ranker.save(folder, weights)
             return
         self.networks[name].save_pretrained(folder, state_dict=weights)
+        if isinstance(engine := self.engines[name], FeatureEngine):
+            save_file(engine.head.state(), folder / VALUE_HEAD)
         (self._processor or self.tokenizer).save_pretrained(folder)
 
     def _load_ranker(self, checkpoint: Path | None, training: RankerTraining) -> SessionRanker:
@@ -170,7 +192,7 @@ class ModelSet:
             images=self._images,
         )
 
-    def _let_see(self, network: PolicyNetwork | ValueNetwork) -> None:
+    def _let_see(self, network: PackNetwork) -> None:
         """Give a network its tower, where prompts may have images."""
         if self._images is None:
             return

@@ -1,27 +1,38 @@
 """The value half of one update: values for the advantages, then the critic's optimizer steps.
 
 In: finished trajectories, and the windows whose advantages need values. Out: values under the
-weights of the update's start, and optimizer steps towards the targets. Promises: sequences that the
-first optimizer step runs forward are not run a second time for their start values; targets and old
-values never change within the update.
+weights of the update's start, and optimizer steps towards the targets, or a head that is fitted to
+them. Promises: sequences that the first optimizer step runs forward are not run a second time for
+their start values; targets and old values never change within the update.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from headrace.protocol.messages.control import Batch
+from headrace.trajectory.logprob_statistics import START, STATISTICS, before_each
 from learner.algorithms.aggregation import weighted_sum
 from learner.algorithms.registry import ValueSlots
 from learner.algorithms.segment_advantages import WindowAdvantages
 from learner.batching.batch import PolicyHalf, Totals, ValueHalf
 from learner.batching.packing import ranges
 from learner.batching.segments import segment_ids, segment_lengths
-from learner.batching.token_reads import as_the_critic_reads, reads_of, sampled_windows, with_cuts
+from learner.batching.token_reads import (
+    Reads,
+    as_the_critic_reads,
+    reads_of,
+    sampled_windows,
+    with_cuts,
+)
+from learner.batching.trainable_tokens import Int64
 from learner.device import Place
 from learner.models.deepspeed_engine import Engine
+from learner.models.feature_network import FeatureEngine
 from learner.models.inference import infer
 from learner.models.microbatches import MicroBatch
 from learner.models.prefix_cache import PrefixCache
@@ -69,7 +80,6 @@ class CriticUpdate(ModelUpdate):
         sequences of the first optimizer step, which runs them itself."""
         own = set(self._finished.reads.trajectories)
         everything = [] if windows is None else windows.windows
-        asked = {w.trajectory_id for w in everything}
         self._extra = self.targets[:0]
         if windows is not None:
             others = [w for w in everything if w.trajectory_id not in own]
@@ -77,14 +87,21 @@ class CriticUpdate(ModelUpdate):
             reads = reads_of(sequences, others, sampled_windows(sequences, others))
             if at_cuts:
                 reads = with_cuts(reads, sequences, others)
-            self._extra = infer(
-                self.engine,
-                reads,
-                range(len(reads.token_ids)),
-                self._place,
-                log=self.log,
-                carried=self._carried,
-            )
+            self._extra = self._values_of_others(reads, windows, at_cuts=at_cuts)
+        old, known = self._values_of_own({w.trajectory_id for w in everything})
+        self.start = StartOutputs(old, known)
+        rewards, segments = self._finished.rewards, self._finished.segments
+        self.targets = self._slots.targets(rewards, old, segments).targets
+
+    def _values_of_others(self, reads: Reads, windows: PolicyHalf, *, at_cuts: bool) -> Tensor:
+        """[N] values of the reads: tokens of windows whose answers are not in this batch, and
+        behind them the windows' ends if `at_cuts`."""
+        every = range(len(reads.token_ids))
+        return infer(self.engine, reads, every, self._place, log=self.log, carried=self._carried)
+
+    def _values_of_own(self, asked: set[int]) -> tuple[Tensor, Tensor]:
+        """[T] values of the finished answers' tokens, and [T] which are known now; `asked`: the
+        trajectories of windows."""
         rest = [
             s
             for s, t in enumerate(self._finished.reads.trajectories)
@@ -92,10 +109,7 @@ class CriticUpdate(ModelUpdate):
             or (self._dealt[t] > 0 and (self._slots.reads_old or t in asked))
         ]
         old = infer(self.engine, self._finished.reads, rest, self._place, log=self.log)
-        known = torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
-        self.start = StartOutputs(old, known)
-        rewards, segments = self._finished.rewards, self._finished.segments
-        self.targets = self._slots.targets(rewards, old, segments).targets
+        return old, torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
@@ -120,6 +134,9 @@ class CriticUpdate(ModelUpdate):
         values = self.engine(pack)
         self.log.count(pack, reads=tokens.numel())
         old = self.start.first(tokens, values.detach(), exact=not self.log.taken)
+        return self._error(values, old, tokens)
+
+    def _error(self, values: Tensor, old: Tensor, tokens: Tensor) -> Tensor:
         weights = self._slots.aggregate(
             torch.ones_like(tokens, dtype=torch.bool),
             self._ids[tokens],
@@ -171,3 +188,78 @@ class CriticUpdate(ModelUpdate):
         return torch.from_numpy(ranges(starts, counts)).to(device), torch.from_numpy(cuts).to(
             device
         )
+
+
+class LeastSquaresUpdate(CriticUpdate):
+    """The same with a head that is refitted on features of a frozen model (ours, not T-PPO's):
+    `train` takes the finished answers in and solves once, whatever the epochs."""
+
+    engine: FeatureEngine
+
+    def _values_of_others(self, reads: Reads, windows: PolicyHalf, *, at_cuts: bool) -> Tensor:
+        every, width = range(len(reads.token_ids)), (self.engine.network.width,)
+        seen = infer(
+            self.engine, reads, every, self._place,
+            log=self.log, carried=self._carried, width=width,
+        )  # fmt: skip
+        own = set(self._finished.reads.trajectories)
+        each = [
+            statistics
+            for statistics, window in zip(self._statistics(
+                windows.behaviour, windows.hot, windows.sampled.lengths,
+                [w.confidence or START for w in windows.windows],
+            ), windows.windows, strict=True)
+            if window.trajectory_id not in own
+        ]  # fmt: skip
+        rows = [x[:-1] for x in each] + ([x[-1:] for x in each] if at_cuts else [])
+        return self.engine.head.values(self._beside(seen, rows))
+
+    def _values_of_own(self, asked: set[int]) -> tuple[Tensor, Tensor]:
+        finished = self._finished
+        size = (finished.rewards.numel(), self.engine.network.width)
+        seen = torch.zeros(size, dtype=self._place.dtype, device=self._place.device)
+        for micros in self._plan:
+            for pack, tokens in micros:
+                seen[tokens] = self.engine(pack).to(seen.dtype)
+                self.log.count(pack, reads=tokens.numel())
+        lengths = np.diff(np.array(finished.answers, np.int64))
+        every = self._statistics(finished.behaviour, finished.hot, lengths, [START] * lengths.size)
+        self._features = self._beside(seen, [x[:-1] for x in every])
+        values = self.engine.head.values(self._features)
+        return values, torch.ones_like(values, dtype=torch.bool)
+
+    def first_pass(self, *, sound: bool) -> None:
+        """`prepare` has read all of it."""
+
+    def train(self, *, epochs: int, sound: bool) -> None:
+        """Take the answers in and solve; nothing where the inputs are not `sound`."""
+        totals, log = self._totals, self.log
+        if not totals.value_tokens:
+            return
+        log.planned = 1
+        every = torch.arange(self.targets.numel(), device=self._place.device)
+        log.losses.append(self._error(self.start.numbers, self.start.numbers, every))
+        if not sound:
+            log.dropped += 1
+            return
+        reads, head = self._finished.reads, self.engine.head
+        answers = np.array(reads.trajectories, np.int64)[reads.sequence_of]
+        numbers = torch.from_numpy(answers).to(every.device)
+        products = self._place.total(head.products(self._features, self.targets, numbers))
+        head.refit(products, keep=math.exp(-totals.value_samples / self.engine.memory))
+        self.engine.steps += 1
+        log.applied += 1
+
+    def _beside(self, features: Tensor, statistics: Sequence[npt.NDArray[np.float32]]) -> Tensor:
+        """[N, F + STATISTICS]"""
+        beside = np.concatenate([np.zeros((0, STATISTICS), np.float32), *statistics])
+        return torch.cat([features, torch.from_numpy(beside).to(features)], dim=1)
+
+    @staticmethod
+    def _statistics(
+        behaviour: Tensor, hot: Tensor, lengths: Int64, starts: Sequence[list[float]]
+    ) -> list[npt.NDArray[np.float32]]:
+        """[n + 1, STATISTICS] of each window or answer."""
+        logprobs = torch.where(hot, 0.0, behaviour).cpu().numpy()
+        pieces = np.split(logprobs, np.cumsum(lengths)[:-1]) if lengths.size else []
+        return [before_each(*piece) for piece in zip(pieces, starts, strict=True)]

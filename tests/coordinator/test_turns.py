@@ -35,6 +35,7 @@ def rules(**changes: Any) -> BatchRules:
         max_age=1,
         compares="group",
         value_logprobs=True,
+        value_statistics=False,
         mixed_groups=False,
         masked_marks=frozenset({"hot"}),
     )

@@ -44,18 +44,20 @@ class Estimate:
 
 def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Weights, gradients and optimizer state of one rank, policy and value model together, and the
-    frozen reference where there is one."""
+    models that never change."""
     learner, ranks = config.learner, config.learner.ranks
-    models = 2 if config.algorithm.value is not None else 1
+    value = config.algorithm.value
+    fits = value is not None and value.fit == "least_squares"
+    models = 2 if value is not None and not fits else 1
     weights, gradients, moments = 4.0, 4.0, 8.0
     if learner.precision == "bfloat16":
         weights, gradients, moments = 2.0, 4.0, 12.0
     stage = learner.zero_stage or 0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
-    reference = weights if config.algorithm.kl is not None else 0.0
+    frozen = weights * (fits + (config.algorithm.kl is not None))
     weights /= ranks if stage >= 3 else 1
-    return int(shape.parameters * (models * (weights + gradients + moments) + reference))
+    return int(shape.parameters * (models * (weights + gradients + moments) + frozen))
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:

@@ -66,6 +66,20 @@ AdvantageConfig = Annotated[EgaeConfig | GroupAdvantageConfig, Field(discriminat
 class ValueTargetConfig(StrictModel):
     """The value model: its targets and its loss."""
 
+    fit: Literal["gradient", "least_squares"] = "gradient"
+    """gradient: a trained copy of the policy, as published. least_squares (ours): a head solved in
+    closed form every update on hidden states of a frozen copy and on the sampler's logprobs."""
+
+    features: int = Field(default=512, ge=1, le=1024)
+    """least_squares: hidden numbers that the head reads, projected at random where there are more.
+    """
+
+    memory_answers: float = Field(default=4096, gt=0)
+    """least_squares: answers after which an earlier answer counts 1/e."""
+
+    layers: int | None = Field(default=None, ge=1)
+    """The first layers of the policy that the value model has (ours). None: all."""
+
     gae_lambda_value: float = Field(default=1.0, ge=0, le=1)
     """Lambda of the value target; 1 is the Monte-Carlo return."""
 
@@ -80,6 +94,10 @@ class ValueTargetConfig(StrictModel):
 
     warmup_updates: int = Field(default=0, ge=0)
     """Updates that train the value model alone, on a fixed policy (VC-PPO)."""
+
+    warmup_prompts: int | None = Field(default=None, ge=1)
+    """The first warm-up update waits for all answers to this many prompts, the slow ones as well
+    (VC-PPO's set of a fixed policy). None: for a batch of answers that ended."""
 
     warmup_epochs: int = Field(default=1, ge=1)
     """Passes over the value batch in a warm-up update."""

@@ -33,6 +33,7 @@ class BatchRules:
         loss. max_age: most updates between the sampling of a token and its training. compares:
         whose scores an advantage needs beside its own: nobody's, the whole group's, or a group of
         the trajectory alone. value_logprobs: the value model's half needs the sampler's logprobs.
+        value_statistics: windows bring what the sampler thought of the tokens before them.
         mixed_groups: groups in which all scores are equal are not trained. masked_marks: tokens
         with such a mark are kept out of the loss. by_turn: credit ends with a turn.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
@@ -45,6 +46,7 @@ class BatchRules:
     max_age: int
     compares: Literal["nobody", "itself", "group"]
     value_logprobs: bool
+    value_statistics: bool
     mixed_groups: bool
     masked_marks: frozenset[MarkName] = frozenset()
     by_turn: bool = False
@@ -60,13 +62,16 @@ def batch_rules(config: RunConfig) -> BatchRules:
     if isinstance(advantages, GroupAdvantageConfig):
         compares = "group" if config.schedule.unit == "group" else "itself"
     fire = config.generator.fire
+    value = algorithm.value
+    fits = value is not None and value.fit == "least_squares"
     masks_hot = fire is not None and fire.correction == "mask"
     return BatchRules(
         boundary_mask=advantages.boundary_mask if isinstance(advantages, EgaeConfig) else 0,
         skips_truncated=algorithm.overlong is not None and algorithm.overlong.filter,
         max_age=config.schedule.max_staleness,
         compares=compares,
-        value_logprobs=algorithm.kl is not None and algorithm.kl.where == "reward",
+        value_logprobs=fits or (algorithm.kl is not None and algorithm.kl.where == "reward"),
+        value_statistics=fits,
         mixed_groups=algorithm.admit == "mixed_groups",
         masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
         by_turn=algorithm.turns == "turn",

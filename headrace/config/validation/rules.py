@@ -358,6 +358,20 @@ RULES: tuple[Rule, ...] = (
         "updates",
     ),
     Rule(
+        "algorithm.value.warmup_prompts",
+        lambda c: (value := c.algorithm.value) is not None
+        and value.warmup_prompts is not None
+        and not value.warmup_updates,
+        "is the first warm-up update's set, and there is none: set algorithm.value.warmup_updates",
+    ),
+    Rule(
+        "algorithm.value.gae_lambda_value",
+        lambda c: (value := c.algorithm.value) is not None
+        and value.fit == "least_squares"
+        and value.gae_lambda_value < 1,
+        'is 1 for fit = "least_squares", which fits returns',
+    ),
+    Rule(
         "stop.after_warmup",
         lambda c: c.stop.after_warmup and not _warmup(c),
         "needs a warm-up of a value model: set algorithm.value.warmup_updates",

@@ -68,6 +68,9 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[TurnRun] = []
     """Where credit ends with a turn: those in the window, up to its end; the first may have begun
     before it."""
+    confidence: list[float] = []
+    """[5] the sampler's logprobs before the window (`headrace.trajectory.logprob_statistics`);
+    empty where no value model reads them."""
     row: str = ""
     """Of one that is finished, the columns of its prompt's row as JSON, where the ranker learns
     from them."""
@@ -87,6 +90,7 @@ class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     coefficients: list[Coefficient] = []
     turns: list[TurnRun] = []
     """Where credit ends with a turn: all of them."""
+    marks: list[Mark] = []
 
 
 class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,9 +140,9 @@ def part_bytes(item: BatchSequence | PolicyWindow | ValueTrajectory | GroupScore
     return size
 
 
-def _entry_bytes(entry: int | tuple[int, int] | msgspec.Struct) -> int:
+def _entry_bytes(entry: float | tuple[int, int] | msgspec.Struct) -> int:
     """A number, a run, or a span, reward, coefficient, mark or image, which travel as lists."""
-    if isinstance(entry, int):
+    if isinstance(entry, int | float):
         return _NUMBER
     if isinstance(entry, tuple):
         return _NAME + _NUMBER * len(entry)
@@ -184,6 +188,7 @@ def longest_part_bytes(
         rewards=rewards[:window],
         coefficients=coefficients[: window + 1],
         marks=[Mark("hot", 0, 0)] * window,
+        confidence=[0.0] * 5,
         turns=[TurnRun(0, 0, True)] * turns,
     )
     value = ValueTrajectory(
@@ -195,6 +200,7 @@ def longest_part_bytes(
         logprobs=np.zeros(length, np.float32),
         coefficients=coefficients,
         turns=[TurnRun(0, 0, True)] * turns,
+        marks=[Mark("hot", 0, 0)] * length,
     )
     group = GroupScores(
         group_id=0,

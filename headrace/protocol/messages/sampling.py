@@ -33,10 +33,12 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """The tokens that were sampled for an `Ask`; `finished`: the last of them is an end token."""
+    """The tokens that were sampled for an `Ask`, and the sampler's logprobs; `finished`: the last
+    of them is an end token."""
 
     number: int
     ids: list[int]
+    logprobs: list[float]
     finished: bool
 
 

@@ -228,6 +228,7 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
                     "score": 1.0,
                     "correct": True,
                     "turns": [],
+                    "confidence": [],
                     "row": "",
                 }
             ],
@@ -241,6 +242,7 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
                     "logprobs": ["f", 24, 0],
                     "coefficients": [],
                     "turns": [],
+                    "marks": [],
                 }
             ],
             "groups": [

@@ -1,0 +1,289 @@
+"""How much of the return a checkpoint's value model explains, and how much can be explained.
+
+In: a run. Its policy writes fresh answers to held-out prompts, and continues prefixes of them,
+drawn at random among all their tokens, several times. Out: explained variance of the value model
+on the answers, and the attainable share: what the prefix decides of the return, by the
+continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
+answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.kit.command_line import command_line
+from headrace.config.sections.run import RunConfig
+from headrace.data.media import MediaStore
+from headrace.errors import UserError
+from headrace.host.hardware import free_port
+from headrace.host.work import Work
+from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
+from headrace.protocol.messages.control import Batch, ScoreItem
+from headrace.protocol.token_spans import Reward
+from headrace.run_files.run_folder import MEDIA, find_run, read_config
+from headrace_cli.commands.checks.anchor_check import policy_tokenizer
+from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
+from headrace_cli.launch.sampler import open_sampler
+from learner.algorithms.registry import build_algorithm
+from learner.batching.batch import policy_half, totals_of, value_half
+from learner.models.deepspeed_engine import join_ranks
+from learner.models.feature_network import FeatureEngine
+from learner.process.checkpoint import CRITIC, POLICY
+from learner.process.checkpointing import Checkpoints
+from learner.process.model_set import ModelSet
+from learner.process.rank_broadcast import Relay
+from learner.updates.critic_update import CriticUpdate, LeastSquaresUpdate
+from rewards.labeling.offline_scoring import open_desk
+from tasks.datasets.source import build_source
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A held-out prompt, what the policy wrote, and its return."""
+
+    prompt: int
+    item: ScoreItem
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    score: float
+
+
+async def answers_of(
+    config: RunConfig, prompts: int, prefixes: int, continuations: int, seed: int
+) -> tuple[list[Held], list[tuple[int, list[float]]]]:
+    """Fresh answers, and for each prefix the prompt it is of and the returns of its
+    continuations."""
+    from rewards.models.encoding import prompt_ids
+
+    tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
+    rows = build_source(config.task, config.seed).eval_rows(prompts)
+    async with (
+        serving_judges(config),
+        open_sampler(config) as sampler,
+        open_desk(config.reward) as desk,
+    ):
+
+        async def write(place: int, row: Any, before: Sequence[int], number: int) -> Held:
+            ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
+            written = await sampler.write(
+                ids, before, max_tokens=limit - len(before),
+                seed=draw_seed(seed, ids, before, number),
+            )  # fmt: skip
+            whole = [*before, *written.ids]
+            chat = not isinstance(row.prompt, str)
+            item = ScoreItem(
+                trajectory_id=place,
+                prompt=tokenizer.decode(ids) if chat else row.prompt,
+                text=tokenizer.decode(whole, skip_special_tokens=True),
+                answer=row.answer,
+                finished=written.finished,
+                num_tokens=len(whole),
+                info=json.dumps(row.info, default=str),
+                messages=json.dumps(row.prompt) if chat else "",
+                source=config.reward.route_of(config.task.kind, lambda: row.info) or "",
+            )
+            score = await desk.score(item)
+            if score.status != "ok":
+                raise UserError(f"an answer could not be scored: {score.error}")
+            return Held(place, item, ids, whole, written.logprobs, score.reward)
+
+        held: list[Held] = []
+
+        async def fresh(place: int) -> str:
+            held.append(await write(place, rows[place], (), 0))
+            return f"{sampler.tokens} tokens"
+
+        at_once = config.generator.seats
+        await side_by_side(
+            range(len(rows)), fresh, at_once=at_once, total=len(rows), title="answers"
+        )
+        held.sort(key=lambda one: one.prompt)
+        draw = random.Random(seed)
+        cuts = draw.sample([(h, t) for h in held for t in range(len(h.ids))], prefixes)
+        returns: list[tuple[int, list[float]]] = [(h.prompt, []) for h, _ in cuts]
+
+        async def go_on(number: int) -> str:
+            (one, cut), copy = cuts[number // continuations], number % continuations
+            again = await write(one.prompt, rows[one.prompt], one.ids[:cut], copy + 1)
+            returns[number // continuations][1].append(again.score)
+            return f"{sampler.tokens} tokens"
+
+        every = range(prefixes * continuations)
+        await side_by_side(every, go_on, at_once=at_once, total=len(every), title="continuations")
+    return held, returns
+
+
+def values_of(
+    config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[Held]
+) -> tuple[Floats, Floats]:
+    """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
+    device, work = torch.device("cpu"), Work()
+    torch.set_num_threads(config.learner.threads)
+    join_ranks(rank=0, world_size=1, port=free_port(), device=device)
+    algorithm = build_algorithm(
+        config.algorithm, window=config.window, max_length=config.task.max_response_length
+    )
+    models = ModelSet(
+        config, algorithm, checkpoint, rank=0, device=device, work=work,
+        read_image=MediaStore(run_dir / MEDIA).read,
+    )  # fmt: skip
+    relay = Relay(rank=0, world=1)
+    Checkpoints(
+        run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work
+    ).restore(checkpoint, models.engines)
+    shard = Shard(
+        sequences=[
+            BatchSequence(
+                trajectory_id=h.prompt, group_id=h.prompt, opening=len(h.prompt_ids),
+                token_ids=np.array([*h.prompt_ids, *h.ids], np.int32),
+                sampled=[(0, len(h.ids))],
+            )
+            for h in held
+        ],
+        windows=[],
+        values=[
+            ValueTrajectory(
+                trajectory_id=h.prompt, sequence=i, length=len(h.ids), score=h.score,
+                rewards=[Reward(h.score, len(h.ids) - 1)],
+                logprobs=np.array(h.logprobs, np.float32),
+            )
+            for i, h in enumerate(held)
+        ],
+    )  # fmt: skip
+    shape = algorithm.shape_rewards
+    windows = policy_half(
+        shard, version=0, lambdas=algorithm.lambdas, shape=shape, kl_coef=0.0, device=device
+    )
+    finished = value_half(shard, shape=shape, kl_coef=0.0, device=device)
+    batch = Batch(
+        batch_id=0, update=1, lineage=0, version=0, publish_as=0, parts=[1], value_epochs=1,
+        checkpoint=False,
+    )  # fmt: skip
+    engine, slots = models.engines[CRITIC], algorithm.value
+    assert slots is not None
+    kind = LeastSquaresUpdate if isinstance(engine, FeatureEngine) else CriticUpdate
+    critic = kind(
+        slots, engine, models.place, batch, finished, totals_of(windows, finished, models.place),
+        parts=1, window=config.window,
+    )  # fmt: skip
+    critic.prepare(None, at_cuts=False)
+    critic.first_pass(sound=False)
+    return critic.start.numbers.double().numpy(), critic.targets.double().numpy()
+
+
+def explained(values: Floats, returns: Floats, weights: Floats) -> float:
+    """1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
+    mean = lambda x: float((weights * x).sum() / weights.sum())  # noqa: E731
+    spread = lambda x: mean(x * x) - mean(x) ** 2  # noqa: E731
+    return 1.0 - spread(returns - values) / spread(returns) if spread(returns) else float("nan")
+
+
+def attainable(prefixes: Sequence[tuple[int, Sequence[float]]]) -> float:
+    """The share of the returns' variance that prefixes decide: what is left without the variance
+    within each prefix."""
+    within = np.mean([np.var(returns, ddof=1) for _, returns in prefixes])
+    whole = np.var(np.concatenate([returns for _, returns in prefixes]))
+    return float(1.0 - within / whole) if whole else float("nan")
+
+
+def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> tuple[float, float]:
+    """95 %, over prompts drawn again; `figure` gets how often each prompt was drawn."""
+    draw = np.random.default_rng(0)
+    found = [
+        figure(np.bincount(draw.integers(prompts, size=prompts), minlength=prompts))
+        for _ in range(200)
+    ]
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = command_line("critic", __doc__)
+    parser.add_argument("run", help="the run's name or folder")
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs are")
+    parser.add_argument("--step", type=int, help="the checkpoint's update; the newest by default")
+    parser.add_argument("--prompts", type=int, default=256, help="held-out prompts")
+    parser.add_argument("--prefixes", type=int, default=128, help="of their answers")
+    parser.add_argument("--continuations", type=int, default=4, help="of each prefix, at least 2")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    options = parser.parse_args(argv)
+    run_dir = find_run(options.root, options.run)
+    config = read_config(run_dir)
+    if config.algorithm.value is None:
+        raise UserError(f"{run_dir.name} has no value model")
+    steps = sorted((run_dir / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
+    chosen = [p for p in steps if options.step in (None, int(p.name[5:]))]
+    if not chosen:
+        there = ", ".join(p.name for p in steps) or "none"
+        raise UserError(f"{run_dir.name} has no checkpoint of update {options.step}: {there}")
+    checkpoint = chosen[-1]
+    model = config.model.model_copy(update={"path": str(checkpoint / POLICY)})
+    sampling = config.model_copy(update={"model": model})
+    held, prefixes = asyncio.run(
+        answers_of(sampling, options.prompts, options.prefixes, options.continuations, options.seed)
+    )
+    values, returns = values_of(config, run_dir, checkpoint, held)
+    result = figures(held, prefixes, values, returns)
+    result = {"run": run_dir.name, "checkpoint": checkpoint.name, **result}
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    for name, value in result.items():
+        print(f"{name:<28} {value}")
+    return 0
+
+
+def figures(
+    held: Sequence[Held],
+    prefixes: Sequence[tuple[int, list[float]]],
+    values: Floats,
+    returns: Floats,
+) -> dict[str, Any]:
+    """What is printed."""
+    lengths = np.array([len(h.ids) for h in held])
+    owner = np.repeat([h.prompt for h in held], lengths)
+    count = max(h.prompt for h in held) + 1
+    along = np.concatenate([np.arange(n) / n for n in lengths])
+    by_answer = np.repeat(1.0 / lengths, lengths)
+
+    def share(weights: Floats) -> list[float]:
+        whole = explained(values, returns, weights)
+        low, high = interval(lambda n: explained(values, returns, weights * n[owner]), count)
+        return [round(x, 3) for x in (whole, low, high)]
+
+    def reach(drawn: npt.NDArray[np.int64]) -> float:
+        return attainable([p for p in prefixes for _ in range(drawn[p[0]])] or prefixes)
+
+    quarters = [(along * 4).astype(int) == q for q in range(4)]
+    low, high = interval(reach, count)
+    found: dict[str, Any] = {
+        "answers": len(held), "tokens": int(lengths.sum()), "mean return": round(
+            float(np.mean([h.score for h in held])), 3
+        ),
+        "attainable share": [round(x, 3) for x in (attainable(prefixes), low, high)],
+        "explained variance": share(np.ones(owner.size)),
+        "by answers": share(by_answer),
+    }  # fmt: skip
+    for q, inside in enumerate(quarters):
+        found[f"quarter {q + 1}"] = share(inside.astype(float))
+    found["of the attainable"] = round(
+        found["explained variance"][0] / found["attainable share"][0], 3
+    )
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,94 @@
+"""A frozen model whose hidden states are features of a state, and the head that is fitted on them.
+
+In: a model that never changes. Out: features of chosen tokens, and values by a least-squares head.
+Promises: features of a token never change, so that sums over all updates are of one kind and keys
+that are carried over are never too old; no gradient, no optimizer state.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from headrace.trajectory.logprob_statistics import STATISTICS
+from learner.algorithms.least_squares import LeastSquaresHead
+from learner.models.deepspeed_engine import Step
+from learner.models.forward import Pack, PackNetwork, hidden_states
+
+_SEED = 2506_15050
+"""Of the projection, which checkpoints do not hold."""
+
+
+class FeatureNetwork(PackNetwork):
+    """All layers' hidden states at the pack's reads, each divided by its root mean square; beyond
+    `most` numbers, their projection on as many random directions.
+
+    Attributes:
+        width: F, numbers of a token.
+    """
+
+    def __init__(self, model: nn.Module, *, most: int, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model, self.autocast = model.requires_grad_(False), autocast
+        shape = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        layers, size = shape.num_hidden_layers, shape.hidden_size
+        self.width = min(most, layers * size)
+        self._directions: Tensor | None = None
+        if self.width < layers * size:
+            generator = torch.Generator().manual_seed(_SEED)
+            made = torch.randn(layers, size, self.width, generator=generator)
+            device = next(model.parameters()).device
+            self._directions = (made / math.sqrt(layers * size)).to(device)
+
+    @torch.no_grad()
+    def forward(self, pack: Pack) -> Tensor:
+        """[N, F] float32 features of the states before the pack's reads."""
+        with self.in_its_precision(pack.token_ids.device):
+            states = hidden_states(self.model, pack, self.vision)
+        layers = [x.float() for x in states]
+        layers = [x * x.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt() for x in layers]
+        if self._directions is None:
+            return torch.cat(layers, dim=1)
+        return torch.stack([x @ d for x, d in zip(layers, self._directions, strict=True)]).sum(0)
+
+
+class FeatureEngine:
+    """A `FeatureNetwork` where an engine is expected, and its head, which is refitted instead of
+    stepped. The head also reads the statistics of logprobs. `steps`: refits so far. `memory`:
+    answers after which an earlier one counts 1/e."""
+
+    lr = 0.0
+
+    def __init__(self, network: FeatureNetwork, *, memory: float) -> None:
+        self.network, self.steps, self.memory = network, 0, memory
+        device = next(network.model.parameters()).device
+        self.head = LeastSquaresHead(network.width + STATISTICS, device)
+
+    def __call__(self, pack: Pack) -> Tensor:
+        features: Tensor = self.network(pack)
+        return features
+
+    def backward(self, loss: Tensor, *, last: bool) -> NoReturn:
+        """There is no gradient."""
+        raise NotImplementedError("a least-squares head is refitted, not stepped")
+
+    def step(self) -> Step:
+        """There is none."""
+        raise NotImplementedError("a least-squares head is refitted, not stepped")
+
+    def state(self) -> dict[str, Tensor]:
+        """The head and its sums, the same on all ranks."""
+        return {"steps": torch.tensor(self.steps), **self.head.state()}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave, on any number of ranks."""
+        self.steps = int(tensors["steps"].item())
+        self.head.load_state(dict(tensors))
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Every rank holds all of it."""
+        yield
