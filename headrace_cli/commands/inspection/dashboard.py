@@ -6,10 +6,7 @@ import sys
 from pathlib import Path
 
 from headrace.errors import UserError
-from headrace.host.hardware import free_port, port_is_free
-from headrace_cli.launch.plan import dashboard_argv, role_environment
-
-LARGEST_PORT = 65535
+from headrace_cli.launch.plan import LARGEST_PORT, dashboard_argv, page_port, role_environment
 
 
 def dashboard(arguments: argparse.Namespace) -> int:
@@ -21,12 +18,7 @@ def dashboard(arguments: argparse.Namespace) -> int:
         )
     if not root.is_dir():
         raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
-    try:
-        port = arguments.port or free_port(arguments.host)
-    except OSError as error:
-        raise UserError(f"--host {arguments.host}: no address of this machine ({error})") from error
-    if not port_is_free(arguments.host, port):
-        raise UserError(f"port {port} is in use; choose another with --port (0 takes a free one)")
+    port = page_port(arguments.host, arguments.port)
     argv = dashboard_argv(arguments.host, port, root.resolve(), ahead=True)
     print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
     sys.stdout.flush()
