@@ -118,7 +118,7 @@ def configured(arguments: argparse.Namespace) -> RunConfig:
 
 
 def with_port(config: RunConfig) -> RunConfig:
-    """The configuration with a free port for the dashboard; without a page where none is installed."""
+    """The configuration with a free port for its page; without a page where none is installed."""
     page = config.dashboard
     if page.enabled and (line := lacking("dashboard")):
         print(f"no page: {line}", file=sys.stderr)
