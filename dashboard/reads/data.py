@@ -2,14 +2,16 @@
 
 In: a run's folder and its stamp, the time of its newest record. Out: what `storage.queries`
 returns. A read is kept as long as the stamp stays, so that a page that repaints costs nothing while
-nothing happens; only the run's line itself is asked for each time. Everything is bounded.
+nothing happens; only the run's line itself is asked for each time. Everything is bounded. Texts are
+as people may see them (`headrace.errors.visible`): who wrote them may be a model.
 """
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 import streamlit as st
@@ -17,6 +19,7 @@ import streamlit as st
 from dashboard.reads.critic import CriticReport, report
 from dashboard.reads.scorings import Scorings, scorings
 from dashboard.reads.throttled import Paced
+from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
@@ -50,13 +53,14 @@ def forget() -> None:
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def runs(root: str) -> list[RunLine]:
     """All runs under the root, newest first."""
-    return queries.list_runs(Path(root))
+    lines = queries.list_runs(Path(root))
+    return [line if line.detail.isprintable() else shown(line) for line in lines]
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
 def run_line(run_dir: str) -> RunLine:
     """How one run stands now, readable or not."""
-    return queries.any_line(Path(run_dir))
+    return shown(queries.any_line(Path(run_dir)))
 
 
 def newest_run(root: str) -> str | None:
@@ -79,6 +83,23 @@ def quantum(length: float) -> int:
     """How much longer something of this length must get until it looks longer: a power of two, less
     than a point of a chart, and at least 1."""
     return int(2 ** max(0, math.floor(math.log2(max(1.0, length / POINTS)))))
+
+
+def shown(value: T) -> T:
+    """The same with all texts in it visible."""
+    found: Any = value
+    if isinstance(value, str):
+        found = visible(value)
+    elif isinstance(value, pd.DataFrame):
+        others = value.select_dtypes(exclude="number")
+        found = value.assign(**{n: c.map(shown, na_action="ignore") for n, c in others.items()})
+    elif isinstance(value, list):
+        found = [shown(each) for each in value]
+    elif isinstance(value, dict):
+        found = {name: shown(each) for name, each in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        found = replace(value, **{f.name: shown(getattr(value, f.name)) for f in fields(value)})
+    return cast(T, found)
 
 
 class RunData:
@@ -110,7 +131,9 @@ class RunData:
         folder, newest = self._at
         key = (folder, ask.__name__, *wanted)
         status = self.line.status
-        found: T = PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
+        found: T = PACED.read(
+            key, stamp or newest, status, lambda: shown(ask(Path(folder), *wanted))
+        )
         return found
 
     def _kept(
@@ -258,7 +281,7 @@ def _read(
     how: dict[str, Any],
     _ask: Callable[..., Any],
 ) -> Any:
-    return _ask(Path(run_dir), *wanted, **how)
+    return shown(_ask(Path(run_dir), *wanted, **how))
 
 
 @st.cache_data(max_entries=128, show_spinner=False)
@@ -271,12 +294,12 @@ def _series(
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def _health(run_dir: str) -> pd.DataFrame:
-    return queries.process_health(Path(run_dir))
+    return shown(queries.process_health(Path(run_dir)))
 
 
 @st.cache_data(ttl=5 * _FRESH_S, max_entries=16, show_spinner=False)
 def _stacks(run_dir: str) -> dict[str, Stack]:
-    return queries.last_stacks(Path(run_dir))
+    return shown(queries.last_stacks(Path(run_dir)))
 
 
 def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
@@ -291,7 +314,7 @@ def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
-    return queries.events(Path(run_dir), limit=limit, kind=kind)
+    return shown(queries.events(Path(run_dir), limit=limit, kind=kind))
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -311,7 +334,8 @@ def _page(
     # would have to be hashed to find the page.
     found = {"trajectory_id": _search(run_dir, searched, response)} if response else {}
     filters = {**wanted.get("filters", {}), **found}
-    return queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
+    page = queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
+    return shown(page)
 
 
 @st.cache_data(max_entries=8, show_spinner="reading all responses")
@@ -321,4 +345,4 @@ def _search(run_dir: str, stamp: str, text: str) -> list[int]:
 
 @st.cache_data(max_entries=32, show_spinner=False)
 def _trajectory(run_dir: str, stamp: str, trajectory_id: int) -> TrajectoryDetail:
-    return queries.trajectory_detail(Path(run_dir), trajectory_id)
+    return shown(queries.trajectory_detail(Path(run_dir), trajectory_id))

@@ -59,8 +59,8 @@ def export(arguments: argparse.Namespace) -> int:
         print(f"no row of {arguments.kind} matches", arguments.where or "", file=sys.stderr)
     elif arguments.kind == "tokens" and each > LARGE_ROW:
         print(
-            f"{each:,.0f} bytes a row: as text, each has the facts of its trajectory again. Parquet "
-            "has them once and takes about a hundredth; --columns names fewer",
+            f"{each:,.0f} bytes a row: as text, each has the facts of its trajectory again. "
+            "Parquet has them once and takes about a hundredth; --columns names fewer",
             file=sys.stderr,
         )
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import aligned
 
@@ -93,5 +93,5 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = " ".join(str(value).splitlines())
+    text = visible(" ".join(str(value).splitlines()))
     return text if len(text) <= CELL else text[: CELL - 3] + "..."

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
 from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
@@ -50,7 +50,7 @@ def _print_lines(lines: list[dict[str, Any]]) -> None:
     say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
         text, is_read = _row(line, width), line["status"] != "unreadable"
-        console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
+        console.print(Text(visible(text), "" if is_read else "dim"), soft_wrap=True)
         if line["sql"]:
             console.print(Text(f"{'':<{width}}  {line['sql']}", "dim"), soft_wrap=True)
 
@@ -61,9 +61,9 @@ def _row(line: dict[str, Any], width: int) -> str:
     if line["status"] == "unreadable":
         return f"{name} {line['detail']}{_noted(line['notes'])}"
     found = [line["accuracy_before"], line["accuracy_after"]]
-    if line["kind"] == "evaluation":
-        found = [value for value in found if value is not None] or [None]
-    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+    if line["kind"] == "evaluation" or found == [None, None]:
+        found = [value for value in found if value is not None]
+    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found) or "-"
     kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
     took = duration(line["wall_s"])
     return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}{_noted(line['notes'])}"
