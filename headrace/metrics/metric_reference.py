@@ -31,6 +31,8 @@ export RUN metrics` writes the single numbers to a file. Prefixes `actor/`, `cri
 
 SECTIONS = {
     "actor": "The policy's loss and optimizer, from the learner, once an update.",
+    "cpu": "What processes keep busy; `NAME` is a process. A gauge.",
+    "gpu": "What processes keep busy; `NAME` is a process. A gauge.",
     "critic": "The value model's loss, outputs and targets, from the learner, once an update.",
     "egae": "What happens at the cuts of unfinished windows.",
     "environment": "Episodes of several turns, where a run has an environment.",

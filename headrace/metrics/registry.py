@@ -46,6 +46,7 @@ _ALL = (
     MetricInfo("actor/reference_kl", "nats", "KL from the policy to the reference at the update's start (k3), where there is a reference", "grows slowly"),
     MetricInfo("actor/skipped_steps", "steps", "optimizer steps of the policy thrown away for a loss or gradient that is not finite", "0"),
     MetricInfo("actor/steps", "steps", "optimizer steps of the policy in this update"),
+    MetricInfo("cpu/NAME", "cores", "that the process of that name and all that it started kept busy over the last seconds, on the coordinator's host"),
     MetricInfo("critic/advantages/max", "", "largest advantage of the batch"),
     MetricInfo("critic/advantages/mean", "", "mean advantage of the batch", "near 0 when whitened"),
     MetricInfo("critic/advantages/min", "", "smallest advantage of the batch"),
@@ -76,6 +77,7 @@ _ALL = (
     MetricInfo("environment/step_s", "s", "mean time in which an environment answered"),
     MetricInfo("environment/turns", "turns", "mean turns of the policy in episodes that end in the batch"),
     MetricInfo("environment/wrong_recall", "share", "PAG: wrong answers that the policy's verdict calls wrong", "above 0.1, rising"),
+    MetricInfo("gpu/NAME", "GPUs", "that the process of that name and all that it started kept busy over the last seconds, on the coordinator's host, as NVML says", "near the number that it has"),
     MetricInfo("heartbeat/NAME", "s", "since the coordinator last heard the process of that name", "a few seconds"),
     MetricInfo("idle/generator", "share", "training time so far in which generators had nothing to generate", "near 0"),
     MetricInfo("idle/learner", "share", "training time so far in which the learner waited for a batch", "near 0"),
@@ -217,7 +219,9 @@ def pattern_of(name: str) -> str:
     """The name under which METRICS describes a metric: that of a process, a source of rewards, a
     domain or what an environment says is NAME there."""
     prefix, _, rest = name.partition("/")
-    if prefix in ("heartbeat", "memory") or (prefix == "environment" and name not in METRICS):
+    if prefix in ("cpu", "gpu", "heartbeat", "memory") or (
+        prefix == "environment" and name not in METRICS
+    ):
         return f"{prefix}/NAME"
     return f"{prefix}/NAME/{rest.rpartition('/')[2]}" if prefix in ("mixture", "rewards") else name
 
