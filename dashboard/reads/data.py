@@ -164,7 +164,7 @@ class RunData:
 
     def charted(self) -> list[str]:
         """Metrics that are one number an update and are described, by name."""
-        gauges = ("heartbeat/NAME", "memory/NAME")
+        gauges = ("cpu/NAME", "gpu/NAME", "heartbeat/NAME", "memory/NAME")
         names = self._kept(queries.metric_names, at=self.picture())
         patterns = {name: pattern_of(name) for name in names}
         return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
@@ -227,6 +227,11 @@ class RunData:
         stamp = self.picture(samples=True)[1] if seconds is None else ""
         return self._paced(_activity, seconds, stamp=stamp)
 
+    def lives(self, newest: int, seconds: float | None) -> pd.DataFrame:
+        """`storage.queries.lives`, of the last so many seconds; None: of the whole run."""
+        stamp = self.picture(samples=True)[1]
+        return self._paced(_lives, newest, seconds, stamp=stamp)
+
     def processes(self) -> pd.DataFrame:
         """One row a process."""
         return self._kept(queries.process_table)
@@ -262,6 +267,10 @@ class RunData:
         training trajectories whose response contains that text. Of a live run these are as of its
         last update, because reading all responses again for every token takes long."""
         return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
+
+    def beginnings(self, ids: tuple[int, ...]) -> dict[int, str]:
+        """`storage.queries.beginnings`."""
+        return self._kept(queries.beginnings, ids)
 
     def images(self, prompt_ids: tuple[str, ...]) -> dict[str, list[Path]]:
         """`storage.queries.prompt_images`."""
@@ -307,9 +316,16 @@ def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
 
 
 def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
+    return queries.activity(run_dir, since=_since(run_dir, seconds))
+
+
+def _lives(run_dir: Path, newest: int, seconds: float | None) -> pd.DataFrame:
+    return queries.lives(run_dir, newest=newest, since=_since(run_dir, seconds))
+
+
+def _since(run_dir: Path, seconds: float | None) -> float | None:
     line = queries.run_line(run_dir)
-    end = (line.started_at or 0.0) + line.wall_s
-    return queries.activity(run_dir, since=None if seconds is None else end - seconds)
+    return None if seconds is None else (line.started_at or 0.0) + line.wall_s - seconds
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
