@@ -146,11 +146,12 @@ a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus
   {{outline:2px solid {BLUE} !important;outline-offset:2px}}
 .st-key-fold, .hr-jumps, .hr-phone {{display:none}}
 .hr-phone {{list-style:none;margin:0 !important;padding:0 !important}}
-.hr-phone li, .hr-jumps {{display:flex;flex-wrap:wrap;gap:.2rem .9rem;margin:0 0 .6rem !important}}
+.hr-phone li, .hr-jumps nav {{display:flex;flex-wrap:wrap;gap:.2rem .9rem;
+  margin:0 0 .6rem !important}}
+.hr-phone a, .hr-jumps a {{color:inherit}}
 .hr-phone a {{flex-basis:100%}}
 @media (max-width:640px) {{
-  .st-key-fold, .hr-phone {{display:block}}
-  .hr-jumps {{display:flex}}
+  .st-key-fold, .hr-phone, .hr-jumps {{display:block}}
   .stMain:has(.st-key-fold):not(:has(.st-key-fold input:checked)) .st-key-filters {{display:none}}
   .hr-line h1 {{font-size:1.35rem}}
   .hr-note {{float:none;display:block}}

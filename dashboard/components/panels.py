@@ -60,7 +60,10 @@ class Jumps:
             links = "".join(
                 f'<a href="#{key}">{escape(title)}</a>' for key, title in self.titles.items()
             )
-            self.place.html(f'<nav class="hr-jumps" aria-label="On this page">{links}</nav>')
+            self.place.html(
+                '<details class="hr-jumps"><summary>On this page</summary>'
+                f'<nav aria-label="On this page">{links}</nav></details>'
+            )
 
 
 MANY_CARDS = 5

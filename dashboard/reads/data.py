@@ -92,7 +92,8 @@ def shown(value: T) -> T:
         found = visible(value)
     elif isinstance(value, pd.DataFrame):
         others = value.select_dtypes(exclude="number")
-        found = value.assign(**{n: c.map(shown, na_action="ignore") for n, c in others.items()})
+        mapped = {str(n): c.map(shown, na_action="ignore") for n, c in others.items()}
+        found = value.assign(**mapped)
     elif isinstance(value, list):
         found = [shown(each) for each in value]
     elif isinstance(value, dict):

@@ -154,7 +154,7 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     asked = trajectory_id(st.session_state.get(TRAJECTORY) or "")
     began = run.beginnings(tuple(ids))
     rows = rows.assign(
-        prompt=without_template(rows["prompt"]), begins=[began.get(key, "-") for key in ids]
+        prompt=without_template(list(rows["prompt"])), begins=[began.get(key, "-") for key in ids]
     )
     columns = [*COLUMNS, *("reward_model",) * bool(rows["reward_model"].notna().any())]
     if files := run.images(tuple(rows["prompt_id"].unique())):

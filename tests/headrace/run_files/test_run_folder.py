@@ -60,7 +60,7 @@ def test_latest_may_be_an_evaluation_and_what_needs_a_training_says_so(config: R
     evaluated = run_folder.make_run_folder(evaluation_of(config))
     assert run_folder.find_run(root, "latest") == evaluated
     for command in ("train --resume", "replay --update 1"):
-        words = [sys.executable, "-m", "headrace", *command.split(), "latest", "--root", root]
+        words = [sys.executable, "-m", "headrace", *command.split(), "latest", "--root", str(root)]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 2
         assert f"{evaluated.name} evaluates a model, and this needs a run" in done.stderr
