@@ -183,8 +183,8 @@ LONG_TEMPLATE = 24
 def without_template(prompts: Sequence[str]) -> list[str]:
     """Prompts without what a template writes around each: what all of them begin and end with, up
     to a mark or a line's end, where that is much."""
-    head = commonprefix(list(prompts))
-    tail = commonprefix([prompt[::-1] for prompt in prompts])[::-1]
+    head = commonprefix(list(prompts))  # noqa: RUF071 - these are no paths
+    tail = commonprefix([prompt[::-1] for prompt in prompts])[::-1]  # noqa: RUF071
     start = 1 + max(map(head.rfind, "\n>]"))
     end = min((place for place in map(tail.find, "\n<[") if place >= 0), default=len(tail))
     if len(set(prompts)) < 2 or start < LONG_TEMPLATE:

@@ -27,8 +27,8 @@ from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, Traje
 from storage.queries.metrics import Axis
 
 T = TypeVar("T")
-POINTS = 400
-"""Most points of one line of a chart: two for each three pixels of a card."""
+POINTS = 300
+"""Most points of one line of a chart: one for each two pixels of a card."""
 LINES = 2
 """Of more lines than so many in one chart each has fewer points."""
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
