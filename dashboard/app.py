@@ -66,19 +66,18 @@ def main(root: Path, served_by: str = "") -> None:
         st.Page(
             partial(show, render, root, choice),
             title=title,
-            icon=icon,
             url_path=title.lower(),
             default=title == PAGES[0][0],
         )
-        for title, icon, render in PAGES
+        for title, _, render in PAGES
     ]
 
     def turn(title: str, query: runs.Query) -> None:
         st.switch_page(next(each for each in pages if each.title == title), query_params=query)
 
     pages += [
-        st.Page(partial(render, root, choice, turn), title=title, icon=icon, url_path=title.lower())
-        for title, icon, render in OVER_RUNS
+        st.Page(partial(render, root, choice, turn), title=title, url_path=title.lower())
+        for title, _, render in OVER_RUNS
     ]
     page = st.navigation(pages, position="hidden")
     of_run = page.title not in {title for title, _, _ in OVER_RUNS}
@@ -87,8 +86,10 @@ def main(root: Path, served_by: str = "") -> None:
         page_title=" \u00b7 ".join(names), page_icon=str(_STATIC / "icon.svg"), layout="wide"
     )
     with st.sidebar:
-        for each in pages:
-            st.page_link(each, query_params={PARAMETER: choice.name} if choice.name else None)
+        query = {PARAMETER: choice.name} if choice.name else None
+        # A page that has an icon itself makes the browser ask a host of fonts for a picture of it.
+        for each, (_, icon, _) in zip(pages, (*PAGES, *OVER_RUNS), strict=True):
+            st.page_link(each, icon=icon, query_params=query)
     offer_runs(root, choice, served_by)
     page.run()
 

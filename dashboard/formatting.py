@@ -5,6 +5,7 @@ In: plain values and metric names. Out: short text. None is always "-".
 
 import time
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any
 
 from headrace.metrics.health_ranges import rule_text
@@ -173,6 +174,22 @@ def what_binds(
         f"Both sides wait, {over} about {share((waits_l + waits_g) / 2)} of the time: batches come "
         "and go in bursts. A smaller schedule.batch_windows or a larger max_staleness smooths them."
     )
+
+
+LONG_TEMPLATE = 24
+"""Characters that prompts have in common from which on they are a template's."""
+
+
+def without_template(prompts: Sequence[str]) -> list[str]:
+    """Prompts without what a template writes around each: what all of them begin and end with, up
+    to a mark or a line's end, where that is much."""
+    head = commonprefix(list(prompts))  # noqa: RUF071 - these are no paths
+    tail = commonprefix([prompt[::-1] for prompt in prompts])[::-1]  # noqa: RUF071
+    start = 1 + max(map(head.rfind, "\n>]"))
+    end = min((place for place in map(tail.find, "\n<[") if place >= 0), default=len(tail))
+    if len(set(prompts)) < 2 or start < LONG_TEMPLATE:
+        return list(prompts)
+    return [f"\u2026 {prompt[start : len(prompt) - len(tail) + end]}" for prompt in prompts]
 
 
 def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str] | None:

@@ -29,8 +29,7 @@ ACTIVITIES = {
     "held": ORANGE,
     "waiting": GREY,
     "evaluation": TEAL,
-    "starting": FAINT,
-    "ending": FAINT,
+    "starting, ending": "#806040",
 }
 """What a process does."""
 STATUSES = {
@@ -68,7 +67,9 @@ def _in_turn() -> str:
     return f"@keyframes hr-turn {{from {{width:0;min-height:15rem}}}}\n{rows}"
 
 
-STYLE = f"""<style>
+STYLE = "\n".join(
+    line.strip()
+    for line in f"""<style>
 {_in_turn()}
 .hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
@@ -143,14 +144,20 @@ ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
 [data-testid="stStatusWidget"]:has([data-testid^="stStatusWidgetRunning"]) {{visibility:hidden}}
 a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus-visible
   {{outline:2px solid {BLUE} !important;outline-offset:2px}}
-.st-key-fold {{display:none}}
+.st-key-fold, .hr-jumps, .hr-phone {{display:none}}
+.hr-phone {{list-style:none;margin:0 !important;padding:0 !important}}
+.hr-phone li, .hr-jumps nav {{display:flex;flex-wrap:wrap;gap:.2rem .9rem;
+  margin:0 0 .6rem !important}}
+.hr-phone a, .hr-jumps a {{color:inherit}}
+.hr-phone a {{flex-basis:100%}}
 @media (max-width:640px) {{
-  .st-key-fold {{display:block}}
+  .st-key-fold, .hr-phone, .hr-jumps {{display:block}}
   .stMain:has(.st-key-fold):not(:has(.st-key-fold input:checked)) .st-key-filters {{display:none}}
   .hr-line h1 {{font-size:1.35rem}}
   .hr-note {{float:none;display:block}}
   .hr-sum .op {{display:none}}
   .stMain .stMainBlockContainer {{padding:3.2rem .9rem 3rem}}
 }}
-.stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:1400px}}
-</style>"""
+.stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:2200px}}
+</style>""".splitlines()
+)

@@ -1,4 +1,6 @@
-"""The errors that cross module borders, and what a process does with each."""
+"""The errors that cross module borders, what a process does with each, and how text of others is
+shown to people.
+"""
 
 import sys
 from collections.abc import Callable
@@ -40,6 +42,19 @@ class StorageBlockedError(Exception):
     """
 
 
+_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}
+_BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES = _CONTROLS | {c: f"\\u{c:04x}" for c in _BIDIRECTIONAL}
+
+
+def visible(text: str) -> str:
+    """Text with escapes such as `\\u202e` for control characters and for those that turn the
+    direction of writing or end a line unseen; tabs and line ends stay. Nothing that a model, a
+    dataset or a reward wrote can then move a cursor, colour a terminal, or read as what it is
+    not."""
+    return text.translate(_ESCAPES)
+
+
 def exit_code(run: Callable[[], int | None], *also: type[Exception]) -> int:
     """Run a process to its end; its exit code, None being 0. The user's mistake is a line and 2, a
     run that failed, or one of `also`, a line and 1, Ctrl-C 130."""
@@ -47,10 +62,10 @@ def exit_code(run: Callable[[], int | None], *also: type[Exception]) -> int:
     try:
         return run() or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 2
     except failures as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

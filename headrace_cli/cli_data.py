@@ -42,6 +42,7 @@ headrace sql latest "select purpose, count(*), avg(reward) from trajectories gro
 
 The dialect is DuckDB's. There are the tables that `headrace export` writes: {tables}.
 A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
+CSV_SAFE = "in CSV, put ' before text that a spreadsheet would take for a formula"
 NORMS = ("raw", "quantile", "zscore")
 """What `headrace select` compares."""
 SELECT_EXAMPLES = """\
@@ -89,6 +90,7 @@ def add_data(command: Maker) -> None:
         "--schema", default="native", metavar="S",
         help=f"of preferences and sft, for whose trainer: {', '.join(SCHEMAS)} (native)",
     )  # fmt: skip
+    export.add_argument("--csv-safe", action="store_true", help=CSV_SAFE)
     export.add_argument("--force", action="store_true", help="replace what is at PATH")
 
     sql = command(
@@ -101,6 +103,7 @@ def add_data(command: Maker) -> None:
     sql.add_argument(
         "--format", default="table", choices=FORMS, help="how the answer is printed (table)"
     )
+    sql.add_argument("--csv-safe", action="store_true", help=CSV_SAFE)
     sql.add_argument(
         "--limit", type=int, default=100, metavar="N",
         help="rows of a table at most (100); 0: all",

@@ -30,7 +30,7 @@ def status(hub: Hub, parts: Parts, waits: StallWatch, phase: str) -> Status:
     return Status(
         run_id=hub.run_id,
         phase=phase,
-        update=state.update,
+        update=state.committed,
         version=state.versions.current,
         gauges=gauges,
         ledger={

@@ -58,7 +58,7 @@ class Gauges:
         """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
         self._host_use = HostUse(hub.state.cpu_s)
-        self._memory: dict[str, float] = {}
+        self._used: dict[str, float] = {}
         self._looked_at = float("-inf")
 
     def scored(self, trajectory: Trajectory) -> None:
@@ -137,8 +137,9 @@ class Gauges:
             "idle/generator": self._idle_s / self._whole_s if self._whole_s > 0 else 0.0,
         }
 
-    def _resident(self) -> dict[str, float]:
-        """Memory of the processes on this host, looked at every few seconds."""
+    def _use(self) -> dict[str, float]:
+        """Memory, processors and GPUs of the processes on this host, looked at every few
+        seconds."""
         now, host = time.monotonic(), socket.gethostname()[:255]
         if now - self._looked_at >= LOOK_EVERY_S:
             peers = self._hub.peers
@@ -148,12 +149,20 @@ class Gauges:
                 if name not in peers.monitors and peer.hello.host == host
             }
             pids[COORDINATOR] = os.getpid()
-            sizes = self._host_use.find(pids.values())
-            self._looked_at = now
-            self._memory = {
-                f"memory/{name}": float(sizes[pid]) for name, pid in pids.items() if pid in sizes
+            before, sizes = self._host_use.seconds(), self._host_use.find(pids.values())
+            after, gpus = self._host_use.seconds(), self._host_use.gpus()
+            rate = {
+                pid: (after[pid] - before[pid]) / (now - self._looked_at)
+                for pid in before.keys() & after.keys()
             }
-        return self._memory
+            self._looked_at = now
+            self._used = {
+                f"{what}/{name}": float(of[pid])
+                for what, of in (("memory", sizes), ("cpu", rate), ("gpu", gpus))
+                for name, pid in pids.items()
+                if pid in of
+            }
+        return self._used
 
     def _cpu(self) -> dict[str, float]:
         """CPU seconds of these processes so far."""
@@ -167,7 +176,7 @@ class Gauges:
             self._hub.account.ledger.as_metrics()
             | self.idle_shares()
             | {f"heartbeat/{name}": age for name, age in self._hub.peers.heard().items()}
-            | self._resident()
+            | self._use()
             | self._cpu()
             | self._hub.monitors.gauges()
             | {

@@ -1,15 +1,17 @@
-"""What the run's processes use of this host, as its /proc says: memory, and CPU seconds so far.
+"""What the run's processes use of this host, as its /proc says: memory, and CPU seconds so far;
+and of its GPUs, as NVML says where that is installed.
 
 In: process ids of this host. Out: bytes and seconds, of each process together with all that it
 started. Pages that they share count in each of them; time that a process used which has ended
 counts as its parent's, or as it was last seen. Linux only: elsewhere nothing is known.
 """
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PROC = Path("/proc")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -36,6 +38,7 @@ class HostUse:
         own = _process(os.getpid())
         self._since = own.began if own else 0
         self._families: dict[int, list[int]] = {}
+        self._gpus = Gpus()
         self._first: dict[tuple[int, int], float] = {}
         self._last: dict[tuple[int, int], float] = {}
 
@@ -49,6 +52,19 @@ class HostUse:
         return {
             root: sum(known[pid].resident for pid in family)
             for root, family in self._families.items()
+        }
+
+    def seconds(self) -> dict[int, float]:
+        """CPU seconds so far of each process that was last found and all that it started."""
+        return {root: used for (root, _), used in self._last.items() if root in self._families}
+
+    def gpus(self) -> dict[int, float]:
+        """GPUs that each of them has kept busy since the last time it was asked."""
+        busy = self._gpus.busy()
+        return {
+            root: sum(busy[pid] for pid in family if pid in busy)
+            for root, family in self._families.items()
+            if not busy.keys().isdisjoint(family)
         }
 
     def cpu_s(self) -> float | None:
@@ -68,6 +84,36 @@ class HostUse:
             self._first.setdefault(key, 0.0 if key[1] >= self._since else used)
             # A child that has ended and was not waited for takes its seconds along.
             self._last[key] = max(used, self._last.get(key, 0.0))
+
+
+class Gpus:
+    """The GPUs of this host, as far as NVML shows them."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._seen_us = 0
+        with contextlib.suppress(ImportError):
+            import pynvml
+
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+
+    def busy(self) -> dict[int, float]:
+        """GPUs that each process has kept busy since the last time, by its id."""
+        found = defaultdict[int, float](float)
+        last = self._seen_us
+        for index in range(self._nvml.nvmlDeviceGetCount() if self._nvml else 0):
+            samples = defaultdict[int, list[int]](list)
+            # It is an error that nobody used a GPU, and that a part of one cannot tell.
+            with contextlib.suppress(self._nvml.NVMLError):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                for one in self._nvml.nvmlDeviceGetProcessUtilization(handle, last):
+                    samples[one.pid].append(one.smUtil)
+                    self._seen_us = max(self._seen_us, one.timeStamp)
+            for pid, shares in samples.items():
+                found[pid] += sum(shares) / len(shares) / 100
+        return found
 
 
 def families(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, list[int]]:

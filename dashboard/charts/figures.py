@@ -31,7 +31,8 @@ AXES = {
 }
 TIMES = ("train_time", "wall", "cpu")
 """Axes that are seconds."""
-POINTED = 160
+SPIKE = 20.0
+POINTED = 80
 """Places of a chart that the pointer can choose. Each is two shapes of the page, so that many of
 them take the browser longer than the lines do."""
 
@@ -45,13 +46,15 @@ def series_chart(
     bounds: Sequence[str] = (),
     smoothing: float = 0.0,
     band: Limits | None = None,
+    spikes: bool = False,
     height: int = HEIGHT,
 ) -> Chart:
     """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps,
     as they are. With `smoothing`, the share of the points that a running mean is over, the line as
     it is stays underneath, thin. The pointer shows all values at the nearest x. Where an end of a
     healthy `band` lies on the chart, the band is shaded and its end a line; an end that values have
-    crossed always does."""
+    crossed always does. `spikes`: where one value is SPIKE times the median, the axis upwards is
+    logarithmic."""
     order = [name for name in names or sorted(frame["name"].unique())]
     order = [name for name in order if name in set(frame["name"])]
     data, title = scaled_axis(frame.dropna(subset=["value"]), x)
@@ -66,7 +69,15 @@ def series_chart(
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
     percent = unit == "share"
     ends = ends_crossed(data["value"], band) if band else []
-    up = _y_axis(data, percent, ends)
+    if (
+        spikes
+        and (data["value"] > 0).all()
+        and data["value"].max() > SPIKE * data["value"].median()
+    ):
+        up = alt.Y("value:Q", title="logarithmic", scale=alt.Scale(type="log"))
+        up = up.axis(format="~g", tickCount=4, titleFontSize=10, titleFontWeight="normal")
+    else:
+        up = _y_axis(data, percent, ends)
     is_bound = alt.datum.bound == True  # noqa: E712 - an expression for Vega
     dots = len(data) <= 12 * len(order)
     smooth = smoothing > 0 and not dots
@@ -114,7 +125,15 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
     )
     data, title = scaled_axis(data, "update" if column == "update" else "train_time")
     base = alt.Chart(data).encode(
-        x=alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(padding=34, nice=False)),
+        x=alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(padding=34, nice=False))
+    )
+    up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%", tickCount=5))
+    up = up.scale(domain=[0, 1])
+    band = base.mark_area(color=BLUE, opacity=0.16).encode(y=up, y2="high:Q")
+    band = band.encode(y=alt.Y("low:Q", title=None, scale=alt.Scale(domain=[0, 1])))
+    line = base.mark_line(color=BLUE, strokeWidth=2.6).encode(y=up)
+    dots = base.mark_point(color=BLUE, filled=True, size=90, opacity=1).encode(
+        y=up,
         tooltip=[
             alt.Tooltip("label:N", title="evaluation"),
             alt.Tooltip("accuracy:Q", format=".2%"),
@@ -122,12 +141,6 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
             alt.Tooltip("length:Q", title="mean response length", format=".1f"),
         ],
     )
-    up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%", tickCount=5))
-    up = up.scale(domain=[0, 1])
-    band = base.mark_area(color=BLUE, opacity=0.16).encode(y=up, y2="high:Q")
-    band = band.encode(y=alt.Y("low:Q", title=None, scale=alt.Scale(domain=[0, 1])))
-    line = base.mark_line(color=BLUE, strokeWidth=2.6).encode(y=up)
-    dots = base.mark_point(color=BLUE, filled=True, size=90, opacity=1).encode(y=up)
     ends = base.transform_filter(
         alt.FieldOneOfPredicate(field="label", oneOf=["before", "after"])
     ).mark_text(dy=-16, fontSize=15, fontWeight=600, color=BLUE)

@@ -84,7 +84,7 @@ def comparison_chart(
     )
     layers.append(dots.add_params(near))
     if marks := [(label, since[label]) for label in here if label in since]:
-        layers += _marks(marks, across, scale, middle=sum(span) / 2)
+        layers += _marks(marks, across, colour, middle=sum(span) / 2)
     rows = -(-len(here) // _LEGEND_COLUMNS) if shown else 0
     return alt.LayerChart(layer=layers).properties(height=height + _LEGEND_ROW * rows)
 
@@ -107,12 +107,11 @@ def _band_tips(frame: pd.DataFrame, form: str) -> list[alt.Tooltip]:
 
 
 def _marks(
-    marks: Sequence[tuple[str, float]], across: alt.X, scale: alt.Scale, *, middle: float
+    marks: Sequence[tuple[str, float]], across: alt.X, colour: alt.Color, *, middle: float
 ) -> list[alt.Chart]:
     """A rule where a line parts for good, with a word at its head; one beside another's is below
     it, and none is cut off at the right."""
     frame = pd.DataFrame(marks, columns=["label", "x"])
-    colour = alt.Color("label:N", scale=scale, legend=None)
     tip = [alt.Tooltip("label:N", title="apart for good"), alt.Tooltip("x:Q", format=",.6~g")]
     rule = alt.Chart(frame).mark_rule(strokeWidth=1.4, strokeDash=[3, 3])
     layers: list[alt.Chart] = [rule.encode(x=across, color=colour, tooltip=tip)]

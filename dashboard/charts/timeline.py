@@ -11,8 +11,10 @@ import pandas as pd
 
 from dashboard.charts.figures import Chart, in_unit
 from dashboard.charts.legends import legend
-from dashboard.palette import ACTIVITIES
+from dashboard.palette import ACTIVITIES, BLUE, GREY, ORANGE, TEAL
 
+STAGES = {"waiting": 1.0, "generating": 8.0, "scoring": 4.0, "training": 8.0}
+"""How thick the bar of a stage is, in pixels."""
 _GAP = 0.09
 """Of a lane's height, above and below."""
 
@@ -25,11 +27,14 @@ def lane_order(frame: pd.DataFrame) -> list[str]:
 def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
     """Each stretch of each lane is divided by what it was spent on. Time counts from `start` (epoch
     seconds)."""
+    ends = {kind: "starting, ending" for kind in ("starting", "ending")}
+    frame = frame.assign(kind=frame["kind"].replace(ends))
     lanes, kinds = lane_order(frame), [kind for kind in ACTIVITIES if kind in set(frame["kind"])]
     data = stacked(frame, lanes).assign(begin=frame["start"] - start, stop=frame["end"] - start)
     data, title = in_unit(data, "begin", "stop")
     names = f"{json.dumps(lanes[::-1])}[floor(datum.value)]"
     count = len(lanes)
+    shown = legend(kinds, symbol="square")
     scale = alt.Scale(domain=kinds, range=[ACTIVITIES[kind] for kind in kinds])
     chart: alt.Chart = (
         alt.Chart(data)
@@ -58,9 +63,9 @@ def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
             color=alt.Color(
                 "kind:N",
                 scale=scale,
-                legend=legend(kinds, symbol="square"),
+                legend=shown,
             ),
-            stroke=alt.Stroke("kind:N", scale=scale, legend=None),
+            stroke=alt.Stroke("kind:N", scale=scale, legend=shown),
             tooltip=[
                 alt.Tooltip("lane:N", title="who"),
                 alt.Tooltip("kind:N", title="what"),
@@ -72,6 +77,42 @@ def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
         .properties(height=130 + 62 * count)
     )
     return chart
+
+
+def lives_chart(frame: pd.DataFrame, *, start: float) -> Chart:
+    """A lane for each answer of `storage.queries.lives`, a bar for each stage, as high as STAGES
+    says; what has to do with weights is coloured by their version. Time counts from `start`."""
+    data = frame.assign(begin=frame["start"] - start, stop=frame["end"] - start)
+    data, title = in_unit(data, "begin", "stop")
+    has_weights = data["stage"].isin(("generating", "training"))
+    base = alt.Chart(data.assign(thick=data["stage"].map(STAGES), weights=has_weights)).encode(
+        x=alt.X("begin:Q", title=title, axis=alt.Axis(grid=False), scale=alt.Scale(zero=False)),
+        x2="stop:Q",
+        y=alt.Y(
+            "trajectory_id:O",
+            title="answer",
+            sort="ascending",
+            axis=alt.Axis(ticks=False, labelOverlap=True),
+        ),
+        size=alt.Size("thick:Q", legend=None, scale=alt.Scale(domain=[0, 10], range=[0, 10])),
+        tooltip=[
+            alt.Tooltip("trajectory_id:O", title="answer"),
+            alt.Tooltip("stage:N"),
+            alt.Tooltip("version:Q", title="weights"),
+            alt.Tooltip("begin:Q", title="from", format=",.5~g"),
+            alt.Tooltip("stop:Q", title="to", format=",.5~g"),
+        ],
+    )
+    versions = alt.Color(
+        "version:Q",
+        scale=alt.Scale(range=[BLUE, TEAL, ORANGE]),
+        legend=alt.Legend(title="weights", format="d", tickMinStep=1),
+    )
+    coloured = base.transform_filter("datum.weights").mark_rule().encode(color=versions)
+    others = base.transform_filter("!datum.weights").mark_rule(color=GREY)
+    return alt.LayerChart(layer=[others, coloured]).properties(
+        height=90 + 11 * data["trajectory_id"].nunique()
+    )
 
 
 def stacked(frame: pd.DataFrame, lanes: list[str]) -> pd.DataFrame:

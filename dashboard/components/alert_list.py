@@ -10,6 +10,9 @@ from html import escape
 from typing import Any
 from urllib.parse import urlencode
 
+import pandas as pd
+
+from dashboard.formatting import moment
 from headrace.metrics.health_ranges import Alert
 from storage.queries.alerts import MOST_UPDATES
 
@@ -65,3 +68,8 @@ def event_html(row: Any, clock: Callable[[float], str]) -> str:
         f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(row.at)}</span>&ensp;'
         f"{mark}<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
     )
+
+
+def event_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Events as a table shows them."""
+    return rows.assign(at=rows["at"].map(moment), kind=rows["kind"].str.replace("_", " "))

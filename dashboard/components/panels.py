@@ -4,7 +4,9 @@ A card is a title, the newest value, a chart and a caption that says what it mea
 looks like. Without data it says what is awaited.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from html import escape
 from typing import Any, cast
 
@@ -36,6 +38,38 @@ _AWAITED = {
 }
 
 
+class Jumps:
+    """Links from below a page's title to its cards, for a phone, where a page is many screens long.
+    The id of a card is its title's; a second card of a title has none."""
+
+    def __init__(self) -> None:
+        self.place: DeltaGenerator | None = None
+        self.titles: dict[str, str] = {}
+
+    def name(self, title: str) -> str:
+        """The id of a new card, as an attribute of HTML."""
+        place = "-".join(re.findall(r"\w+", title.lower()))
+        if place in self.titles:
+            return ""
+        self.titles[place] = title
+        return f' id="{place}"'
+
+    def offer(self) -> None:
+        """Write the links, where there are some."""
+        if self.place is not None and len(self.titles) >= MANY_CARDS:
+            links = "".join(
+                f'<a href="#{key}">{escape(title)}</a>' for key, title in self.titles.items()
+            )
+            self.place.html(
+                '<details class="hr-jumps"><summary>On this page</summary>'
+                f'<nav aria-label="On this page">{links}</nav></details>'
+            )
+
+
+MANY_CARDS = 5
+_JUMPS: ContextVar[Jumps] = ContextVar("jumps")
+
+
 def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True) -> None:
     """Draw `body` and, where it `follows`, draw it again while the run goes on; at its end the page
     is made anew. What is chosen in it draws it again, and not the page around it."""
@@ -46,10 +80,12 @@ def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True)
         line = data.run_line(str(run.line.run_dir))
         if was_live and not data.is_live(line):
             st.rerun()
+        _JUMPS.set(jumps := Jumps())
         try:
             body(RunData(line))
         except UserError as error:
             empty(str(error))
+        jumps.offer()
 
     section()
 
@@ -74,6 +110,7 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
         f"{status_pill(summary['status'])}"
         f'<span class="hr-soft">{text}</span></div>'
     )
+    _begin_jumps()
     why = summary.get("ended") or summary["detail"]
     if why and summary["status"] in ("failed", "lost"):
         st.error(escape(why), icon=":material/error:")
@@ -87,6 +124,13 @@ def title(run: RunData, page: str) -> None:
         f'<div class="hr-line"><h1>{escape(page)}</h1>'
         f'<span class="hr-run">{escape(run.line.run_id)}</span>{status_pill(run.line.status)}</div>'
     )
+    _begin_jumps()
+
+
+def _begin_jumps() -> None:
+    """Keep a place for links to the cards that follow."""
+    if jumps := _JUMPS.get(None):
+        jumps.place = st.container()
 
 
 def empty(text: str) -> None:
@@ -132,7 +176,9 @@ def axis_and_smoothing(smoothed: str, more: str = "") -> tuple[Axis, float]:
 def card_title(title: str, note: str = "") -> None:
     """A heading of the second order; `note` stands at its right."""
     soft = f'<span class="hr-soft hr-note">{escape(note)}</span>' if note else ""
-    st.html(f'<div>{soft}<h2 class="hr-card">{escape(title)}</h2></div>')
+    jumps = _JUMPS.get(None)
+    name = jumps.name(title) if jumps else ""
+    st.html(f'<div>{soft}<h2 class="hr-card"{name}>{escape(title)}</h2></div>')
 
 
 def section(title: str) -> None:
@@ -252,9 +298,9 @@ def status_pill(status: str) -> str:
 
 
 def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:
-    """Cards in rows of so many."""
+    """Cards in rows of so many, the last ones as wide as the rest of their row."""
     for first in range(0, len(cards), columns):
         row = cards[first : first + columns]
-        for column, fill in zip(st.columns(columns), row, strict=False):
+        for column, fill in zip(st.columns(len(row)), row, strict=True):
             with column:
                 fill()

@@ -98,5 +98,5 @@ def follow(root: Path, newest: str | None, known: int, served_by: str = "") -> N
 
 def _nothing(root: Path, some: bool) -> str:
     if some:
-        return f"No run under {root} has trained anything. Choose one at the left."
+        return f"All runs under {root} are archived. Choose one at the left."
     return f"No run under {root} yet. Start one with: headrace train recipes/quickstart.toml"

@@ -51,7 +51,8 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     }
     differing = {key: row for key, row in rows.items() if len(set(row)) > 1}
     order = sorted(differing, key=_is_elsewhere)
-    return pd.DataFrame([differing[key] for key in order], index=order, columns=list(flat))
+    index = pd.Index(order, name="key")
+    return pd.DataFrame([differing[key] for key in order], index=index, columns=list(flat))
 
 
 def distinctions(configs: Sequence[Mapping[str, Any]], most: int = 2) -> list[str]:

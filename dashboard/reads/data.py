@@ -2,14 +2,16 @@
 
 In: a run's folder and its stamp, the time of its newest record. Out: what `storage.queries`
 returns. A read is kept as long as the stamp stays, so that a page that repaints costs nothing while
-nothing happens; only the run's line itself is asked for each time. Everything is bounded.
+nothing happens; only the run's line itself is asked for each time. Everything is bounded. Texts are
+as people may see them (`headrace.errors.visible`): who wrote them may be a model.
 """
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 import streamlit as st
@@ -17,6 +19,7 @@ import streamlit as st
 from dashboard.reads.critic import CriticReport, report
 from dashboard.reads.scorings import Scorings, scorings
 from dashboard.reads.throttled import Paced
+from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
@@ -24,8 +27,8 @@ from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, Traje
 from storage.queries.metrics import Axis
 
 T = TypeVar("T")
-POINTS = 400
-"""Most points of one line of a chart: two for each three pixels of a card."""
+POINTS = 300
+"""Most points of one line of a chart: one for each two pixels of a card."""
 LINES = 2
 """Of more lines than so many in one chart each has fewer points."""
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
@@ -50,13 +53,14 @@ def forget() -> None:
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def runs(root: str) -> list[RunLine]:
     """All runs under the root, newest first."""
-    return queries.list_runs(Path(root))
+    lines = queries.list_runs(Path(root))
+    return [line if line.detail.isprintable() else shown(line) for line in lines]
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
 def run_line(run_dir: str) -> RunLine:
     """How one run stands now, readable or not."""
-    return queries.any_line(Path(run_dir))
+    return shown(queries.any_line(Path(run_dir)))
 
 
 def newest_run(root: str) -> str | None:
@@ -79,6 +83,24 @@ def quantum(length: float) -> int:
     """How much longer something of this length must get until it looks longer: a power of two, less
     than a point of a chart, and at least 1."""
     return int(2 ** max(0, math.floor(math.log2(max(1.0, length / POINTS)))))
+
+
+def shown(value: T) -> T:
+    """The same with all texts in it visible."""
+    found: Any = value
+    if isinstance(value, str):
+        found = visible(value)
+    elif isinstance(value, pd.DataFrame):
+        others = value.select_dtypes(exclude="number")
+        mapped = {str(n): c.map(shown, na_action="ignore") for n, c in others.items()}
+        found = value.assign(**mapped)
+    elif isinstance(value, list):
+        found = [shown(each) for each in value]
+    elif isinstance(value, dict):
+        found = {name: shown(each) for name, each in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        found = replace(value, **{f.name: shown(getattr(value, f.name)) for f in fields(value)})
+    return cast(T, found)
 
 
 class RunData:
@@ -110,7 +132,9 @@ class RunData:
         folder, newest = self._at
         key = (folder, ask.__name__, *wanted)
         status = self.line.status
-        found: T = PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
+        found: T = PACED.read(
+            key, stamp or newest, status, lambda: shown(ask(Path(folder), *wanted))
+        )
         return found
 
     def _kept(
@@ -141,7 +165,7 @@ class RunData:
 
     def charted(self) -> list[str]:
         """Metrics that are one number an update and are described, by name."""
-        gauges = ("heartbeat/NAME", "memory/NAME")
+        gauges = ("cpu/NAME", "gpu/NAME", "heartbeat/NAME", "memory/NAME")
         names = self._kept(queries.metric_names, at=self.picture())
         patterns = {name: pattern_of(name) for name in names}
         return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
@@ -204,6 +228,11 @@ class RunData:
         stamp = self.picture(samples=True)[1] if seconds is None else ""
         return self._paced(_activity, seconds, stamp=stamp)
 
+    def lives(self, newest: int, seconds: float | None) -> pd.DataFrame:
+        """`storage.queries.lives`, of the last so many seconds; None: of the whole run."""
+        stamp = self.picture(samples=True)[1]
+        return self._paced(_lives, newest, seconds, stamp=stamp)
+
     def processes(self) -> pd.DataFrame:
         """One row a process."""
         return self._kept(queries.process_table)
@@ -240,6 +269,10 @@ class RunData:
         last update, because reading all responses again for every token takes long."""
         return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
 
+    def beginnings(self, ids: tuple[int, ...]) -> dict[int, str]:
+        """`storage.queries.beginnings`."""
+        return self._kept(queries.beginnings, ids)
+
     def images(self, prompt_ids: tuple[str, ...]) -> dict[str, list[Path]]:
         """`storage.queries.prompt_images`."""
         return self._kept(queries.prompt_images, prompt_ids)
@@ -258,7 +291,7 @@ def _read(
     how: dict[str, Any],
     _ask: Callable[..., Any],
 ) -> Any:
-    return _ask(Path(run_dir), *wanted, **how)
+    return shown(_ask(Path(run_dir), *wanted, **how))
 
 
 @st.cache_data(max_entries=128, show_spinner=False)
@@ -271,12 +304,12 @@ def _series(
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def _health(run_dir: str) -> pd.DataFrame:
-    return queries.process_health(Path(run_dir))
+    return shown(queries.process_health(Path(run_dir)))
 
 
 @st.cache_data(ttl=5 * _FRESH_S, max_entries=16, show_spinner=False)
 def _stacks(run_dir: str) -> dict[str, Stack]:
-    return queries.last_stacks(Path(run_dir))
+    return shown(queries.last_stacks(Path(run_dir)))
 
 
 def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
@@ -284,14 +317,21 @@ def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
 
 
 def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
+    return queries.activity(run_dir, since=_since(run_dir, seconds))
+
+
+def _lives(run_dir: Path, newest: int, seconds: float | None) -> pd.DataFrame:
+    return queries.lives(run_dir, newest=newest, since=_since(run_dir, seconds))
+
+
+def _since(run_dir: Path, seconds: float | None) -> float | None:
     line = queries.run_line(run_dir)
-    end = (line.started_at or 0.0) + line.wall_s
-    return queries.activity(run_dir, since=None if seconds is None else end - seconds)
+    return None if seconds is None else (line.started_at or 0.0) + line.wall_s - seconds
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
-    return queries.events(Path(run_dir), limit=limit, kind=kind)
+    return shown(queries.events(Path(run_dir), limit=limit, kind=kind))
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -311,7 +351,8 @@ def _page(
     # would have to be hashed to find the page.
     found = {"trajectory_id": _search(run_dir, searched, response)} if response else {}
     filters = {**wanted.get("filters", {}), **found}
-    return queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
+    page = queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
+    return shown(page)
 
 
 @st.cache_data(max_entries=8, show_spinner="reading all responses")
@@ -321,4 +362,4 @@ def _search(run_dir: str, stamp: str, text: str) -> list[int]:
 
 @st.cache_data(max_entries=32, show_spinner=False)
 def _trajectory(run_dir: str, stamp: str, trajectory_id: int) -> TrajectoryDetail:
-    return queries.trajectory_detail(Path(run_dir), trajectory_id)
+    return shown(queries.trajectory_detail(Path(run_dir), trajectory_id))

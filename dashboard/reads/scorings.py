@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from dashboard.formatting import number
 from dashboard.palette import BLUE, ORANGE, PURPLE
 
 STRETCHES = 48
@@ -17,6 +18,7 @@ STRETCHES = 48
 BINS = 12
 """Of scores."""
 MOST_PARTS = 5
+SCALE = 10.0
 FAILURES = {"timeout": ORANGE, "crashed": PURPLE, "invalid": BLUE}
 """Kinds of failures with their colours."""
 
@@ -113,6 +115,29 @@ def part_means(cut: pd.DataFrame) -> pd.DataFrame:
     parts = pd.DataFrame(rows, columns=["start", "end", "name", "value"])
     kept = parts["name"].value_counts().index[:MOST_PARTS]
     return _by_stretch(parts[parts["name"].isin(kept)])
+
+
+def by_scale(title: str, parts: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Series that fit one axis each, with a title: none is more than SCALE times as large as the
+    smallest beside it."""
+    if parts.empty:
+        return [(title, parts)]
+    sizes = parts["value"].abs().groupby(parts["name"]).max().sort_values()
+    groups: list[list[str]] = []
+    least = 0.0
+    for name, size in sizes.items():
+        if not groups or size > SCALE * least > 0:
+            groups.append([])
+            least = 0.0
+        groups[-1].append(str(name))
+        least = least or float(size)
+    if len(groups) < 2:
+        return [(title, parts)]
+    largest = [float(sizes[names].max()) for names in groups]
+    return [
+        (f"{title}, up to {number(size)}", parts[parts["name"].isin(names)])
+        for names, size in zip(groups, largest, strict=True)
+    ]
 
 
 def latencies(cut: pd.DataFrame) -> pd.DataFrame:

@@ -100,9 +100,9 @@ function drawPanel(data, choose, chosen) {
     name,
     make("span", "space"),
     done,
-    button("Copy token", "copy this token as JSON", () =>
+    button("Copy token", "Copy token as JSON", () =>
       say(JSON.stringify(plain(data, Math.max(0, chosen())), null, 1), "token")),
-    button("Copy all", "copy the tokens shown as JSON", () => say(answer(), "tokens")),
+    button("Copy all", "Copy all tokens shown as JSON", () => say(answer(), "tokens")),
   );
   panel.setAttribute("aria-live", "polite");
   panel.append(head, why, facts);

@@ -232,8 +232,10 @@ def _apart(metric: str, frame: pd.DataFrame, wanted: Wanted) -> dict[str, Diverg
 
 
 def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
-    """Which line is better in held-out accuracy, and since when."""
+    """Which line is better in held-out accuracy, and since when: of lines with two evaluations at
+    least."""
     apart = _apart(ACCURACY, frame, wanted)
+    evaluations = frame.groupby("label")["x"].nunique()
     with st.container(border=True):
         panels.card_title("Which is better, since when?", f"Against {wanted.against}")
         if len(wanted.lines) < 2:
@@ -241,7 +243,12 @@ def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
         elif not apart:
             panels.empty("Held-out accuracy is not known of both sides yet.")
         else:
-            rows = [_sentence(label, found, wanted) for label, found in apart.items()]
+            rows = [
+                _sentence(
+                    label, found, wanted, min(evaluations[label], evaluations[wanted.against])
+                )
+                for label, found in apart.items()
+            ]
             st.html("".join(f'<div style="margin:.25rem 0">{row}</div>' for row in rows))
         st.caption(
             "In held-out accuracy. Two lines are apart for good from the first point on after "
@@ -252,8 +259,10 @@ def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
         )
 
 
-def _sentence(label: str, found: Divergence | None, wanted: Wanted) -> str:
+def _sentence(label: str, found: Divergence | None, wanted: Wanted, evaluations: int) -> str:
     name = f"<b>{escape(label)}</b>"
+    if evaluations < 2:
+        return f'{name}: <span class="hr-soft">cannot be told yet: 1 evaluation</span>'
     if found is None:
         return f'{name} <span class="hr-soft">is not apart from it for good</span>'
     kind, word = ("hr-ok", "better") if found.gap > 0 else ("hr-bad", "worse")

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_html
+from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_html, event_rows
 from dashboard.formatting import duration, moment
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.process_health import Look, health_rows, health_sentence
@@ -120,8 +120,7 @@ def _events(run: RunData) -> None:
             else "No incidents: no warnings, no errors. The newest events."
         )
         with st.expander(f"The newest {len(rows)} events"):
-            shown = rows.assign(at=rows["at"].map(moment))
-            st.dataframe(shown, hide_index=True, width="stretch", alt="Events")
+            st.dataframe(event_rows(rows), hide_index=True, width="stretch", alt="Events")
 
 
 def _stacks(run: RunData) -> None:

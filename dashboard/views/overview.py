@@ -10,8 +10,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.components.alert_list import CAPTION, alerts_html, event_html
-from dashboard.formatting import count, duration, moment, number, progress, share
+from dashboard.components.alert_list import CAPTION, alerts_html, event_html, event_rows
+from dashboard.formatting import count, duration, number, progress, share
 from dashboard.reads import data
 from dashboard.reads.data import RunData
 from dashboard.reads.ledger import ledger_html
@@ -167,7 +167,7 @@ def process_rows(
 
 
 def _events(run: RunData) -> None:
-    rows = run.events(40)
+    rows = run.events(24)
     with st.container(border=True, height="stretch"):
         panels.card_title("What happened")
         if rows.empty:
@@ -176,8 +176,7 @@ def _events(run: RunData) -> None:
         newest = rows.head(9).itertuples()
         st.html("".join(event_html(row, _clock) for row in newest))
         with st.expander("more"):
-            shown = rows.assign(at=rows["at"].map(moment))
-            st.dataframe(shown, hide_index=True, width="stretch", alt="Events")
+            st.dataframe(event_rows(rows), hide_index=True, width="stretch", alt="Events")
 
 
 def _clock(at: float) -> str:

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.charts.chart_spec import kept
-from dashboard.charts.timeline import lane_order, lanes_chart
+from dashboard.charts.timeline import lane_order, lanes_chart, lives_chart
 from dashboard.components import panels
 from dashboard.formatting import number, share, what_binds
 from dashboard.reads.data import RunData, is_live
@@ -21,6 +21,7 @@ SPANS: dict[str, float | None] = {
     "last hour": 3600.0,
     "whole run": None,
 }
+LIVES = 40
 NOW_S = 60.0
 """What counts as now."""
 CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
@@ -58,6 +59,18 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     ),
 )
 """Titles, metrics, and how a chart differs from others."""
+USES = (
+    (
+        "Processors by process", "cpu/",
+        "Cores that each process keeps busy, with all that it started, on the coordinator's host.",
+    ),
+    (
+        "GPUs by process", "gpu/",
+        "GPUs that each process keeps busy, as NVML says, on the coordinator's host. Healthy: near "
+        "the number that it has.",
+    ),
+)  # fmt: skip
+"""Titles, how metrics begin, captions."""
 ARRAYS = (
     ("Dropped for age, by response length", "staleness/drop_share"),
     ("Masked otherwise, by response length", "staleness/mask_share"),
@@ -76,10 +89,23 @@ def _body(run: RunData) -> None:
     frame = run.activity(SPANS[chosen])
     _waits(run, frame, chosen)
     _timeline(run, frame)
+    panels.frame_card(
+        "Answers on their way", lives_chart, run.lives(LIVES, SPANS[chosen]),
+        start=run.line.started_at or 0.0,
+        caption=f"The newest {LIVES} training answers. Thick: generated, turns of environments "
+        "included, then trained, in the colour of the weights that sampled last or were trained. "
+        "Thinner: scored. A line: it waits for a generator or an update. Healthy: short lines.",
+        wait=panels.awaited(run, "the first token"),
+    )  # fmt: skip
     waits = ("schedule/paused",) if run.config().get("environment") else ()
     charts = [
         partial(panels.metric_card, run, title, names + waits * (title == "Queues"), **options)
         for title, names, options in CHARTS
+    ]
+    charts += [
+        partial(panels.metric_card, run, title, names, "wall", samples=True, caption=caption)
+        for title, prefix, caption in USES
+        if (names := sorted(run.latest(prefix)))
     ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
     panels.grid([*charts, *arrays])

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.reads.data import RunData
+from dashboard.reads.data import RunData, shown
 from headrace.errors import UserError
 from storage import queries
 
@@ -71,4 +71,4 @@ def _answer(run: RunData, query: str) -> None:
         for number, name in enumerate(answer.columns, 1)
     ]
     frame = pd.DataFrame(rows[:MOST_ROWS], columns=names)
-    st.dataframe(frame, hide_index=True, width="stretch", alt="The answer")
+    st.dataframe(shown(frame), hide_index=True, width="stretch", alt="The answer")

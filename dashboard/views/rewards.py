@@ -88,14 +88,18 @@ def _scorings(
             "answers have that score. Healthy: it moves up, and does not become a single line.",
             wait=panels.awaited(run, "the first reward"),
         ),
-        partial(
-            _lines, "Parts of the score", found.parts,
-            caption="The mean of each part that a source says its score is made of. Healthy: the "
-            "part that is meant rises, not only the one that is easy to earn.",
-            wait="No source says what its scores are made of.",
+        *(
+            partial(
+                _lines, title, parts,
+                caption="The mean of each part that a source says its score is made of, parts of "
+                "like size on one axis. Healthy: the part that is meant rises, not only the one "
+                "that is easy to earn.",
+                wait="No source says what its scores are made of.",
+            )
+            for title, parts in scorings.by_scale("Parts of the score", found.parts)
         ),
         partial(
-            _lines, "Latency", found.latencies,
+            _lines, "Latency", found.latencies, spikes=True,
             caption="Seconds of a scoring: the median, and what 99 % of them stay below. Healthy: "
             "the latter far below the source's timeout_s.",
             wait=panels.awaited(run, "the first score"),
@@ -112,9 +116,14 @@ def _scorings(
     return cards if len(sources) > 1 else cards[1:]
 
 
-def _lines(title: str, frame: pd.DataFrame, *, caption: str, wait: str) -> None:
+def _lines(
+    title: str, frame: pd.DataFrame, *, caption: str, wait: str, spikes: bool = False
+) -> None:
     words = series_words(frame, "wall", "") if len(frame) else ""
-    panels.frame_card(title, series_chart, frame, x="wall", caption=caption, wait=wait, words=words)
+    panels.frame_card(
+        title, series_chart, frame, x="wall", spikes=spikes, caption=caption, wait=wait,
+        words=words,
+    )  # fmt: skip
 
 
 def _scatter(run: RunData) -> None:

@@ -10,13 +10,14 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import streamlit as st
 
 from dashboard.components import panels
 from dashboard.components.panels import BOUND
 from dashboard.components.run_table import SORTS, Filter, chosen_lines, run_rows, styled
-from dashboard.formatting import count
+from dashboard.formatting import count, share
 from dashboard.reads import data
 from headrace.errors import UserError
 from headrace.run_files.run_notes import LONGEST_NOTE, change_notes
@@ -98,6 +99,7 @@ def _section(root: Path, wanted: Filter, order: str, turn: Turn) -> None:
             f"{count(len(shown))} of {count(len(lines))} runs. A run's name opens it. Choose rows "
             "at their left to compare them, to note something on them, or to put them aside."
         )
+        st.html(phone_html(shown))
         _table(shown, names, chosen)
     else:
         st.caption("Nothing matches.")
@@ -106,6 +108,16 @@ def _section(root: Path, wanted: Filter, order: str, turn: Turn) -> None:
         turn("Overview", {"run": opened["label"]})
     if chosen:
         _chosen([by_name[name] for name in chosen], _tags(lines), turn)
+
+
+def phone_html(lines: list[RunLine]) -> str:
+    """The first runs as a list, which a phone shows: its table has room for the names alone."""
+    rows = (
+        f'<li><a href="overview?run={quote(line.run_dir.name)}">{escape(line.run_dir.name)}</a>'
+        f"{panels.status_pill(line.status)} <span>{share(line.accuracy)}</span></li>"
+        for line in lines[:_ROWS]
+    )
+    return f'<ul class="hr-phone">{"".join(rows)}</ul>'
 
 
 def _table(shown: list[RunLine], names: list[str], chosen: list[str]) -> None:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from dashboard.components import panels
 from dashboard.components.panels import BOUND
-from dashboard.formatting import count
+from dashboard.formatting import count, without_template
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.images import thumbnail
 from dashboard.views.answer import TRAJECTORY, read_or_say
@@ -26,6 +26,7 @@ COLUMNS = [
     "max_version",
     "group_id",
     "prompt",
+    "begins",
     "answer",
     "generator",
 ]
@@ -151,6 +152,10 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     # made for.
     key = f"trajectories_{zlib.crc32(repr(ids).encode())}"
     asked = trajectory_id(st.session_state.get(TRAJECTORY) or "")
+    began = run.beginnings(tuple(ids))
+    rows = rows.assign(
+        prompt=without_template(list(rows["prompt"])), begins=[began.get(key, "-") for key in ids]
+    )
     columns = [*COLUMNS, *("reward_model",) * bool(rows["reward_model"].notna().any())]
     if files := run.images(tuple(rows["prompt_id"].unique())):
         small = {prompt: thumbnail(every[0]) for prompt, every in files.items()}
@@ -175,6 +180,8 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
             "max_version": st.column_config.NumberColumn("last weights"),
             "image": st.column_config.ImageColumn(width="small"),
             "prompt": st.column_config.TextColumn(width="large"),
+            "begins": st.column_config.TextColumn("answer begins", width="medium"),
+            "answer": st.column_config.TextColumn("right answer"),
         },
     )
     return worth_reading(rows)

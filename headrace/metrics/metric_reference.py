@@ -28,6 +28,8 @@ number per bin. SQL has them in `metrics`, `metric_arrays` and `metric_info`
 
 SECTIONS = {
     "actor": "The policy's loss and optimizer, from the learner, once an update.",
+    "cpu": "What processes keep busy; `NAME` is a process. A gauge.",
+    "gpu": "What processes keep busy; `NAME` is a process. A gauge.",
     "critic": "The value model's loss, outputs and targets, from the learner, once an update.",
     "egae": "What happens at the cuts of unfinished windows.",
     "environment": "Episodes of several turns, where a run has an environment.",

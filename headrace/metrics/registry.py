@@ -46,6 +46,7 @@ _ALL = (
     MetricInfo("actor/reference_kl", "nats", "KL from policy to reference at the update's start (k3)", "grows slowly"),
     MetricInfo("actor/skipped_steps", "steps", "optimizer steps thrown away for non-finite loss or gradient", "0"),
     MetricInfo("actor/steps", "steps", "optimizer steps of this update"),
+    MetricInfo("cpu/NAME", "cores", "kept busy by the process of that name and all it started, on the coordinator's host"),
     MetricInfo("critic/advantages/max", "", "largest advantage"),
     MetricInfo("critic/advantages/mean", "", "mean advantage", "near 0 when whitened"),
     MetricInfo("critic/advantages/min", "", "smallest advantage"),
@@ -76,6 +77,7 @@ _ALL = (
     MetricInfo("environment/step_s", "s", "mean time of an environment's answer"),
     MetricInfo("environment/turns", "turns", "mean turns of episodes that end in the batch"),
     MetricInfo("environment/wrong_recall", "share", "PAG: wrong answers that the verdict calls wrong", "above 0.1, rising"),
+    MetricInfo("gpu/NAME", "GPUs", "kept busy by the process of that name and all it started, by NVML", "near the number that it has"),
     MetricInfo("heartbeat/NAME", "s", "time since the process was last heard", "a few seconds"),
     MetricInfo("idle/generator", "share", "training time in which generators had nothing to generate", "near 0"),
     MetricInfo("idle/learner", "share", "training time in which the learner waited for a batch", "near 0"),
@@ -219,7 +221,9 @@ def pattern_of(name: str) -> str:
     """The name under which METRICS describes a metric: that of a process, a source of rewards, a
     domain or what an environment says is NAME there."""
     prefix, _, rest = name.partition("/")
-    if prefix in ("heartbeat", "memory") or (prefix == "environment" and name not in METRICS):
+    if prefix in ("cpu", "gpu", "heartbeat", "memory") or (
+        prefix == "environment" and name not in METRICS
+    ):
         return f"{prefix}/NAME"
     return f"{prefix}/NAME/{rest.rpartition('/')[2]}" if prefix in ("mixture", "rewards") else name
 

@@ -4,7 +4,7 @@ In: a root folder and a run's name. Out: paths. `resolved.json` holds the config
 model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
 so that a run is never started twice; the other one by whoever writes its journal and tables, so
 that a coordinator whose supervisor died is never joined by a second one. `latest` is the newest run
-that trains: evaluations never move it, and it never means a run that is archived.
+of any kind, or the last that was resumed; it never means a run that is archived.
 """
 
 import difflib
@@ -64,15 +64,13 @@ def new_run_id(name: str) -> str:
 
 
 def make_run_folder(config: "RunConfig | RewardModelConfig") -> Path:
-    """A new folder with its configuration, under its root; `latest` names it, unless it only
-    evaluates."""
+    """A new folder with its configuration, under its root; `latest` names it."""
     root = Path(config.root).resolve()
     run_dir = root / new_run_id(config.name)
     try:
         (run_dir / "logs").mkdir(parents=True)
         write_config(run_dir, config)
-        if not is_evaluation(run_dir):
-            name_latest(run_dir)
+        name_latest(run_dir)
     except OSError as error:
         raise UserError(f"cannot make the run folder {run_dir}: {error}") from error
     return run_dir
@@ -94,15 +92,15 @@ def discard_run_folder(run_dir: Path) -> None:
 
 
 def latest_name(root: Path) -> str | None:
-    """The run that `latest` means: the one that the file names, or, where that is gone, archived or
-    an evaluation, the newest that trains and is not archived; None where there is none."""
+    """The run that `latest` means: the one that the file names, or, where that is gone or archived,
+    the newest that is not archived; None where there is none."""
     try:
         named = (root / LATEST).read_text().strip()
     except OSError:
         named = ""
     for name in filter(None, [named, *reversed(run_names(root))]):
         run_dir = root / name
-        if is_run(run_dir) and not is_evaluation(run_dir) and not is_archived(run_dir):
+        if is_run(run_dir) and not is_archived(run_dir):
             return name
     return None
 
@@ -153,6 +151,20 @@ def is_evaluation(run_dir: Path) -> bool:
         return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def need_training(run_dir: Path) -> None:
+    """UserError where a run only evaluates; it names the newest one beside it that trains."""
+    if is_evaluation(run_dir):
+        root = run_dir.parent
+        trained = [n for n in run_names(root) if is_training(root / n)]
+        hint = f"; the newest that trains is {trained[-1]}" if trained else ""
+        raise UserError(f"{run_dir.name} evaluates a model, and this needs a run that trains{hint}")
+
+
+def is_training(run_dir: Path) -> bool:
+    """Whether a run's folder is neither an evaluation's nor a reward model's."""
+    return not (is_reward_model(run_dir) or is_evaluation(run_dir))
 
 
 def is_archived(run_dir: Path) -> bool:

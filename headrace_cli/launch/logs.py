@@ -1,11 +1,13 @@
 """Logs of a run's processes: what they print passes through here on its way into their files.
 
 In: the end of a pipe into which a process prints. Out: its log file, the last lines from memory,
-the line that says why it ended. Promises: a disk that takes nothing neither holds up nor ends a
-process that prints; what the file lacks then is kept in memory and written when there is room, and
-of very much the first part is left out, with a line that says so.
+the line that says why it ended. Promises: characters that nobody sees are escapes
+(`headrace.errors.visible`); a disk that takes nothing neither holds up nor ends a process that
+prints; what the file lacks then is kept in memory and written when there is room, and of very much
+the first part is left out, with a line that says so.
 """
 
+import codecs
 import contextlib
 import os
 import select
@@ -13,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from headrace.errors import visible
 from headrace.host.disk import RETRY_S
 
 KEPT_BYTES = 1 << 20
@@ -29,6 +32,7 @@ class Log(threading.Thread):
         self._path, self._source = path, source
         self._waiting, self._left_out, self._last = b"", 0, b""
         self._ended = threading.Event()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self.start()
 
     def run(self) -> None:
@@ -59,6 +63,7 @@ class Log(threading.Thread):
         return last_lines(self._last, lines)
 
     def _take(self, data: bytes) -> None:
+        data = visible(self._decoder.decode(data).replace("\r", "\n")).encode()
         self._last = (self._last + data)[-_TAIL_BYTES:]
         self._waiting += data
         if (over := len(self._waiting) - KEPT_BYTES) > 0:

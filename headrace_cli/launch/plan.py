@@ -18,7 +18,7 @@ from headrace.config.preflight.checks import check_gpus
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host import memory
-from headrace.host.hardware import Hardware
+from headrace.host.hardware import Hardware, free_port, port_is_free
 from headrace.host.install import ROOT
 from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
 from headrace_cli.launch.judge_plan import judge_argv, place_judges
@@ -237,6 +237,22 @@ def dashboard_argv(host: str, port: int, root: Path, *, ahead: bool = False) -> 
         "--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false",
         "--", str(root),
     )  # fmt: skip
+
+
+LARGEST_PORT, NEAR = 65535, 100
+
+
+def page_port(host: str, wanted: int) -> int:
+    """The port for a page: the one that is wanted, or, where it is in use, the next that is not,
+    which is said. 0: any. UserError where `host` is not this machine's."""
+    near = range(wanted, min(wanted + NEAR, LARGEST_PORT) + 1) if wanted else ()
+    try:
+        port = next((port for port in near if port_is_free(host, port)), None) or free_port(host)
+    except OSError as error:
+        raise UserError(f"host {host}: no address of this machine ({error})") from error
+    if wanted not in (0, port):
+        print(f"port {wanted} is in use: the page is at port {port}", file=sys.stderr)
+    return port
 
 
 def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:

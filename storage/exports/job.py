@@ -79,8 +79,10 @@ def export(
     columns: Sequence[str] | None = None,
     schema: str = "native",
     watch: Watch | None = None,
+    csv_safe: bool = False,
 ) -> ExportSummary:
-    """Write an export; `fmt` None: by the ending of `out`; `columns` None: all of them.
+    """Write an export; `fmt` None: by the ending of `out`; `columns` None: all of them; `csv_safe`:
+    no text of a CSV is a spreadsheet's formula.
 
     UserError: unknown kind, schema, format or column, a filter that does not fit, a target that
     exists or cannot be written.
@@ -91,6 +93,8 @@ def export(
     fmt = fmt or out.suffix.removeprefix(".")
     if fmt not in FORMATS:
         raise UserError(f"unknown format {fmt or out.name!r}; there are: {', '.join(FORMATS)}")
+    if csv_safe and fmt != "csv":
+        raise UserError(f"--csv-safe is for csv, not for {fmt}")
     condition = parse(where) if where else None
     say = watch or (lambda _: None)
     with part_of(out, folder=folder) as part, open_run(run_dir).moment() as reader:
@@ -103,7 +107,8 @@ def export(
             leading = Leading(rows.schema, by_text=fmt == "csv")
             count = _gather(rows, leading, spool, say)
             kept = _described(rows.schema, leading.empty, about)
-            with closing(open_writer(fmt, part, kept, spool.dictionaries())) as writer:
+            words = spool.dictionaries()
+            with closing(open_writer(fmt, part, kept, words, csv_safe=csv_safe)) as writer:
                 written = 0
                 for batch in gathered(_in_order(leading, spool, kept.names)):
                     writer.write(batch.replace_schema_metadata(kept.metadata))

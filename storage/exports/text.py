@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NULL = "null"
+FORMULA = "=+@\t\r-"
+"""What a text begins with that a spreadsheet takes for a formula."""
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.StringArray:
@@ -23,11 +25,12 @@ def json_lines(batch: pa.RecordBatch) -> pa.StringArray:
     return pc.binary_join_element_wise(*parts, pa.scalar("}\n"), "")
 
 
-def csv_lines(batch: pa.RecordBatch) -> pa.StringArray:
-    """One line of CSV a row: text in quotes, lists as JSON, empty fields where there is nothing."""
+def csv_lines(batch: pa.RecordBatch, *, safe: bool = False) -> pa.StringArray:
+    """One line of CSV a row: text in quotes, lists as JSON, empty fields where there is nothing.
+    `safe`: text that a spreadsheet would take for a formula begins with an apostrophe."""
     parts: list[pa.Array | pa.Scalar] = []
     for number, column in enumerate(batch.columns):
-        parts += [pa.scalar("," if number else ""), _csv_text(column)]
+        parts += [pa.scalar("," if number else ""), _csv_text(column, safe)]
     return pc.binary_join_element_wise(*parts, pa.scalar("\n"), "")
 
 
@@ -90,13 +93,15 @@ def _plain_text(column: pa.Array) -> pa.StringArray:
     return pc.if_else(whole, pc.binary_join_element_wise(text, pa.scalar(".0"), ""), text)
 
 
-def _csv_text(column: pa.Array) -> pa.StringArray:
+def _csv_text(column: pa.Array, safe: bool) -> pa.StringArray:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        text = _csv_text(column.dictionary).take(column.indices)
+        text = _csv_text(column.dictionary, safe).take(column.indices)
     elif pa.types.is_string(kind) or pa.types.is_nested(kind):
         raw = column if pa.types.is_string(kind) else json_text(column)
         inner = pc.replace_substring(raw, '"', '""')
+        if safe:
+            inner = pc.replace_substring_regex(inner, f"^([{FORMULA}])", r"'\1")
         text = pc.binary_join_element_wise(pa.scalar('"'), inner, pa.scalar('"'), "")
         text = pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
     else:

@@ -7,6 +7,7 @@ In: a path, a schema, batches of it. Out: a Parquet, JSONL, CSV or Arrow file, o
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,15 +39,17 @@ class Writer(Protocol):
         """No more rows will come."""
 
 
-def open_writer(fmt: str, path: Path, schema: pa.Schema, dictionaries: Dictionaries) -> Writer:
-    """A new file of a format."""
+def open_writer(
+    fmt: str, path: Path, schema: pa.Schema, dictionaries: Dictionaries, *, csv_safe: bool = False
+) -> Writer:
+    """A new file of a format; `csv_safe` as in `csv_lines`."""
     if fmt == "parquet":
         return _ParquetWriter(path, schema)
     if fmt == "arrow":
         return _ArrowWriter(path, schema, dictionaries)
     if fmt == DATASETS:
         return _DatasetWriter(path, schema)
-    return _TextWriter(path, schema, fmt)
+    return _TextWriter(path, schema, fmt, csv_safe)
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -161,9 +164,9 @@ class _DatasetWriter:
 
 
 class _TextWriter:
-    def __init__(self, path: Path, schema: pa.Schema, fmt: str) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, fmt: str, csv_safe: bool) -> None:
         self._file = path.open("wb")
-        self._lines = csv_lines if fmt == "csv" else json_lines
+        self._lines = partial(csv_lines, safe=csv_safe) if fmt == "csv" else json_lines
         if fmt == "csv":
             self._file.write(csv_header(schema.names).encode())
 

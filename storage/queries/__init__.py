@@ -8,9 +8,9 @@ from storage.audit import recount_ledger
 from storage.exports import ExportSummary, export
 from storage.exports import Progress as ExportProgress
 from storage.exports.sql import Answer, ask
-from storage.queries.activity import activity, idle_of
+from storage.queries.activity import activity, idle_of, lives
 from storage.queries.alerts import band_alerts
-from storage.queries.answers import GroupAnswer, group_answers
+from storage.queries.answers import GroupAnswer, beginnings, group_answers
 from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
@@ -89,6 +89,7 @@ __all__ = [
     "any_line",
     "ask",
     "band_alerts",
+    "beginnings",
     "critic_sample",
     "dropped_page",
     "dropped_tokens",
@@ -105,6 +106,7 @@ __all__ = [
     "latest_metrics",
     "latest_run",
     "list_runs",
+    "lives",
     "losses_by_length",
     "metric_arrays",
     "metric_names",

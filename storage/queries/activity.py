@@ -33,6 +33,7 @@ from storage.database.tables import (
     Trajectory,
     Update,
     VersionLoad,
+    Window,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,59 @@ def activity(
             rows += _rows(name, coarse, kinds)
         rows += _rows(LEARNER, fine, _learner(reader, span, fine))
     return pd.DataFrame(rows, columns=["lane", "kind", "start", "end", "share"])
+
+
+def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.DataFrame":
+    """Columns trajectory_id, stage, start, end (seconds since the epoch), version (the weights that
+    sampled last, or that the update trained): the stages of the newest training answers that were
+    begun, of those that were alive after `since`. A stage that goes on ends with the newest record.
+
+    - waiting: for a generator, or scored and for an update
+    - generating: from its first tokens to its last, turns of environments included
+    - scoring: until its reward came
+    - training: its windows' updates
+    """
+    import pandas as pd
+
+    reader = open_run(run_dir)
+    now = _span(reader, None, None).end
+    t = Trajectory
+    columns = (t.trajectory_id, t.issued_at, t.first_token_at, t.finished_at, t.rewarded_at)
+    query = select(*columns, t.max_version).where(
+        t.run == reader.key, t.purpose == "train", t.first_token_at.is_not(None)
+    )
+    newest_first = query.order_by(t.trajectory_id.desc()).limit(newest)
+    updates: dict[int, list[tuple[float, float, int]]] = {}
+    found = reader.rows(newest_first)
+    trained = (
+        select(Window.trajectory_id, Update.taken_at, Update.committed_at, Update.version)
+        .join(
+            Update,
+            (Update.run == Window.run)
+            & (Update.lineage == Window.lineage)
+            & (Update.update == Window.update),
+        )
+        .where(Window.run == reader.key, Window.trajectory_id.in_([row[0] for row in found]))
+        .distinct()
+        .order_by(Update.taken_at)
+    )
+    for key, begun, done, version in reader.rows(trained):
+        updates.setdefault(key, []).append((begun, done or now, version))
+    rows: list[tuple[int, str, float, float, int | None]] = []
+    for key, issued, first, finished, rewarded, version in found:
+        stages = [("waiting", issued, first), ("generating", first, finished or now)]
+        if finished:
+            stages.append(("scoring", finished, rewarded or now))
+        at = rewarded
+        for begun, done, trained_as in updates.get(key, ()):
+            if at is not None and at < begun:
+                stages.append(("waiting", at, begun))
+            rows.append((key, "training", begun, done, trained_as))
+            at = done if at is not None else None
+        rows += [(key, stage, start, end, version) for stage, start, end in stages]
+    frame = pd.DataFrame(rows, columns=["trajectory_id", "stage", "start", "end", "version"])
+    frame = frame[frame["end"] > frame["start"]]
+    return frame if since is None else frame[frame["end"] > since]
 
 
 def idle_of(frame: "pd.DataFrame") -> dict[str, float]:

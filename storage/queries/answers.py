@@ -1,6 +1,6 @@
-"""The answers of a run's training groups as texts."""
+"""Answers as texts: those of a run's training groups, and how some begin."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +11,16 @@ from headrace.errors import UserError
 from storage.database.reader import open_run
 from storage.database.tables import Prompt, Trajectory
 from storage.database.trajectory_rows import joined
-from storage.journal.responses import Wanted, read_responses
+from storage.journal.responses import Wanted, chunks_of, read_responses
+from storage.journal.segment_index import Marks
+from storage.journal.segments import read_batches
 from storage.text.detokenize import text_decoder
+
+NEAR = 200_000
+"""Records of the journal that are read for beginnings at most: a tenth of a second."""
+BEGINNING = 40
+"""Tokens of an answer that are its beginning."""
+_MARKS = Marks()
 
 
 class GroupAnswer(NamedTuple):
@@ -58,3 +66,32 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     for key, response in read_responses(reader.journal, wanted, first):
         row = rows[key]
         yield GroupAnswer(row.group_id, row.text, decoder.text(response.token_ids), row.correct)
+
+
+def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
+    """How each of these answers begins, of those that have begun; of none where there is no
+    tokenizer, or where they lie more than NEAR records apart."""
+    reader, decoder = open_run(run_dir), text_decoder(run_dir)
+    query = select(Trajectory.trajectory_id, Trajectory.first_offset).where(
+        Trajectory.run == reader.key,
+        Trajectory.trajectory_id.in_(ids),
+        Trajectory.first_offset.is_not(None),
+    )
+    places = sorted(tuple(row) for row in reader.rows(query))
+    offsets = [offset for _, offset in places]
+    if decoder is None or not places or max(offsets) - min(offsets) > NEAR:
+        return {}
+    keys = np.array([key for key, _ in places])
+    wanted = Wanted(keys, np.full(len(keys), max(offsets)))
+    found: dict[int, str] = {}
+    for batch in read_batches(reader.journal, min(offsets), _MARKS):
+        chunks = chunks_of(batch, wanted)
+        pairs = zip(
+            *(chunks.column(n).to_pylist() for n in ("trajectory_id", "token_ids")), strict=True
+        )
+        for key, tokens in pairs:
+            if key not in found:
+                found[key] = decoder.text(np.array(tokens[:BEGINNING], np.int32))
+        if batch.column("offset")[batch.num_rows - 1].as_py() >= max(offsets):
+            break
+    return found

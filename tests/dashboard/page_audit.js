@@ -63,7 +63,8 @@
   };
   const controls = all("a[href],button,input,textarea,select,[role='button'],[role='switch'],[role='combobox'],[role='grid']")
     .filter((node) => node.type !== "hidden" && !node.closest("[aria-hidden='true']") && shown(node.closest("label") ?? node))
-    .map((node) => ({ kind: node.getAttribute("role") ?? node.localName, name: called(node), html: node.outerHTML.slice(0, 160) }));
+    .map((node) => ({ kind: node.getAttribute("role") ?? node.localName, name: called(node), html: node.outerHTML.slice(0, 160),
+      text: node.localName === "button" && !node.querySelector("[data-testid='stIconMaterial']") ? node.innerText.trim() : "" }));
   const headings = all("h1,h2,h3,h4");
   const before = (node) =>
     headings.filter((h) => h.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING).at(-1)?.innerText ?? "";
@@ -76,6 +77,9 @@
     twice: [...new Set(ids.filter((id, i) => id && ids.indexOf(id) !== i))],
     ahead: all("[tabindex]").filter((node) => node.tabIndex > 0).map((node) => node.outerHTML.slice(0, 160)),
     controls,
+    renamed: controls.filter(({ name, text }) => /\w/.test(text) && !name.toLowerCase().includes(text.toLowerCase())),
+    headless: all("th,[role='columnheader']").filter((node) => !node.textContent.trim() && !node.getAttribute("aria-label")
+      && node.closest("table,[role='grid']")?.querySelector("td,[role='gridcell']")).map((node) => node.outerHTML.slice(0, 160)),
     faint: [...new Set(texts.filter(([, ratio]) => ratio < 4.495).map(([text, ratio]) => `${ratio.toFixed(2)} ${text.slice(0, 60)}`))],
     texts: texts.length,
   };

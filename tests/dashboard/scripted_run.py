@@ -367,7 +367,7 @@ class Script:
             source="sums",
             status=status,
             reward=float(self.correct[key]) if status == "ok" else None,
-            error=None if status == "ok" else "<b>no verdict",
+            error=None if status == "ok" else "<b>no \u202everdict\x1b[2J",
         )
         self.note(arrived)
         self.monitors.audited("judge", trajectory.reward, arrived)

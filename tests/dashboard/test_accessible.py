@@ -99,7 +99,10 @@ def look_at(page: Page, address: str, title: str) -> None:
 
 @pytest.mark.parametrize("title", TITLES)
 def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, title: str) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
     look_at(page, address, title)
+    assert [url for url in asked if not url.startswith((address, "ws:", "data:", "blob:"))] == []
     found = page.evaluate(AUDIT)
     names = [name for name, _ in found["charts"]]
     for name, heading in found["charts"]:
@@ -117,6 +120,8 @@ def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, titl
     assert found["twice"] == [], "an id is one element's"
     assert found["ahead"] == [], "nothing jumps the queue of the keyboard"
     assert [c["html"] for c in found["controls"] if not c["name"]] == []
+    assert found["renamed"] == [], "a button's name has the words that stand on it"
+    assert found["headless"] == [], "every column of a table has a head"
     inputs = Counter(c["name"] for c in found["controls"] if c["kind"] in INPUTS)
     assert [name for name, number in inputs.items() if number > 1] == []
     assert found["texts"] > 10
@@ -132,6 +137,22 @@ def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, titl
         expect(one).to_be_hidden()
         page.get_by_text("Filters", exact=True).click()
         expect(one).to_be_visible()
+
+
+def test_a_phone_jumps_to_a_card_and_sees_how_runs_stand(page: Page, address: str) -> None:
+    page.set_viewport_size(PHONE)
+    page.goto(f"{address}/{ADDRESSES['Learning']}")
+    wait_until_drawn(page)
+    heading = page.get_by_role("heading", name="Value loss", exact=True)
+    expect(heading).not_to_be_in_viewport()
+    page.get_by_text("On this page").click()
+    page.get_by_role("link", name="Value loss", exact=True).click()
+    expect(heading).to_be_in_viewport()
+    page.goto(f"{address}/runs")
+    row = page.get_by_role("listitem").filter(has_text=OTHER)
+    expect(row).to_be_in_viewport()
+    expect(row).to_contain_text("finished")
+    expect(row).to_contain_text("%")
 
 
 def test_an_alert_is_one_click_from_its_chart(page: Page, address: str) -> None:

@@ -261,7 +261,7 @@ def test_an_answer_is_read_without_a_mouse(page: Page, address: str, run_dir: Pa
     expect(panel).to_contain_text(f" at {marks[0] + 1}")
     tokens.locator("[data-i='5']").click()
     expect(panel).to_contain_text(" at 5")
-    panel.get_by_role("button", name="copy this token as JSON").click()
+    panel.get_by_role("button", name="Copy token as JSON").click()
     expect(panel.get_by_role("status")).to_have_text("token copied")
 
 

@@ -121,6 +121,16 @@ def test_which_is_better_since_when(
     assert "Against scripted seed 1 (bbbb)" in html_of(test)
 
 
+def test_one_evaluation_is_no_verdict(open_page: Callable[..., AppTest], tmp_path: Path) -> None:
+    for name, end in ((FIRST, True), (SECOND, False)):
+        write_run(tmp_path, name, updates=2, roll_back_after=None, end=end)
+    test = open_page(tmp_path, FIRST, SECOND)
+    test.query_params["seeds"] = "false"
+    html = html_of(test.run())
+    assert "cannot be told yet: 1 evaluation" in html
+    assert "better" not in html.partition("since when?")[2]
+
+
 def test_cpu_time_is_an_axis_of_what_was_sampled(
     open_page: Callable[..., AppTest], two_runs: Path
 ) -> None:

@@ -12,6 +12,7 @@ from dashboard.formatting import (
     progress,
     share,
     what_binds,
+    without_template,
 )
 from dashboard.views import learning
 from headrace.metrics.registry import METRICS
@@ -94,3 +95,11 @@ def test_rewards_and_turns_may_bind_too() -> None:
     assert away.startswith("Something else binds: in the last minute the learner waited 67.0 %")
     turns = what_binds(0.4, 0.5, over="in the last minute", mode="synchronous")
     assert "take turns in the mode synchronous" in turns
+
+
+def test_prompts_are_shown_without_what_their_template_writes() -> None:
+    head, tail = "<|system|>You are a helpful assistant.<|user|>", "<|end|><|assistant|>"
+    prompts = [f"{head}Tom has {n} pens. How many?{tail}" for n in (4, 17)]
+    assert without_template(prompts) == [f"\u2026 Tom has {n} pens. How many?" for n in (4, 17)]
+    for whole in (prompts[:1], ["1 + 2 =", "1 + 3 ="], [], ["", "a"]):
+        assert without_template(whole) == whole

@@ -452,7 +452,7 @@ def test_rewards_of_every_source(open_page: Callable[..., AppTest], tmp_path: Pa
     assert shown.loc["sums", "gap"] == "-"
     assert 0 < rows.loc["judge", "gap"] < 0.5
     html = html_of(test)
-    assert "last failed audit of judge:</span> &lt;b&gt;no verdict" in html
+    assert "last failed audit of judge:</span> &lt;b&gt;no \\u202everdict\\x1b[2J" in html
     assert "last failure of sums:</span> no result within 10 s" in html
     told = [text for text in queries.run_summary(run)["alerts"] if "exceed the audited" in text]
     assert len(told) == 1

@@ -12,7 +12,6 @@ from dashboard.palette import (
     ACCOUNTS,
     ACTIVITIES,
     DARK_BACKGROUND,
-    FAINT,
     LIGHT_BACKGROUND,
     SERIES,
     STYLE,
@@ -33,9 +32,7 @@ def test_contrast_of_black_on_white_is_21() -> None:
 
 
 @pytest.mark.parametrize("background", [LIGHT_BACKGROUND, DARK_BACKGROUND])
-@pytest.mark.parametrize(
-    "colour", sorted({*SERIES, *ACCOUNTS.values(), *ACTIVITIES.values()} - {FAINT})
-)
+@pytest.mark.parametrize("colour", sorted({*SERIES, *ACCOUNTS.values(), *ACTIVITIES.values()}))
 def test_every_colour_is_legible_in_both_themes(colour: str, background: str) -> None:
     assert contrast(colour, background) >= 3
 
@@ -49,6 +46,12 @@ def test_series_are_told_apart_by_colour_blind_readers(deficiency: str) -> None:
 def test_working_held_loading_and_waiting_are_different_colours() -> None:
     kinds = [ACTIVITIES[kind] for kind in ("working", "loading", "held", "waiting", "evaluation")]
     assert set(kinds) == set(SERIES)
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_activities_are_told_apart_in_a_legend(deficiency: str) -> None:
+    pairs = itertools.combinations(ACTIVITIES.values(), 2)
+    assert min(difference(a, b, deficiency) for a, b in pairs) > 15
 
 
 def test_tint_keeps_the_colour() -> None:

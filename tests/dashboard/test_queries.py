@@ -14,6 +14,7 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
 )
 from storage import queries
+from storage.queries import answers
 from storage.queries.metrics import Axis
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import MARKUP_ID, make_config
@@ -140,3 +141,34 @@ def test_answers_of_groups_as_texts(run_dir: Path) -> None:
     texts = {queries.trajectory_detail(run_dir, int(key)).text for key in scored["trajectory_id"]}
     assert {answer.text for answer in found} == texts
     assert {answer.group_id for answer in found} == set(scored["group_id"])
+
+
+def test_how_answers_begin(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = queries.trajectory_page(run_dir, filters={"status": "finished"}, limit=500).rows
+    ids = [int(key) for key in rows["trajectory_id"]]
+    found = queries.beginnings(run_dir, ids)
+    for key in ids[::40]:
+        text = queries.trajectory_detail(run_dir, key).text
+        assert text
+        assert found[key]
+        assert text.startswith(found[key].removesuffix("\ufffd"))
+    assert queries.beginnings(run_dir, [10**9]) == {}
+    monkeypatch.setattr(answers, "NEAR", 10)
+    assert queries.beginnings(run_dir, ids) == {}
+
+
+def test_the_lives_of_the_newest_answers(run_dir: Path) -> None:
+    found = queries.lives(run_dir, newest=40)
+    assert found["trajectory_id"].nunique() == 40
+    for key, stages in found.groupby("trajectory_id"):
+        row = queries.trajectory_detail(run_dir, int(str(key))).row
+        by_stage = {stage: rows for stage, rows in stages.groupby("stage")}
+        assert by_stage["generating"]["start"].item() == row["first_token_at"]
+        assert by_stage["generating"]["version"].item() == row["max_version"]
+        assert stages["start"].min() == row["issued_at"]
+        update = queries.trajectory_detail(run_dir, int(str(key))).windows["update"]
+        assert len(by_stage.get("training", ())) == update.nunique()
+    last = float(found["end"].max())
+    recent = queries.lives(run_dir, newest=40, since=last - 5.0)
+    assert 0 < len(recent) < len(found)
+    assert (recent["end"] > last - 5.0).all()

@@ -361,9 +361,21 @@ def test_a_page_that_cannot_be_served_is_one_line(
         assert f"--port {port}: ports go from 1 to 65535" in line
     line = fails(capsys, "dashboard", "--root", str(tmp_path / "none"))
     assert f"no folder of runs at {tmp_path / 'none'}" in line
+    line = fails(capsys, "dashboard", str(tmp_path), "--host", "192.0.2.1")
+    assert "192.0.2.1: no address of this machine" in line
+
+
+def test_a_page_takes_the_next_free_port_and_says_so(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = str(server.getsockname()[1])
-        assert "is in use" in fails(capsys, "dashboard", "--root", str(tmp_path), "--port", taken)
+        taken = server.getsockname()[1]
+        page = ["dashboard.enabled=true", f"dashboard.port={taken}"]
+        assert main(["config", "show", str(recipe), *page, "--json"]) == 0
+    said = capsys.readouterr()
+    port = json.loads(said.out)["dashboard"]["port"]
+    assert taken < port <= 65535
+    assert f"port {taken} is in use: the page is at port {port}" in said.err
 
 
 def test_what_a_run_needs_is_looked_at_before_it_begins(

@@ -89,6 +89,18 @@ def test_csv_says_what_the_columns_hold(rows: list[dict[str, Any]], first: int) 
                 assert field == ("" if value is None else str(value))
 
 
+def test_no_text_is_a_formula_of_a_spreadsheet() -> None:
+    texts = ["=1+1", "+7", "-7", "@a", "\tb", "7", "a=1", "", None, "x\n=y"]
+    words = pa.array(texts).dictionary_encode()
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(texts), words, pa.array([-1.0] * 10)], ["a", "b", "c"]
+    )
+    text = "".join(line.as_py() for line in csv_lines(batch, safe=True))
+    found = list(csv.reader(io.StringIO(text, newline="")))
+    expected = [f"'{text}" for text in texts[:5]] + [*texts[5:8], "", texts[-1]]
+    assert found == [[value, value, "-1.0"] for value in expected]
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [

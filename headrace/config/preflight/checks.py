@@ -65,7 +65,7 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
     shape = check_model(config)
     check_sampler(config, on_gpu=bool(hardware.gpus))
     check_dataset(config)
-    _check_ports(config)
+    _check_port(config)
     check_gpus(config, hardware)
     _check_memory(config, hardware, shape)
 
@@ -137,17 +137,13 @@ def check_dataset(config: RunConfig) -> None:
                 )
 
 
-def _check_ports(config: RunConfig) -> None:
-    wanted = [("transport", config.transport.host, config.transport.port)]
-    if config.dashboard.enabled:
-        wanted.append(("dashboard", config.dashboard.host, config.dashboard.port))
-    for section, host, port in wanted:
-        if port and not port_is_free(host, port):
-            other = " or leave the page out with --no-dashboard" if section == "dashboard" else ""
-            raise UserError(
-                f"{section}.port = {port} is in use on {host}; choose another with "
-                f"{section}.port=PORT (0 takes a free one){other}"
-            )
+def _check_port(config: RunConfig) -> None:
+    host, port = config.transport.host, config.transport.port
+    if port and not port_is_free(host, port):
+        raise UserError(
+            f"transport.port = {port} is in use on {host}; choose another with "
+            "transport.port=PORT (0 takes a free one)"
+        )
 
 
 def check_gpus(config: RunConfig, hardware: Hardware) -> None:

@@ -149,7 +149,7 @@ class DashboardConfig(StrictModel):
     """Address the page is served on."""
 
     port: int = Field(default=8501, ge=0, le=65535)
-    """Port of the page; 0: a free one."""
+    """Port of the page; where it is in use, the next free one is taken. 0: any free one."""
 
     stay_s: float = Field(default=600.0, ge=0)
     """Seconds that the page stays open in a browser after the run. 0: it ends with the run."""

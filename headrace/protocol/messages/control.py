@@ -474,12 +474,13 @@ class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name. `waits`:
-    whom the run waits for and for what, with the seconds since that last moved; `stalled`: nobody
-    has made progress for too long, and the run is about to end for it. `troubles` are the last
-    things that a user should know. `doing`: how far each process says it is; `moved_s`: seconds
-    since anybody made progress, a disk that is waited for apart; `checkpoint`: the update of the
-    newest checkpoint on this line, 0 where there is none."""
+    """Coordinator to monitor: where the run stands. `update` is the last that is in the weights;
+    `gauges` are numbers by metric name. `waits`: whom the run waits for and for what, with the
+    seconds since that last moved; `stalled`: nobody has made progress for too long, and the run is
+    about to end for it. `troubles` are the last things that a user should know. `doing`: how far
+    each process says it is; `moved_s`: seconds since anybody made progress, a disk that is waited
+    for apart; `checkpoint`: the update of the newest checkpoint on this line, 0 where there is
+    none."""
 
     run_id: str
     phase: str

@@ -18,6 +18,9 @@ from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.launch.display.units import duration, size
 
+LARGE_ROW = 200
+"""Bytes of a row of tokens: only text with most of the columns has so many."""
+
 if TYPE_CHECKING:
     from storage.exports import Progress as ExportProgress
 
@@ -43,6 +46,7 @@ def export(arguments: argparse.Namespace) -> int:
             columns=columns,
             schema=arguments.schema,
             watch=watch,
+            csv_safe=arguments.csv_safe,
         )
     print(
         f"{written.rows:,} rows of {arguments.kind} in {arguments.out}: "
@@ -50,6 +54,15 @@ def export(arguments: argparse.Namespace) -> int:
     )
     if written.left_out:
         print(f"left out, without a value in any row: {', '.join(written.left_out)}")
+    each = written.num_bytes / max(1, written.rows)
+    if not written.rows:
+        print(f"no row of {arguments.kind} matches", arguments.where or "", file=sys.stderr)
+    elif arguments.kind == "tokens" and each > LARGE_ROW:
+        print(
+            f"{each:,.0f} bytes a row: as text, each has the facts of its trajectory again. "
+            "Parquet has them once and takes about a hundredth; --columns names fewer",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -93,7 +93,7 @@ def select(arguments: argparse.Namespace) -> int:
 
 
 def _scored_run(root: Path, name: str) -> Path:
-    """`latest` is the newest run of `headrace score`, which everywhere else it never names."""
+    """`latest` is the newest run of `headrace score`."""
     if name == run_folder.LATEST:
         found = [path.name for path in root.glob(f"{SCORE}-*") if path.is_dir()]
         if not found:

@@ -4,16 +4,15 @@ In: a run, a query. Out: the answer on standard output, and nothing else there.
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import aligned
 
@@ -35,7 +34,7 @@ def sql(arguments: argparse.Namespace) -> int:
     asking = ask(run_dir, query, seconds=arguments.seconds, memory_mib=arguments.memory)
     with asking as answer:
         if arguments.format == "csv":
-            _print_csv(answer.columns, answer.rows)
+            _print_csv(answer.columns, answer.rows, safe=arguments.csv_safe)
         elif arguments.format == "json":
             _print_json(answer.columns, answer.rows)
         else:
@@ -43,10 +42,19 @@ def sql(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_csv(names: Sequence[str], rows: Iterator[Row]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(rows)
+def _print_csv(names: Sequence[str], rows: Iterator[Row], *, safe: bool) -> None:
+    """Text is in quotes, so that none is read as a number or as nothing."""
+    from storage.exports.text import FORMULA
+
+    def cell(value: Any) -> str:
+        if value is None or isinstance(value, int | float):
+            return "" if value is None else str(value)
+        text = str(value).replace('"', '""')
+        mark = "'" if safe and text.startswith(tuple(FORMULA)) else ""
+        return f'"{mark}{text}"'
+
+    for row in chain([names], rows):
+        print(",".join(map(cell, row)))
 
 
 def _print_json(names: Sequence[str], rows: Iterator[Row]) -> None:
@@ -85,5 +93,5 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = " ".join(str(value).splitlines())
+    text = visible(" ".join(str(value).splitlines()))
     return text if len(text) <= CELL else text[: CELL - 3] + "..."

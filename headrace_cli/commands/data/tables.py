@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from headrace.errors import visible
+
 _NAME_WIDTH = 28
 _MOMENTS = ("at", "started_at")
 
@@ -57,7 +59,7 @@ def cell(value: Any, name: str = "") -> str:
     if name.split(" ")[-1] in _MOMENTS and isinstance(value, int | float):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return visible(str(value))
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 

@@ -107,6 +107,7 @@ def replay(arguments: argparse.Namespace) -> int:
     if not arguments.tolerance >= 0:
         raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
+    run_folder.need_training(run_dir)
     config = run_folder.read_config(run_dir)
     with contextlib.redirect_stdout(sys.stderr):  # What libraries print is not the answer.
         found = _from_store(run_dir, config, arguments.update)

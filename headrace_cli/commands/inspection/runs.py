@@ -12,16 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from headrace.errors import UserError
-from headrace.host.hardware import free_port, port_is_free
+from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
 from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
-from headrace_cli.launch.plan import dashboard_argv, role_environment
-
-LARGEST_PORT = 65535
+from headrace_cli.launch.plan import LARGEST_PORT, dashboard_argv, page_port, role_environment
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -56,7 +53,7 @@ def _print_lines(lines: list[dict[str, Any]]) -> None:
     say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
         text, is_read = _row(line, width), line["status"] != "unreadable"
-        console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
+        console.print(Text(visible(text), "" if is_read else "dim"), soft_wrap=True)
         if line["sql"]:
             console.print(Text(f"{'':<{width}}  {line['sql']}", "dim"), soft_wrap=True)
 
@@ -67,9 +64,9 @@ def _row(line: dict[str, Any], width: int) -> str:
     if line["status"] == "unreadable":
         return f"{name} {line['detail']}{_noted(line['notes'])}"
     found = [line["accuracy_before"], line["accuracy_after"]]
-    if line["kind"] == "evaluation":
-        found = [value for value in found if value is not None] or [None]
-    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+    if line["kind"] == "evaluation" or found == [None, None]:
+        found = [value for value in found if value is not None]
+    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found) or "-"
     kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
     took = duration(line["wall_s"])
     return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}{_noted(line['notes'])}"
@@ -144,12 +141,7 @@ def dashboard(arguments: argparse.Namespace) -> int:
         )
     if not root.is_dir():
         raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
-    try:
-        port = arguments.port or free_port(arguments.host)
-    except OSError as error:
-        raise UserError(f"--host {arguments.host}: no address of this machine ({error})") from error
-    if not port_is_free(arguments.host, port):
-        raise UserError(f"port {port} is in use; choose another with --port (0 takes a free one)")
+    port = page_port(arguments.host, arguments.port)
     argv = dashboard_argv(arguments.host, port, root.resolve(), ahead=True)
     print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
     sys.stdout.flush()

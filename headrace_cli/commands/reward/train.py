@@ -100,8 +100,7 @@ def _with_run(config: RewardModelConfig) -> RewardModelConfig:
         return config
     root, name = Path(config.root), config.data.run
     if name == LATEST:
-        others = (run_folder.is_reward_model, run_folder.is_evaluation)
-        trained = [n for n in run_folder.run_names(root) if not any(f(root / n) for f in others)]
+        trained = [n for n in run_folder.run_names(root) if run_folder.is_training(root / n)]
         name = trained[-1] if trained else name
     run_dir = run_folder.find_run(root, name)
     return config.model_copy(update={"data": config.data.model_copy(update={"run": str(run_dir)})})

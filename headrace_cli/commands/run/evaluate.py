@@ -45,7 +45,9 @@ def evaluated(arguments: argparse.Namespace) -> tuple[Path, int]:
         "dashboard.enabled=false",
     ]  # fmt: skip
     hardware = detect()
-    run_dir, config = prepared(arguments, lambda config: check_start(config, hardware))
+    run_dir, config = prepared(
+        arguments, lambda config: check_start(config, hardware), trains=False
+    )
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
         if resumes and not config.evaluation.only:

@@ -20,7 +20,7 @@ from headrace.config.loading.recipe import build, deep_merge, load_recipe, merge
 from headrace.config.preflight.checks import check_recipe, ignores_age, never_ends
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.host.hardware import connections, detect, free_port
+from headrace.host.hardware import connections, detect
 from headrace.host.install import lacking, setup_seconds
 from headrace.run_files import run_folder
 from headrace.run_files.run_notes import change_notes
@@ -28,7 +28,13 @@ from headrace_cli.commands.checks.preflight import check_start
 from headrace_cli.launch.display.progress import LiveScreen, PlainScreen, Watch, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.keys import with_keys
-from headrace_cli.launch.plan import USES_MORE_GPUS, ProcessSpec, idle_gpus, plan_processes
+from headrace_cli.launch.plan import (
+    USES_MORE_GPUS,
+    ProcessSpec,
+    idle_gpus,
+    page_port,
+    plan_processes,
+)
 from headrace_cli.launch.process import Nursery
 from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, Outcome, Supervisor
 
@@ -47,7 +53,7 @@ def train(arguments: argparse.Namespace) -> int:
 
         def at_end(outcome: Outcome, watch: Watch) -> Callable[[], bool]:
             held.close()  # the page is no reason to keep a run from being resumed
-            if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
+            if fresh and outcome.code == USER and not has_begun(watch):
                 run_folder.discard_run_folder(run_dir)
                 report(outcome, run_dir)
                 return lambda: False
@@ -64,6 +70,12 @@ def train(arguments: argparse.Namespace) -> int:
             run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
         )
     return outcome.code
+
+
+def has_begun(watch: Watch) -> bool:
+    """Whether the learner ever had a batch."""
+    last = watch.last
+    return last is not None and bool(last.update or last.gauges.get("schedule/learner_busy"))
 
 
 def page_is_wanted(
@@ -106,24 +118,26 @@ def configured(arguments: argparse.Namespace) -> RunConfig:
 
 
 def with_port(config: RunConfig) -> RunConfig:
-    """The configuration with a real port for the dashboard, where it asks for a free one; without a
-    page where none is installed."""
+    """The configuration with a free port for its page; without a page where none is installed."""
     page = config.dashboard
     if page.enabled and (line := lacking("dashboard")):
         print(f"no page: {line}", file=sys.stderr)
         page = page.model_copy(update={"enabled": False})
-    elif page.enabled and not page.port:
-        page = page.model_copy(update={"port": free_port(page.host)})
+    elif page.enabled:
+        page = page.model_copy(update={"port": page_port(page.host, page.port)})
     return config.model_copy(update={"dashboard": page})
 
 
 def prepared(
-    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig]
+    arguments: argparse.Namespace,
+    check: Callable[[RunConfig], RunConfig],
+    *,
+    trains: bool = True,
 ) -> tuple[Path, RunConfig]:
     """The folder and configuration of a new run, or of an earlier one to go on with. `check` as in
-    `resumed`."""
+    `resumed`; `trains`: that one has to."""
     if getattr(arguments, "resume", None):
-        return resumed(arguments, check)
+        return resumed(arguments, check, trains=trains)
     config = configured(arguments)
     check_recipe(config)
     config = check(with_local_model(config, download=True))
@@ -131,13 +145,18 @@ def prepared(
 
 
 def resumed(
-    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig]
+    arguments: argparse.Namespace,
+    check: Callable[[RunConfig], RunConfig],
+    *,
+    trains: bool = True,
 ) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
     have. `check` raises UserError where it cannot run, and gives the configuration that does."""
     from storage.database.reader import check_formats  # a new run does not pay for it
 
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.resume)
+    if trains:
+        run_folder.need_training(run_dir)
     check_formats(run_dir)
     overrides = [*filter(None, [arguments.recipe]), *arguments.overrides]
     if any("=" not in override for override in overrides):
@@ -156,10 +175,9 @@ def resumed(
     with run_folder.locked(run_dir):
         config = check(config)
         run_folder.write_config(run_dir, config)
-    if not config.evaluation.only:
-        if run_folder.is_archived(run_dir):
-            change_notes(run_dir, archived=False)
-        run_folder.name_latest(run_dir)
+    if run_folder.is_archived(run_dir):
+        change_notes(run_dir, archived=False)
+    run_folder.name_latest(run_dir)
     return run_dir, config
 
 
@@ -227,7 +245,8 @@ def print_summary(
         policy = found["time_to_first_policy_update_s"]
         later = f", of the policy {duration(policy)}" if policy and policy > first else ""
         rows.append(("first update", f"{duration(first)} after the start{later}"))
-        if (setup := setup_seconds()) is not None:
+        is_first = run_folder.run_names(run_dir.parent) == [run_dir.name]
+        if is_first and (setup := setup_seconds()) is not None:
             whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
             rows.append(("set-up took", whole))
     if watch.last is not None:

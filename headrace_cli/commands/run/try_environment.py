@@ -16,7 +16,7 @@ import numpy as np
 from headrace.config.loading.hub import named_model, with_local_model
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.config.sections.run import RunConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, visible
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk
 from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.run.train import configured
@@ -136,19 +136,19 @@ async def _play(pool: Any, row: Any, key: int, player: Person, config: Environme
         step: Step = reply.step
         return step
 
-    print(f"prompt    {row.prompt}")
+    print(visible(f"prompt    {row.prompt}"))
     step, total = await ask(0, []), 0.0
     player.begin(row, step)
     for number in range(1, config.max_turns + 1):
         for message in step.messages:
-            print(f"{message.role:<9} {message.content}")
+            print(visible(f"{message.role:<9} {message.content}"))
         print(f"turn {number:<4} ", end="", flush=True)
         turn = player.turn()
         if turn is None:
             print()
             return False
         if player.says_turns:
-            print(turn.text)
+            print(visible(turn.text))
         step = await ask(number, [turn])
         player.hear(step)
         total += step.reward

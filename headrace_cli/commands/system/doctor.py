@@ -235,7 +235,7 @@ def _ports() -> Iterator[Finding]:
         yield Finding(
             "note",
             "dashboard port",
-            f"{DASHBOARD_PORT} is in use; give another with dashboard.port=PORT (0: a free one)",
+            f"{DASHBOARD_PORT} is in use: a page takes the next free port",
         )
     try:
         from headrace.protocol.transport.curve import has_curve

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.config.sections.run import RunConfig
+from headrace.errors import visible
 from headrace.host.disk import FULL
 from headrace.protocol.messages.control import Status
 from headrace_cli.launch.display.units import duration
@@ -42,10 +43,10 @@ class Screen(Protocol):
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no colours, no wrapping. Where it goes into a file on a
-    full disk, the run goes on without it."""
+    """Print a line as it is: no markup, no colours, no wrapping, nothing unseen. Where it goes into
+    a file on a full disk, the run goes on without it."""
     try:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -213,7 +214,7 @@ class LiveScreen:
             bar.add_row(ProgressBar(total=1.0, completed=share, width=40), f"{share:4.0%}", left)
             lines.append(bar)
         if status.message:
-            lines.append(Text(status.message, "yellow"))
+            lines.append(Text(visible(status.message), "yellow"))
         return Group(*lines)
 
 

@@ -3,6 +3,7 @@ CPU seconds."""
 
 import os
 import socket
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -108,13 +109,17 @@ def test_memory_is_that_of_processes_of_this_host(world: Any) -> None:
     world.peers.monitors["monitor-1"] = peer("monitor-1", os.getpid(), here)
     world.peers.generators["generator-0"] = cast(Any, peer("generator-0", os.getpid(), "elsewhere"))
     world.peers.generators["generator-1"] = cast(Any, peer("generator-1", 2**31 - 1, here))
-    found = world.gauges._resident()
+    found = world.gauges._use()
     assert set(found) == {"memory/learner-0", "memory/coordinator"}
     assert found["memory/learner-0"] > 2**20
+    world.gauges._looked_at, began = time.monotonic() - 10.0, time.process_time()
+    while time.process_time() - began < 0.2:
+        pass
+    assert 0.01 < world.gauges._use()["cpu/coordinator"] < 0.2
 
 
 def test_cpu_seconds_go_on_where_the_run_was(world: Any) -> None:
     assert "perf/cpu_s" not in world.gauges.at_commit({}), "no process was looked at yet"
-    world.gauges._resident()
+    world.gauges._use()
     first, then = (world.gauges.at_commit({})["perf/cpu_s"] for _ in range(2))
     assert 50.0 < first <= then

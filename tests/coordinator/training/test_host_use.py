@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +109,29 @@ def test_who_was_there_before_counts_from_when_it_is_seen(worker: "subprocess.Po
 def test_a_family_is_a_process_and_all_below_it() -> None:
     table = {pid: Process(parent, 0, 0.0, 0) for pid, parent in ((2, 1), (3, 2), (4, 3), (5, 1))}
     assert families([2, 5, 9], table) == {2: [2, 3, 4], 5: [5]}
+
+
+def test_gpus_are_told_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, of which the second cannot tell; a process and its child are on the first."""
+
+    class Trouble(Exception):
+        pass
+
+    def used(handle: int, since: int) -> list[SimpleNamespace]:
+        if handle:
+            raise Trouble
+        assert since in (0, 7)
+        samples = ((11, 60, 5), (11, 80, 7), (12, 20, 6))
+        return [SimpleNamespace(pid=p, smUtil=u, timeStamp=t) for p, u, t in samples]
+
+    nvml = SimpleNamespace(
+        NVMLError=Trouble, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetProcessUtilization=used,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    use = HostUse()
+    use._families = {11: [11, 12], 13: [13]}
+    for _ in range(2):
+        assert use.gpus() == {11: pytest.approx(0.9)}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert HostUse().gpus() == {}

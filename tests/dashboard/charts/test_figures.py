@@ -273,7 +273,7 @@ def test_the_pointer_has_few_places_and_the_extremes_of_every_line_are_among_the
     layers = layers_of(figures.series_chart(rows, names=names))
     spec = figures.series_chart(rows, names=names).to_dict()
     pointer = spec["datasets"][layers[-1]["data"]["name"]]
-    assert 50 < len(pointer) <= figures.POINTED + 2
+    assert figures.POINTED // 3 < len(pointer) <= figures.POINTED + 2
     assert {row["x"] for row in pointer} >= {0.0, 388.0, 617.0, 999.0}
     assert pointer[0]["v0"] == 0.0
 
@@ -297,3 +297,15 @@ def test_a_legend_has_room_for_its_longest_label() -> None:
     assert found["columns"] == {"expr": "max(1, floor(width / 118))"}
     assert found["labelExpr"].startswith("width < 118 ?")
     assert found["labelLimit"] == 0
+
+
+def test_a_spike_has_a_logarithmic_axis() -> None:
+    def scale(values: list[float]) -> str | None:
+        rows = pd.DataFrame({"x": range(len(values)), "name": "99 %", "value": values})
+        line = layers_of(figures.series_chart(rows, x="wall", spikes=True))[0]
+        found: str | None = line["encoding"]["y"]["scale"].get("type")
+        return found
+
+    assert scale([0.01] * 9 + [3.0]) == "log"
+    assert scale([0.01] * 9 + [0.05]) is None
+    assert scale([0.0] * 9 + [3.0]) is None, "a logarithm has no zero"

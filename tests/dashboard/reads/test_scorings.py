@@ -91,3 +91,15 @@ def test_charts_are_vega_lites() -> None:
     assert spec["encoding"]["color"]["scale"]["domain"] == ["judge", "sums"]
     assert scoring_charts.score_chart(scorings.score_bins(cut)).to_dict()["mark"]["type"] == "rect"
     assert len(set(scoring_charts.source_colours([str(i) for i in range(9)]).values())) == 5
+
+
+def test_parts_of_other_sizes_have_axes_of_their_own() -> None:
+    sizes = {"right": 1.0, "format": 0.5, "length": 200.0, "nothing": 0.0}
+    parts = pd.DataFrame([(0, name, value) for name, value in sizes.items()])
+    found = scorings.by_scale("Parts", parts.set_axis(["x", "name", "value"], axis=1))
+    assert [(title, set(rows["name"])) for title, rows in found] == [
+        ("Parts, up to 1", {"right", "format", "nothing"}),
+        ("Parts, up to 200", {"length"}),
+    ]
+    few = parts.set_axis(["x", "name", "value"], axis=1)[:2]
+    assert [title for title, _ in scorings.by_scale("Parts", few)] == ["Parts"]

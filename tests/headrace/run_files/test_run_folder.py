@@ -1,6 +1,8 @@
 """Run folders: named, found, locked, discarded."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,25 +53,20 @@ def evaluation_of(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"name": "eval", "evaluation": only})
 
 
-def test_an_evaluation_never_moves_latest(config: RunConfig) -> None:
+def test_latest_may_be_an_evaluation_and_what_needs_a_training_says_so(config: RunConfig) -> None:
     trained = run_folder.make_run_folder(config)
     root = trained.parent
+    run_folder.need_training(trained)
     evaluated = run_folder.make_run_folder(evaluation_of(config))
+    assert run_folder.find_run(root, "latest") == evaluated
+    for command in ("train --resume", "replay --update 1"):
+        words = [sys.executable, "-m", "headrace", *command.split(), "latest", "--root", str(root)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"{evaluated.name} evaluates a model, and this needs a run" in done.stderr
+        assert trained.name in done.stderr
+    run_folder.discard_run_folder(evaluated)
     assert run_folder.find_run(root, "latest") == trained
-    assert run_folder.find_run(root, evaluated.name) == evaluated
-    (root / "latest").write_text(evaluated.name)  # as evaluations of earlier versions did
-    assert run_folder.find_run(root, "latest") == trained
-    again = run_folder.make_run_folder(config)
-    run_folder.make_run_folder(evaluation_of(config))
-    run_folder.discard_run_folder(again)
-    assert run_folder.find_run(root, "latest") == trained
-
-
-def test_without_a_training_there_is_no_latest(config: RunConfig) -> None:
-    evaluated = run_folder.make_run_folder(evaluation_of(config))
-    assert not (evaluated.parent / "latest").exists()
-    with pytest.raises(UserError, match="no run 'latest'"):
-        run_folder.find_run(evaluated.parent, "latest")
 
 
 def test_a_run_has_one_supervisor(config: RunConfig) -> None:

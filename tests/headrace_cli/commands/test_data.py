@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ def test_mistakes_of_an_export(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_an_export_says_beside_its_rows(
+    run_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = ("export", run_dir, "tokens", "--out", str(tmp_path / "t.jsonl"))
+    assert main([*tokens, "--where", "reward > 90"]) == 0
+    assert "no row of tokens matches reward > 90" in capsys.readouterr().err
+    assert main([*tokens, "--force"]) == 0
+    assert re.search(r"^[\d,]+ bytes a row: .*Parquet", capsys.readouterr().err)
+    assert main([*tokens, "--force", "--columns", "token,value"]) == 0
+    assert capsys.readouterr().err == ""
+    assert "--csv-safe is for csv, not for jsonl" in fails(capsys, *tokens, "--force", "--csv-safe")
+
+
 def test_an_answer_as_table_csv_and_json(
     run_dir: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,10 +101,13 @@ def test_an_answer_as_table_csv_and_json(
     ]
     assert main(["sql", run_dir, query, "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == [
-        "status,n,best",
-        "finished,2,1.0",
-        "issued,1,",
+        '"status","n","best"',
+        '"finished",2,1.0',
+        '"issued",1,',
     ]
+    odd = "select '7' as text, '' as empty, null as none, '=a()' as sum, -1 as less, 'a\"b' as q"
+    assert main(["sql", run_dir, odd, "--format", "csv", "--csv-safe"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == '"7","",,"\'=a()",-1,"a""b"'
     monkeypatch.setattr("sys.stdin", io.StringIO(query))
     assert main(["sql", run_dir, "-", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -32,6 +32,19 @@ def test_what_is_printed_is_in_the_file_and_in_memory(tmp_path: Path) -> None:
     assert log.tail(2) == "two\nthree"
 
 
+def test_nothing_that_is_printed_can_hide_in_a_log(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    log = Log(tmp_path / "role.log", os.fdopen(read, "rb"))
+    for part in (b"caf\xc3", b"\xa9\ta\x1b[2Jb\rc \xe2\x80", b"\xaed \xff\n"):
+        os.write(write, part)
+        time.sleep(0.02)
+    os.close(write)
+    log.end(10.0)
+    expected = "caf\u00e9\ta\\x1b[2Jb\nc \\u202ed \\xff"
+    assert log.tail(9) == expected
+    assert (tmp_path / "role.log").read_text(encoding="utf-8") == expected + "\n"
+
+
 def test_a_full_disk_neither_holds_up_a_process_nor_loses_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

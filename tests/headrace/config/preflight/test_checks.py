@@ -265,9 +265,6 @@ def test_a_port_in_use_is_named(recipe: Path) -> None:
         assert not port_is_free("127.0.0.1", port)
         with pytest.raises(UserError, match=rf"transport\.port = {port} is in use"):
             check_machine(load_recipe(recipe, [f"transport.port={port}"]), PLENTY)
-        page = [f"dashboard.port={port}", "dashboard.enabled=true"]
-        with pytest.raises(UserError, match=rf"dashboard\.port = {port} .*--no-dashboard"):
-            check_machine(load_recipe(recipe, page), PLENTY)
 
 
 def test_too_little_memory_is_said_with_its_parts(recipe: Path) -> None:

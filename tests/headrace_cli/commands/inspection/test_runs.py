@@ -59,6 +59,7 @@ def test_a_broken_folder_is_a_line_with_its_reason(
     assert main(["runs", "--root", str(tmp_path)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 1 + len(lines)
+    assert "? -> ?" not in "".join(printed)
     row = next(line for line in printed if line.startswith("torn-configuration"))
     assert row.split()[1] == "unreadable"
     assert "resolved.json cannot be read" in row

@@ -15,7 +15,9 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import connections
 from headrace.protocol.messages.control import Command, Hello, Message, Status, StatusRequest
 from headrace.protocol.transport.sockets import Router
-from headrace_cli.commands.run.train import page_is_wanted, print_summary, report
+from headrace.run_files import run_folder
+from headrace_cli.commands.run import train
+from headrace_cli.commands.run.train import has_begun, page_is_wanted, print_summary, report
 from headrace_cli.launch.display.progress import (
     Facts,
     LiveScreen,
@@ -66,6 +68,36 @@ def test_time_left_follows_the_nearest_stop(make_config: Make) -> None:
     assert time_left(both, status()) == pytest.approx(30.0)
     assert time_left(make_config("stop.tokens=1400"), status()) == pytest.approx(60.0)
     assert time_left(make_config(), status()) is None
+
+
+def test_an_update_that_is_being_made_is_not_done(make_config: Make) -> None:
+    config = make_config("stop.updates=40")
+    busy = status(update=39, gauges={"train_time_s": 78.0, "schedule/learner_busy": 1.0})
+    assert Facts(config, busy).updates == "39/40"
+    assert time_left(config, busy) == pytest.approx(2.0)
+    watch = Watch(config, Recorder())
+    assert not has_begun(watch)
+    watch.last = status(update=0)
+    assert not has_begun(watch)
+    watch.last = status(update=0, gauges={"schedule/learner_busy": 1.0})
+    assert has_begun(watch)
+
+
+def test_the_set_up_counts_for_the_first_run_alone(
+    make_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"time_to_first_update_s": 27.0, "time_to_first_policy_update_s": 27.0, "ended": ""}
+    monkeypatch.setattr(train, "stored_figures", lambda _: figures)
+    monkeypatch.setattr(train, "setup_seconds", lambda: 142.0)
+    said = []
+    for _ in range(2):
+        out, config = io.StringIO(), make_config(f'root="{tmp_path}"')
+        watch = Watch(config, Recorder())
+        folder = run_folder.make_run_folder(config)
+        print_summary(Console(file=out, width=200), folder, watch, Outcome(0))
+        said.append("2m49s from clone to first update" in out.getvalue())
+        assert "27s after the start" in out.getvalue()
+    assert said == [True, False]
 
 
 def test_facts(make_config: Make) -> None:
