@@ -108,13 +108,13 @@ def test_bounded_samples_are_few_and_in_order(run_dir: Path) -> None:
 
 
 def test_trajectories_of_an_update(run_dir: Path) -> None:
-    page = queries.trajectory_page(run_dir, update=5, limit=1000)
+    page = queries.trajectory_page(run_dir, updates=(5, 5), limit=1000)
     windows = [
         queries.trajectory_detail(run_dir, int(key)).windows for key in page.rows["trajectory_id"]
     ]
     assert page.total == len(page.rows) > 0
     assert all((frame["update"] == 5).any() for frame in windows)
-    assert queries.trajectory_page(run_dir, update=999).total == 0
+    assert queries.trajectory_page(run_dir, updates=(999, 999)).total == 0
 
 
 def test_search_in_responses(run_dir: Path) -> None:
