@@ -16,7 +16,8 @@ from dashboard.charts import chart_spec
 from dashboard.charts.chart_spec import Spec
 from dashboard.charts.figures import AXES, HEIGHT, Chart, accuracy_chart
 from dashboard.charts.metric_curves import array_of, series_of
-from dashboard.formatting import count, metric_caption, number, share
+from dashboard.components.reading import literal_markdown
+from dashboard.formatting import answers_address, count, metric_caption, number, share
 from dashboard.palette import GREY, STATUSES
 from dashboard.reads import data
 from dashboard.reads.data import RunData
@@ -25,6 +26,14 @@ from headrace.metrics.registry import info_of
 from storage.queries.metrics import Axis
 
 REFRESH_S = 2.0
+MOST_LINKS = 9
+TRAINING = "training"
+ANSWERS = "answers"
+"""Whose answers are shown, in the address."""
+PAID_MORE, PAID_LESS = "paid more", "paid less"
+"""What an audit can say of a reward, as filters have it."""
+ABOVE, BELOW, SURE = "most above audit", "most below audit", "least surprising"
+"""Orders of answers."""
 BOUND: dict[str, Any] = {"bind": "query-params"}
 """A choice that the address of the page has."""
 SMOOTHING = {"none": 0.0, "2 %": 0.02, "5 %": 0.05, "20 %": 0.2}
@@ -76,9 +85,9 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
     )
     why = summary.get("ended") or summary["detail"]
     if why and summary["status"] in ("failed", "lost"):
-        st.error(escape(why), icon=":material/error:")
+        st.error(literal_markdown(why), icon=":material/error:")
     elif why and summary["status"] in ("interrupted", "stopped"):
-        st.info(f"The run was {escape(why)}. `headrace train --resume` goes on with it.")
+        st.info(f"The run was {literal_markdown(why)}. `headrace train --resume` goes on with it.")
 
 
 def title(run: RunData, page: str) -> None:
@@ -115,6 +124,35 @@ def one_of(
         label, list(options), default=default, required=True, key=key, help=help_, **BOUND
     )
     return chosen or default
+
+
+def choose_answers(run: RunData) -> int | None:
+    """Whose answers a page shows, by a choice that the address has: those of training (None), or of
+    an evaluation, by its number. The default is training as soon as it has an answer."""
+    number = run.asked_number()
+    if not number:
+        return None
+    names = [TRAINING, *map(answers_name, range(1, number + 1))]
+    has_trained = bool(run.page(filters={"purpose": "train"}, limit=0).total)
+    chosen = st.selectbox(
+        "Answers of", names, index=0 if has_trained else number, key=ANSWERS, width=260, **BOUND
+    )
+    at = names.index(chosen or TRAINING)
+    rows = run.evaluations()
+    if 0 < at <= len(rows):
+        row = rows.iloc[at - 1]
+        st.caption(
+            f"{share(row['accuracy'])} of {count(row['num_prompts'])} held-out prompts were "
+            f"answered correctly {_when(row)}; {count(row['failed'])} answers have no score."
+        )
+    elif at:
+        st.caption("This evaluation has not ended.")
+    return at or None
+
+
+def _when(row: "pd.Series[Any]") -> str:
+    words = {"before": "before training", "after": "after training"}
+    return words.get(str(row["label"]), f"at update {row['update']}")
 
 
 def axis_and_smoothing(smoothed: str, more: str = "") -> tuple[Axis, float]:
@@ -215,13 +253,34 @@ def metric_card(
 def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
     """A card of the held-out accuracies."""
     rows = run.evaluations()
+    meaning = (
+        "Share of held-out prompts answered correctly, by update or by training time "
+        "(evaluations stop that clock); the band is one standard error. Healthy: rising."
+    )
     frame_card(
         "Held-out accuracy", accuracy_chart, rows, x=x, height=HEIGHT,
-        caption="Share of held-out prompts answered correctly, by update or by training time "
-        "(evaluations stop that clock); the band is one standard error. Healthy: rising.",
+        caption=meaning + _wrong_answers(run, rows), words=meaning,
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
         wait=awaited(run, "the first evaluation"),
+        link=answers_address(run.line.run_dir.name, verdict="wrong"),
     )  # fmt: skip
+
+
+def _wrong_answers(run: RunData, rows: pd.DataFrame) -> str:
+    """Links to the wrong answers of the first evaluation and the newest ones, for the keyboard and
+    for points that lie close together."""
+    numbers = range(1, len(rows) + 1)
+    shown = [*numbers[:1], *numbers[max(1, len(rows) - MOST_LINKS) :]]
+    links = [
+        f"[{number}]({answers_address(run.line.run_dir.name, verdict='wrong', answers=at)})"
+        for number, at in zip(shown, map(answers_name, shown), strict=True)
+    ]
+    return f"  \nWhat it got wrong, by evaluation: {', '.join(links)}." if links else ""
+
+
+def answers_name(evaluation: int | None) -> str:
+    """What the pages, and their addresses, call the answers of training (None) or an evaluation."""
+    return TRAINING if evaluation is None else f"evaluation {evaluation}"
 
 
 def array_card(run: RunData, title: str, name: str) -> None:

@@ -48,6 +48,7 @@ from storage.queries.reward_models import (
 )
 from storage.queries.rewards import (
     ALERT,
+    SCORES,
     Alerted,
     Failures,
     reward_alerts,
@@ -81,6 +82,7 @@ __all__ = [
     "ALERT",
     "MARKS",
     "REASONS",
+    "SCORES",
     "SOURCES",
     "UNREADABLE",
     "Alerted",

@@ -87,7 +87,7 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
         .offset(max(0, number - 2))
         .limit(2)
     )
-    before, own = ([None, *ended] if number == 1 else [*ended, None])[:2]
+    before, own = [*([None] if number == 1 else []), *ended, None, None][:2]
     groups = (
         select(Group.group_id)
         .where(Group.run == reader.key, text(f"groups.{EVALUATED}"))

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 ALERT = "reward_alert"
 """The kind of event that the monitors of rewards write."""
 MOST_SCORINGS = 20_000
-STATUSES = ("ok", "timeout", "crashed", "invalid")
+SCORES = ("ok", "timeout", "crashed", "invalid")
 _COUNTS = ("audits", "audits_failed", "paid_more", "paid_less")
 
 
 def reward_sources(run_dir: Path, evaluation: int | None = None) -> "pd.DataFrame":
-    """One row a source that has scored training answers, or those of an evaluation: source, answers, ok, timeout, crashed,
-    invalid (how many), reward, correct, length (means), seconds and slowest (mean and most seconds
-    of a scoring), error (the newest), audits, audits_failed (how many were audited, and in vain),
-    audit_error (the newest), gap (mean reward less mean audited reward of those audited), paid_more
-    and paid_less (how many earned more and less than the audit gave)."""
+    """One row a source that has scored training answers, or those of an evaluation: source,
+    answers, ok, timeout, crashed, invalid (how many), reward, correct, length (means), seconds and
+    slowest (mean and most seconds of a scoring), error (the newest), audits, audits_failed (how
+    many were audited, and in vain), audit_error (the newest), gap (mean reward less mean audited
+    reward of those audited), paid_more and paid_less (how many earned more and less than the audit
+    gave)."""
     import pandas as pd
 
     return pd.DataFrame(source_rows(open_run(run_dir), evaluation))
@@ -42,7 +43,7 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
         select(
             t.reward_source.label("source"),
             func.count().label("answers"),
-            *(func.sum(_one(t.reward_status == status)).label(status) for status in STATUSES),
+            *(func.sum(_one(t.reward_status == status)).label(status) for status in SCORES),
             func.avg(t.reward).label("reward"),
             func.avg(right).label("correct"),
             func.avg(t.sampled * 1.0).label("length"),
@@ -197,7 +198,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 def _number(name: str, value: Any) -> Any:
     if not isinstance(value, Decimal):
         return value
-    return int(value) if name in (*STATUSES, *_COUNTS) else float(value)
+    return int(value) if name in (*SCORES, *_COUNTS) else float(value)
 
 
 def _newest(reader: RunReader, scored: Sequence[ColumnElement[bool]], error: Any) -> str | None:
