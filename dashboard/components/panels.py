@@ -17,7 +17,7 @@ from dashboard.charts.chart_spec import Spec
 from dashboard.charts.figures import AXES, HEIGHT, Chart, accuracy_chart
 from dashboard.charts.metric_curves import array_of, series_of
 from dashboard.components.reading import literal_markdown
-from dashboard.formatting import answers_address, count, metric_caption, number, share
+from dashboard.formatting import answers_address, count, link_html, metric_caption, number, share
 from dashboard.palette import GREY, STATUSES
 from dashboard.reads import data
 from dashboard.reads.data import RunData
@@ -128,14 +128,18 @@ def one_of(
 
 def choose_answers(run: RunData) -> int | None:
     """Whose answers a page shows, by a choice that the address has: those of training (None), or of
-    an evaluation, by its number. The default is training as soon as it has an answer."""
+    an evaluation, by its number. The default is training once there was an update."""
     number = run.asked_number()
     if not number:
         return None
     names = [TRAINING, *map(answers_name, range(1, number + 1))]
-    has_trained = bool(run.page(filters={"purpose": "train"}, limit=0).total)
     chosen = st.selectbox(
-        "Answers of", names, index=0 if has_trained else number, key=ANSWERS, width=260, **BOUND
+        "Answers of",
+        names,
+        index=0 if run.line.updates else number,
+        key=ANSWERS,
+        width=260,
+        **BOUND,
     )
     at = names.index(chosen or TRAINING)
     rows = run.evaluations()
@@ -195,8 +199,10 @@ def card(
     note: str = "",
     wait: str = "",
     words: str = "",
+    links: str = "",
 ) -> None:
-    """A chart in a frame with its title and caption; `note` stands at the right of the title.
+    """A chart in a frame with its title and caption; `note` stands at the right of the title,
+    `links` (HTML) below it.
     `words` say what the chart shows to who cannot see it; without them the caption does."""
     with st.container(border=True, height="stretch"):
         card_title(title, note)
@@ -205,6 +211,8 @@ def card(
         else:
             draw(chart, title, words or caption.replace("**", "").replace("  \n", " "))
         st.caption(caption)
+        if links:
+            st.html(f'<div class="hr-soft">{links}</div>')
 
 
 def frame_card(
@@ -216,12 +224,13 @@ def frame_card(
     wait: str = "",
     note: str = "",
     words: str = "",
+    links: str = "",
     **options: Any,
 ) -> None:
     """A `card` of the chart that `make` makes of a frame and of what else it is given, once for the
     same rows; a frame without rows has no chart."""
     chart = chart_spec.kept(make, frame, *more, **options) if len(frame) else None
-    card(title, chart, caption, note=note, wait=wait, words=words)
+    card(title, chart, caption, note=note, wait=wait, words=words, links=links)
 
 
 def metric_card(
@@ -253,13 +262,11 @@ def metric_card(
 def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
     """A card of the held-out accuracies."""
     rows = run.evaluations()
-    meaning = (
-        "Share of held-out prompts answered correctly, by update or by training time "
-        "(evaluations stop that clock); the band is one standard error. Healthy: rising."
-    )
     frame_card(
         "Held-out accuracy", accuracy_chart, rows, x=x, height=HEIGHT,
-        caption=meaning + _wrong_answers(run, rows), words=meaning,
+        caption="Share of held-out prompts answered correctly, by update or by training time "
+        "(evaluations stop that clock); the band is one standard error. Healthy: rising.",
+        links=_wrong_answers(run, rows),
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
         wait=awaited(run, "the first evaluation"),
         link=answers_address(run.line.run_dir.name, verdict="wrong"),
@@ -271,11 +278,12 @@ def _wrong_answers(run: RunData, rows: pd.DataFrame) -> str:
     for points that lie close together."""
     numbers = range(1, len(rows) + 1)
     shown = [*numbers[:1], *numbers[max(1, len(rows) - MOST_LINKS) :]]
+    name = run.line.run_dir.name
     links = [
-        f"[{number}]({answers_address(run.line.run_dir.name, verdict='wrong', answers=at)})"
-        for number, at in zip(shown, map(answers_name, shown), strict=True)
+        link_html(answers_address(name, verdict="wrong", answers=answers_name(number)), str(number))
+        for number in shown
     ]
-    return f"  \nWhat it got wrong, by evaluation: {', '.join(links)}." if links else ""
+    return f"What it got wrong, by evaluation: {', '.join(links)}." if links else ""
 
 
 def answers_name(evaluation: int | None) -> str:

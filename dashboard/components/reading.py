@@ -42,7 +42,7 @@ _FENCE = re.compile(
 )
 _BREAK = "\u2060"
 """Word joiner: it has no width, and Markdown reads no image, link or address across it."""
-_LIVE = re.compile(r"(?i)!(?=\[)|\](?=[(\[:])|[a-z](?=://)|www(?=\.)|mailto(?=:)|@")
+_LIVE = re.compile(r"(?i)!(?=\[)|:(?=[a-z])|\](?=[(\[:])|[a-z](?=://)|www(?=\.)|mailto(?=:)|@")
 
 
 def prompt_parts(text: str) -> list[Part]:

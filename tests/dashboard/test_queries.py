@@ -16,7 +16,8 @@ from headrace.protocol.records.record_types import (
 from storage import queries
 from storage.queries.metrics import Axis
 from storage.run_store import RunStore
-from tests.dashboard.scripted_run import MARKUP_ID, make_config
+from tests.dashboard.odd_runs import evaluate
+from tests.dashboard.scripted_run import MARKUP_ID, make_config, write_run
 
 
 def test_a_bounded_series_keeps_least_and_largest_and_the_ends(run_dir: Path) -> None:
@@ -140,3 +141,32 @@ def test_answers_of_groups_as_texts(run_dir: Path) -> None:
     texts = {queries.trajectory_detail(run_dir, int(key)).text for key in scored["trajectory_id"]}
     assert {answer.text for answer in found} == texts
     assert {answer.group_id for answer in found} == set(scored["group_id"])
+
+
+def test_an_evaluation_has_its_own_answers_and_a_prompt_its_history(tmp_path: Path) -> None:
+    run = write_run(tmp_path, updates=3, roll_back_after=None, end=False)
+    evaluate(run, {"a": ["2", "1", "1"], "b": ["22", "222", "1"]})
+    evaluate(run, {"c": ["2222"]}, ends=False)
+
+    def answers(number: int, **filters: Any) -> list[int]:
+        found = queries.trajectory_page(
+            run, evaluation=number, filters={"purpose": "eval", **filters}, descending=False
+        )
+        assert found.total == len(found.rows)
+        return list(found.rows["length"])
+
+    numbers = range(queries.asked_number(run) + 2)
+    assert [answers(number) for number in numbers] == [
+        [], [], [1, 2], [1, 3], [1, 1], [4], []
+    ]  # fmt: skip
+    assert answers(3, correct=False) == [3]
+    history = queries.prompt_history(run, "b")
+    assert list(history["evaluation"]) == [2, 3, 4]
+    assert list(history["reward"]) == [0, 0, 1]
+    assert set(history["update"]) == {queries.run_line(run).updates}
+    assert list(queries.prompt_history(run, "b", most=1)["evaluation"]) == [4]
+    (row,) = queries.reward_sources(run, 3).to_dict("records")
+    assert (row["answers"], row["correct"]) == (2, 0.5)
+    (failure,) = [one for one in queries.reward_failures(run) if one.status == "crashed"]
+    assert failure.number == 1
+    assert (queries.trajectory_page(run, limit=1).rows["surprise"] == 0.5).all()
