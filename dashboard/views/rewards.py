@@ -43,6 +43,15 @@ CHARTS = (
 """Title, and the last part of the metric's name."""
 RANKER = (("Loss of the ranker", "ranker/loss"), ("Lists it learnt from", "ranker/lists"))
 """Where the run trains it along: title and metric."""
+LINKED: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("crashed", "crashed", {"scores": "crashed"}),
+    ("timeout", "timed out", {"scores": "timeout"}),
+    ("invalid", "gave no score", {"scores": "invalid"}),
+    ("paid_more", "paid more than the audit", {"audit": panels.PAID_MORE, "sort": panels.ABOVE}),
+    ("paid_less", "paid less than the audit", {"audit": panels.PAID_LESS, "sort": panels.BELOW}),
+    ("audits_failed", "with a failed audit", {"audit": "failed"}),
+)
+"""Columns of a source that lead to their answers: what they count, and the page's filters."""
 MOST_ALERTS = 8
 _QUIET = '<span class="hr-ok">None.</span> <span class="hr-soft">The monitors are quiet.</span>'
 LONGEST_ERROR = 300
@@ -63,11 +72,10 @@ def _body(run: RunData) -> None:
         return
     sources = list(rows["source"])
     found = run.scorings(tuple(sources), evaluation)
+    scatter = partial(_scatter, run, evaluation)
     if evaluation is not None:
         _sources(run, rows, found, evaluation)
-        panels.grid(
-            [*_scorings(run, found, sources, evaluation), partial(_scatter, run, evaluation)]
-        )
+        panels.grid([*_scorings(run, found, sources, evaluation), scatter])
         return
     _alerts(run)
     _sources(run, rows, found, evaluation)
@@ -81,7 +89,7 @@ def _body(run: RunData) -> None:
                 if name in run.charted()
             ),
             partial(_queues, run),
-            partial(_scatter, run, evaluation),
+            scatter,
         ]
     )
 
@@ -212,26 +220,10 @@ def _links(run: RunData, rows: pd.DataFrame, evaluation: int | None) -> list[str
     """What a source's figures are of, as items of a list: scorings that failed, disagreements."""
     found = []
     for row in rows.to_dict("records"):
-        asked = [
-            (row["crashed"], "crashed", {"scores": "crashed"}),
-            (row["timeout"], "timed out", {"scores": "timeout"}),
-            (row["invalid"], "gave no score", {"scores": "invalid"}),
-            (
-                row["paid_more"],
-                "paid more than the audit",
-                {"audit": panels.PAID_MORE, "sort": panels.ABOVE},
-            ),
-            (
-                row["paid_less"],
-                "paid less than the audit",
-                {"audit": panels.PAID_LESS, "sort": panels.BELOW},
-            ),
-            (row["audits_failed"], "with a failed audit", {"audit": "failed"}),
-        ]
-        for number_of, what, filters in asked:
-            if number_of:
+        for column, what, filters in LINKED:
+            if row[column]:
                 link = _address(run, evaluation, sources=row["source"], **filters)
-                said = f"{row['source']}: {count(number_of)} {what}"
+                said = f"{row['source']}: {count(row[column])} {what}"
                 found.append(f"<li>{link_html(link, said)}</li>")
     return found
 

@@ -111,7 +111,7 @@ def evaluate(run_dir: Path, texts: Mapping[str, list[str]], *, ends: bool = True
                     failed=0,
                     seconds=1.0,
                     train_time_s=10.0 + number,
-                )  # fmt: skip
+                )
             )
     if not ends:
         why = f"reward-0: 64 scorings in a row failed; the last: crashed, {RAISED}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Dialog, Page, expect
+from playwright.sync_api import Dialog, Page, Request, expect
 
 from dashboard.app import PAGES
 from dashboard.components.token_facts import borders
@@ -282,9 +282,8 @@ ANSWERS = {"a": ["2", "1", "3"], "b": ["1", HOSTILE, "1"], "c": ["1", "22", "1"]
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
-    """The page of a run with evaluations and of one that failed in its first, and what the browser
-    asked others for."""
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page of a run with evaluations and of one that failed in its first."""
     root = tmp_path_factory.mktemp("evaluated")
     reward = SOURCES | {"alerts": {}}
     run = write_run(root, OLDER, updates=3, roll_back_after=None, end=False, reward=reward)
@@ -292,7 +291,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, l
     failed = write_run(root, YOUNGER, updates=0, roll_back_after=None, end=False)
     evaluate(failed, {"d": [HOSTILE]}, ends=False)
     with served(root) as url:
-        yield url, []
+        yield url
 
 
 def answers_shown(page: Page) -> int:
@@ -303,11 +302,11 @@ def answers_shown(page: Page) -> int:
 
 @pytest.mark.parametrize("by_point", [True, False])
 def test_what_an_evaluation_got_wrong_is_a_click_away(
-    page: Page, evaluated: tuple[str, list[str]], by_point: bool
+    page: Page, evaluated: str, by_point: bool
 ) -> None:
     """From the point of the third of four evaluations, and from its link; then how an answer
     changed."""
-    page.goto(f"{evaluated[0]}/?run={OLDER}")
+    page.goto(f"{evaluated}/?run={OLDER}")
     wait_until_drawn(page)
     if by_point:
         chart = page.get_by_test_id("stVegaLiteChart").first
@@ -323,10 +322,8 @@ def test_what_an_evaluation_got_wrong_is_a_click_away(
     expect(page.get_by_test_id("stMetric").filter(has_text="Reward")).to_contain_text("1")
 
 
-def test_a_point_of_a_line_opens_what_its_update_trained(
-    page: Page, evaluated: tuple[str, list[str]]
-) -> None:
-    page.goto(f"{evaluated[0]}/?run={OLDER}")
+def test_a_point_of_a_line_opens_what_its_update_trained(page: Page, evaluated: str) -> None:
+    page.goto(f"{evaluated}/?run={OLDER}")
     wait_until_drawn(page)
     chart = page.get_by_test_id("stVegaLiteChart").nth(1)
     chart.locator("g.mark-rect path").last.click()
@@ -334,10 +331,8 @@ def test_a_point_of_a_line_opens_what_its_update_trained(
     assert answers_shown(page) > 0
 
 
-def test_what_the_audit_disputes_is_two_clicks_away(
-    page: Page, evaluated: tuple[str, list[str]]
-) -> None:
-    page.goto(f"{evaluated[0]}/?run={OLDER}")
+def test_what_the_audit_disputes_is_two_clicks_away(page: Page, evaluated: str) -> None:
+    page.goto(f"{evaluated}/?run={OLDER}")
     page.get_by_role("link", name="Rewards").click()
     link = page.get_by_role("link", name=re.compile("^judge: [0-9]+ paid more than the audit"))
     number = int((link.text_content() or "").split()[1])
@@ -346,17 +341,30 @@ def test_what_the_audit_disputes_is_two_clicks_away(
     expect(page.get_by_text(re.compile("^Audited by sums: "))).to_be_visible()
 
 
+def followed(page: Page) -> list[str]:
+    """What the page asks e.test for, and what it says in dialogs, from now on."""
+    said: list[str] = []
+
+    def note(request: Request) -> None:
+        if "e.test" in request.url:
+            said.append(request.url)
+
+    def dismiss(dialog: Dialog) -> None:
+        said.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("request", note)
+    page.on("dialog", dismiss)
+    return said
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_hostile_answers_run_nothing_and_fetch_nothing(
-    page: Page, evaluated: tuple[str, list[str]], way: str
+    page: Page, evaluated: str, way: str
 ) -> None:
-    said: list[str] = []
-    page.on(
-        "request", lambda request: said.append(request.url) if "e.test" in request.url else None
-    )
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    said = followed(page)
     hostile = 100_105
-    page.goto(f"{evaluated[0]}/trajectories?run={OLDER}&trajectory={hostile}&read_as={way}")
+    page.goto(f"{evaluated}/trajectories?run={OLDER}&trajectory={hostile}&read_as={way}")
     wait_until_drawn(page)
     main = page.locator(".stMain")
     if way == "drawn":
@@ -375,13 +383,10 @@ def test_hostile_answers_run_nothing_and_fetch_nothing(
 
 
 def test_a_failed_run_says_which_function_raised_and_shows_an_answer(
-    page: Page, evaluated: tuple[str, list[str]]
+    page: Page, evaluated: str
 ) -> None:
-    said: list[str] = []
-    page.on(
-        "request", lambda request: said.append(request.url) if "e.test" in request.url else None
-    )
-    page.goto(f"{evaluated[0]}/?run={YOUNGER}")
+    said = followed(page)
+    page.goto(f"{evaluated}/?run={YOUNGER}")
     expect(page.get_by_text("The reward function gave no score")).to_be_visible()
     expect(page.locator(".hr-stack")).to_have_text(RAISED)
     expect(page.get_by_test_id("stAlert")).to_contain_text("64 scorings in a row failed")
