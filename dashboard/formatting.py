@@ -5,8 +5,10 @@ In: plain values and metric names. Out: short text. None is always "-".
 
 import time
 from collections.abc import Callable, Sequence
+from html import escape
 from os.path import commonprefix
 from typing import Any
+from urllib.parse import urlencode
 
 from headrace.metrics.health_ranges import rule_text
 from headrace.metrics.registry import info_of
@@ -211,3 +213,15 @@ def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str]
     if not found:
         return None
     return max(part for part, _ in found), "  \u00b7  ".join(text for _, text in found)
+
+
+def answers_address(run: str, **filters: Any) -> str:
+    """The address of the page Trajectories of a run, by its folder's name, with filters of the page
+    by their names there; those that are None are left out."""
+    chosen = {name: value for name, value in filters.items() if value is not None}
+    return f"trajectories?{urlencode({'run': run, **chosen}, doseq=True)}"
+
+
+def link_html(address: str, text: str) -> str:
+    """A link in HTML; address and text are escaped."""
+    return f'<a class="hr-link" href="{escape(address, quote=True)}">{escape(text)}</a>'

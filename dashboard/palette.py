@@ -118,7 +118,12 @@ ul.hr-alerts {{display:grid;gap:.5rem;list-style:none;margin:.2rem 0 !important;
 ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
   padding:0 0 0 .7rem !important}}
 .hr-alerts a {{color:inherit;font-weight:600}}
+.hr-alerts a.hr-more {{font-weight:400;font-size:.9rem}}
 .hr-alerts li.past {{border-color:{GREY}}}
+ul.hr-links {{display:flex;flex-wrap:wrap;gap:.3rem 1.4rem;list-style:none;margin:0 !important;
+  padding:0 !important}}
+.hr-link {{color:inherit !important;font-weight:600}}
+.hr-links li {{margin:0 !important}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
 .hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
   font-variant-numeric:tabular-nums}}
@@ -126,6 +131,17 @@ ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
 .hr-prompt {{font-family:"Source Code Pro",ui-monospace,monospace;font-size:.95rem;
   white-space:pre-wrap;overflow-wrap:anywhere;opacity:.85;border-left:3px solid {GREY};
   padding:.1rem .8rem;margin-bottom:.6rem}}
+.hr-role {{font-weight:650;font-size:.9rem;opacity:.8;border-top:1px solid {FAINT};
+  padding-top:.35rem}}
+.hr-said p {{white-space:pre-wrap;overflow-wrap:anywhere;margin:0}}
+.hr-said details {{border-left:3px solid {GREY};padding-left:.8rem}}
+.hr-said summary {{cursor:pointer;opacity:.8}}
+.hr-code {{display:flex;flex-wrap:wrap;gap:.6rem 1.4rem;align-items:flex-start}}
+.hr-code pre {{flex:1 1 24rem;min-width:0;margin:0;padding:.7rem .9rem;overflow-x:auto;
+  border-radius:.5rem;background:rgba(125,139,151,.13);white-space:pre;
+  font-family:"Source Code Pro",ui-monospace,monospace;font-size:.9rem}}
+.hr-code dl {{display:grid;grid-template-columns:auto auto;gap:.1rem .9rem;margin:0}}
+.hr-code dd {{margin:0;font-weight:600;text-align:right}}
 .hr-images {{display:flex;flex-wrap:wrap;gap:.8rem 1.2rem;margin-bottom:.6rem}}
 .hr-images figure {{margin:0;max-width:100%}}
 .hr-image {{position:relative;max-width:100%}}

@@ -5,6 +5,7 @@ Pure: no Streamlit, no storage, no clock. Series are long frames with columns x,
 are `palette`'s, which are legible on light and on dark. Frames must not be empty.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -48,13 +49,15 @@ def series_chart(
     band: Limits | None = None,
     spikes: bool = False,
     height: int = HEIGHT,
+    link: str = "",
 ) -> Chart:
     """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps,
     as they are. With `smoothing`, the share of the points that a running mean is over, the line as
     it is stays underneath, thin. The pointer shows all values at the nearest x. Where an end of a
     healthy `band` lies on the chart, the band is shaded and its end a line; an end that values have
     crossed always does. `spikes`: where one value is SPIKE times the median, the axis upwards is
-    logarithmic."""
+    logarithmic. A click opens the address `link`, if there is one, with the update that is
+    nearest."""
     order = [name for name in names or sorted(frame["name"].unique())]
     order = [name for name in order if name in set(frame["name"])]
     data, title = scaled_axis(frame.dropna(subset=["value"]), x)
@@ -100,11 +103,16 @@ def series_chart(
     if band:
         low, high, _ = value_range(data["value"], ends)
         layers = [*band_layers(band, low, high, up, percent), *layers]
-    return _with_pointer(layers, data, labels, title, percent).properties(height=height)
+    if "update" not in data:
+        data = data.assign(update=data["x"])
+    return _with_pointer(layers, data, labels, title, percent, link).properties(height=height)
 
 
-def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: int = 230) -> Chart:
-    """Held-out accuracy at each evaluation, labelled, with a band of one standard error."""
+def accuracy_chart(
+    evaluations: pd.DataFrame, *, x: str = "train_time", height: int = 230, link: str = ""
+) -> Chart:
+    """Held-out accuracy at each evaluation, labelled, with a band of one standard error. A click on
+    a point opens the address `link`, if there is one, with the evaluation's number."""
     error = (
         evaluations["accuracy"]
         * (1 - evaluations["accuracy"])
@@ -121,6 +129,7 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
             "text": evaluations["accuracy"].map(share),
             "prompts": evaluations["num_prompts"],
             "length": evaluations["response_length"],
+            "number": range(1, len(evaluations) + 1),
         }
     )
     data, title = scaled_axis(data, "update" if column == "update" else "train_time")
@@ -135,12 +144,14 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
     dots = base.mark_point(color=BLUE, filled=True, size=90, opacity=1).encode(
         y=up,
         tooltip=[
-            alt.Tooltip("label:N", title="evaluation"),
+            alt.Tooltip("number:Q", title="evaluation"),
+            alt.Tooltip("label:N", title="training"),
             alt.Tooltip("accuracy:Q", format=".2%"),
             alt.Tooltip("prompts:Q", title="prompts"),
             alt.Tooltip("length:Q", title="mean response length", format=".1f"),
         ],
     )
+    dots = linked(dots, link, answers="'evaluation ' + datum.number")
     ends = base.transform_filter(
         alt.FieldOneOfPredicate(field="label", oneOf=["before", "after"])
     ).mark_text(dy=-16, fontSize=15, fontWeight=600, color=BLUE)
@@ -224,8 +235,9 @@ def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 15
     return chart
 
 
-def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT) -> Chart:
-    """Rewards of answers over their lengths, a colour and a shape for each source. Points are moved
+def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT, link: str = "") -> Chart:
+    """Rewards of answers over their lengths, a colour and a shape for each source; a click on one
+    opens the address `link`, if there is one, with the answer. Points are moved
     a little up or down, the same way every time, so that many equal rewards are seen as many."""
     sources = sorted(frame["source"].unique())
     reach = float(frame["reward"].max() - frame["reward"].min()) or 1.0
@@ -253,7 +265,7 @@ def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT) -> Chart:
         )
         .properties(height=height)
     )
-    return chart
+    return linked(chart, link, trajectory="datum.trajectory_id")
 
 
 def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: int = 150) -> Chart:
@@ -288,6 +300,17 @@ def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: 
 def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
     """Charts upon one another, the first at the bottom."""
     return alt.LayerChart(layer=list(charts))
+
+
+def linked(chart: alt.Chart, link: str, **filters: str) -> alt.Chart:
+    """The chart whose marks open the address `link`, with filters more: expressions of a datum by
+    name. Without a link the chart as it is."""
+    if not link:
+        return chart
+    more = [f"'&{name}=' + encodeURIComponent({value})" for name, value in filters.items()]
+    address = " + ".join([json.dumps(link), *more])
+    opened: alt.Chart = chart.transform_calculate(link=address).encode(href="link:N")
+    return opened
 
 
 def scaled_axis(frame: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
@@ -326,19 +349,28 @@ def _with_pointer(
     labels: Sequence[str],
     title: str,
     percent: bool,
+    link: str,
 ) -> alt.LayerChart:
-    """A rule at the nearest of about POINTED places, whose tooltip lists every series."""
-    nearest = alt.selection_point(fields=["x"], nearest=True, on="pointermove", empty=False)
+    """A rule at the nearest of about POINTED places. Stretches around them that cannot be seen have
+    a tooltip with every series, and lead to the update's trajectories."""
+    nearest = alt.selection_point(
+        fields=["x"], on="pointerover", clear="pointerout", empty=False, toggle=False
+    )
     wide = data.pivot_table(index="x", columns="label", values="value").reset_index()
+    wide["update"] = wide["x"].map(data.groupby("x")["update"].first())
     wide = thinned(wide, [label for label in labels if label in wide], POINTED)
     # Vega reads dots and brackets in a field's name as a path.
     fields: Mapping[str, str] = {label: f"v{i}" for i, label in enumerate(labels)}
-    rule = (
-        alt.Chart(wide.rename(columns=fields))
-        .mark_rule(color=GREY, strokeWidth=1.2)
+    borders = [*wide["x"][:1], *wide["x"].rolling(2).mean()[1:], *wide["x"][-1:]]
+    base = alt.Chart(wide.rename(columns=fields).assign(begin=borders[:-1], end=borders[1:]))
+    rule = base.mark_rule(color=GREY, strokeWidth=1.2).encode(
+        x="x:Q", opacity=alt.condition(nearest, alt.value(0.7), alt.value(0))
+    )
+    across = {"x": alt.X("begin:Q"), "x2": alt.X2("end:Q")} if len(wide) > 1 else {}
+    around = (
+        base.mark_rect(fillOpacity=0)
         .encode(
-            x="x:Q",
-            opacity=alt.condition(nearest, alt.value(0.7), alt.value(0)),
+            **across,
             tooltip=[
                 alt.Tooltip("x:Q", title=title, format=",.6~g"),
                 *(
@@ -349,7 +381,7 @@ def _with_pointer(
         )
         .add_params(nearest)
     )
-    return layered(*layers, rule)
+    return layered(*layers, rule, linked(around, link, at_update="datum.update"))
 
 
 def thinned(rows: pd.DataFrame, columns: Sequence[str], most: int) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import streamlit as st
 
 from dashboard.charts.chart_spec import Spec, spec_of
 from dashboard.charts.figures import array_chart, series_chart
-from dashboard.formatting import series_words
+from dashboard.formatting import answers_address, series_words
 from dashboard.reads.data import RunData
 from headrace.metrics.health_ranges import Limits, limits_of
 from headrace.metrics.registry import METRICS, info_of
@@ -70,6 +70,7 @@ def _series(
         bounds=bounds,
         smoothing=smoothing,
         band=_band(known, names),
+        link="" if samples else answers_address(_run.line.run_dir.name),
     )
     first = known[known["name"] == names[0]]["value"]
     newest = float(first.iloc[-1]) if len(first) else None

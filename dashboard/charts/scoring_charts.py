@@ -5,14 +5,19 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from dashboard.charts.figures import HEIGHT, Chart, in_unit
+from dashboard.charts.figures import HEIGHT, Chart, in_unit, linked
 from dashboard.charts.legends import legend
 from dashboard.palette import BLUE, FAINT, GREY, SERIES
 
+MARGIN_S = 1e-3
 
-def share_chart(frame: pd.DataFrame, colours: Mapping[str, str]) -> Chart:
-    """Shares upon one another, as `shares` gives them."""
-    return _stretches(frame).encode(
+
+def share_chart(
+    frame: pd.DataFrame, colours: Mapping[str, str], link: str = "", of: str = ""
+) -> Chart:
+    """Shares upon one another, as `shares` gives them. A click opens the address `link`, if there
+    is one, with the stretch and, as the filter `of`, the kind."""
+    return _stretches(frame, link, **{of: "datum.kind"}).encode(
         y=alt.Y("low:Q", title=None, axis=alt.Axis(format=".2~%", tickCount=4)),
         color=alt.Color(
             "kind:N",
@@ -23,10 +28,11 @@ def share_chart(frame: pd.DataFrame, colours: Mapping[str, str]) -> Chart:
     )
 
 
-def score_chart(frame: pd.DataFrame) -> Chart:
+def score_chart(frame: pd.DataFrame, link: str = "") -> Chart:
     """The distribution of scores over time, as `score_bins` gives it: the more of a stretch's
-    answers have a score, the stronger."""
-    return _stretches(frame).encode(
+    answers have a score, the stronger. A click opens the address `link`, if there is one, with the
+    stretch and the range of scores."""
+    return _stretches(frame, link, reward_from="datum.low", reward_to="datum.high").encode(
         y=alt.Y("low:Q", title=None, axis=alt.Axis(tickCount=4), scale=alt.Scale(zero=False)),
         color=alt.Color(
             "share:Q",
@@ -41,21 +47,24 @@ def score_chart(frame: pd.DataFrame) -> Chart:
     )
 
 
-def _stretches(frame: pd.DataFrame) -> alt.Chart:
-    """Rectangles from `low` to `high` in each stretch of time."""
+def _stretches(frame: pd.DataFrame, link: str, **filters: str) -> alt.Chart:
+    """Rectangles from `low` to `high` in each stretch of time, and what a click opens."""
     data, title = in_unit(frame, "start", "end")
+    # A little more than the stretch: the browser has its ends in single precision.
+    data = data.assign(since=frame["start"] - MARGIN_S, until=frame["end"] + MARGIN_S)
+    stretch = {"scored_from": "datum.since", "scored_to": "datum.until"}
     across = alt.Axis(grid=False, tickCount=6, format=",.6~g")
     chart: alt.Chart = (
         alt.Chart(data)
         .mark_rect()
         .encode(
-            x=alt.X("start:Q", title=title, axis=across, scale=alt.Scale(nice=False)),
+            x=alt.X("start:Q", title=title, axis=across, scale=alt.Scale(nice=False, zero=False)),
             x2="end:Q",
             y2="high:Q",
         )
         .properties(height=HEIGHT)
     )
-    return chart
+    return linked(chart, link, **stretch, **filters)
 
 
 def source_colours(sources: Sequence[str]) -> dict[str, str]:

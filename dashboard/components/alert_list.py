@@ -12,8 +12,9 @@ from urllib.parse import urlencode
 
 import pandas as pd
 
-from dashboard.formatting import moment
+from dashboard.formatting import answers_address, moment
 from headrace.metrics.health_ranges import Alert
+from storage.queries import SCORES
 from storage.queries.alerts import MOST_UPDATES
 
 CHART = "chart"
@@ -56,9 +57,23 @@ def _item(alert: Alert, run: str) -> str:
     text = alert.text[:1].upper() + alert.text[1:]
     return (
         f'<li{"" if alert.now else " class=past"}><a href="{link}">{escape(text)}</a> '
-        f'<span class="hr-soft">({when})</span><br>'
+        f'<span class="hr-soft">({when})</span> '
+        f'<a class="hr-more" href="{escape(_answers(alert, run), quote=True)}">its answers</a><br>'
         f'<span class="hr-soft">{escape(alert.why[:1].upper() + alert.why[1:])}.</span></li>'
     )
+
+
+def _answers(alert: Alert, run: str) -> str:
+    """The address of the answers that the updates outside of the band trained, or, of scorings that
+    failed and of answers that were cut, of these."""
+    filters: dict[str, Any] = {"at_update": alert.since, "to_update": alert.last}
+    group, _, what = alert.metric.rpartition("/")
+    if group.startswith("rewards/") and what == "failed":
+        failed = {"sources": group.removeprefix("rewards/"), "scores": SCORES[1:]}
+        filters = failed | {"sort": "scored last"}
+    elif alert.metric == "response_length/clip_ratio":
+        filters["statuses"] = "truncated"
+    return answers_address(run, answers="training", **filters)
 
 
 def event_html(row: Any, clock: Callable[[float], str]) -> str:

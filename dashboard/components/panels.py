@@ -18,7 +18,8 @@ from dashboard.charts import chart_spec
 from dashboard.charts.chart_spec import Spec
 from dashboard.charts.figures import AXES, HEIGHT, Chart, accuracy_chart
 from dashboard.charts.metric_curves import array_of, series_of
-from dashboard.formatting import count, metric_caption, number, share
+from dashboard.components.reading import literal_markdown
+from dashboard.formatting import answers_address, count, link_html, metric_caption, number, share
 from dashboard.palette import GREY, STATUSES
 from dashboard.reads import data
 from dashboard.reads.data import RunData
@@ -27,6 +28,14 @@ from headrace.metrics.registry import info_of
 from storage.queries.metrics import Axis
 
 REFRESH_S = 2.0
+MOST_LINKS = 9
+TRAINING = "training"
+ANSWERS = "answers"
+"""Whose answers are shown, in the address."""
+PAID_MORE, PAID_LESS = "paid more", "paid less"
+"""What an audit can say of a reward, as filters have it."""
+ABOVE, BELOW, SURE = "most above audit", "most below audit", "least surprising"
+"""Orders of answers."""
 BOUND: dict[str, Any] = {"bind": "query-params"}
 """A choice that the address of the page has."""
 SMOOTHING = {"none": 0.0, "2 %": 0.02, "5 %": 0.05, "20 %": 0.2}
@@ -113,9 +122,9 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
     _begin_jumps()
     why = summary.get("ended") or summary["detail"]
     if why and summary["status"] in ("failed", "lost"):
-        st.error(escape(why), icon=":material/error:")
+        st.error(literal_markdown(why), icon=":material/error:")
     elif why and summary["status"] in ("interrupted", "stopped"):
-        st.info(f"The run was {escape(why)}. `headrace train --resume` goes on with it.")
+        st.info(f"The run was {literal_markdown(why)}. `headrace train --resume` goes on with it.")
 
 
 def title(run: RunData, page: str) -> None:
@@ -161,6 +170,39 @@ def one_of(
     return chosen or default
 
 
+def choose_answers(run: RunData) -> int | None:
+    """Whose answers a page shows, by a choice that the address has: those of training (None), or of
+    an evaluation, by its number. The default is training once there was an update."""
+    number = run.asked_number()
+    if not number:
+        return None
+    names = [TRAINING, *map(answers_name, range(1, number + 1))]
+    chosen = st.selectbox(
+        "Answers of",
+        names,
+        index=0 if run.line.updates else number,
+        key=ANSWERS,
+        width=260,
+        **BOUND,
+    )
+    at = names.index(chosen or TRAINING)
+    rows = run.evaluations()
+    if 0 < at <= len(rows):
+        row = rows.iloc[at - 1]
+        st.caption(
+            f"{share(row['accuracy'])} of {count(row['num_prompts'])} held-out prompts were "
+            f"answered correctly {_when(row)}; {count(row['failed'])} answers have no score."
+        )
+    elif at:
+        st.caption("This evaluation has not ended.")
+    return at or None
+
+
+def _when(row: "pd.Series[Any]") -> str:
+    words = {"before": "before training", "after": "after training"}
+    return words.get(str(row["label"]), f"at update {row['update']}")
+
+
 def axis_and_smoothing(smoothed: str, more: str = "") -> tuple[Axis, float]:
     """The horizontal axis, and over which share of the points lines are smoothed; `smoothed`: the
     default of that, `more`: what its help says besides."""
@@ -203,8 +245,10 @@ def card(
     note: str = "",
     wait: str = "",
     words: str = "",
+    links: str = "",
 ) -> None:
-    """A chart in a frame with its title and caption; `note` stands at the right of the title.
+    """A chart in a frame with its title and caption; `note` stands at the right of the title,
+    `links` (HTML) below it.
     `words` say what the chart shows to who cannot see it; without them the caption does."""
     with st.container(border=True, height="stretch"):
         card_title(title, note)
@@ -213,6 +257,8 @@ def card(
         else:
             draw(chart, title, words or caption.replace("**", "").replace("  \n", " "))
         st.caption(caption)
+        if links:
+            st.html(f'<div class="hr-soft">{links}</div>')
 
 
 def frame_card(
@@ -224,12 +270,13 @@ def frame_card(
     wait: str = "",
     note: str = "",
     words: str = "",
+    links: str = "",
     **options: Any,
 ) -> None:
     """A `card` of the chart that `make` makes of a frame and of what else it is given, once for the
     same rows; a frame without rows has no chart."""
     chart = chart_spec.kept(make, frame, *more, **options) if len(frame) else None
-    card(title, chart, caption, note=note, wait=wait, words=words)
+    card(title, chart, caption, note=note, wait=wait, words=words, links=links)
 
 
 def metric_card(
@@ -265,9 +312,29 @@ def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
         "Held-out accuracy", accuracy_chart, rows, x=x, height=HEIGHT,
         caption="Share of held-out prompts answered correctly, by update or by training time "
         "(evaluations stop that clock); the band is one standard error. Healthy: rising.",
+        links=_wrong_answers(run, rows),
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
         wait=awaited(run, "the first evaluation"),
+        link=answers_address(run.line.run_dir.name, verdict="wrong"),
     )  # fmt: skip
+
+
+def _wrong_answers(run: RunData, rows: pd.DataFrame) -> str:
+    """Links to the wrong answers of the first evaluation and the newest ones, for the keyboard and
+    for points that lie close together."""
+    numbers = range(1, len(rows) + 1)
+    shown = [*numbers[:1], *numbers[max(1, len(rows) - MOST_LINKS) :]]
+    name = run.line.run_dir.name
+    links = [
+        link_html(answers_address(name, verdict="wrong", answers=answers_name(number)), str(number))
+        for number in shown
+    ]
+    return f"What it got wrong, by evaluation: {', '.join(links)}." if links else ""
+
+
+def answers_name(evaluation: int | None) -> str:
+    """What the pages, and their addresses, call the answers of training (None) or an evaluation."""
+    return TRAINING if evaluation is None else f"evaluation {evaluation}"
 
 
 def array_card(run: RunData, title: str, name: str) -> None:

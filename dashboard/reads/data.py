@@ -23,7 +23,16 @@ from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
-from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, TrajectoryPage, Word
+from storage.queries import (
+    Alerted,
+    DroppedPage,
+    Failures,
+    RunLine,
+    Stack,
+    TrajectoryDetail,
+    TrajectoryPage,
+    Word,
+)
 from storage.queries.metrics import Axis
 
 T = TypeVar("T")
@@ -187,19 +196,35 @@ class RunData:
         """`storage.queries.reward_model_page`."""
         return queries.reward_model_page(self.line.run_dir)
 
-    def reward_sources(self) -> pd.DataFrame:
+    def reward_sources(self, evaluation: int | None = None) -> pd.DataFrame:
         """One row a source of rewards, see `storage.queries.reward_sources`."""
-        return self._paced(queries.reward_sources)
+        return self._paced(queries.reward_sources, evaluation)
 
-    def reward_lengths(self) -> pd.DataFrame:
+    def reward_lengths(self, evaluation: int | None = None) -> pd.DataFrame:
         """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
-        return self._kept(queries.reward_lengths, newest=POINTS, at=self.picture())
+        return self._kept(queries.reward_lengths, evaluation, newest=POINTS, at=self.picture())
 
-    def scorings(self, sources: tuple[str, ...]) -> Scorings:
-        """Scorings over the whole run by these sources; of a live run they change when there is
-        something more to see."""
+    def scorings(self, sources: tuple[str, ...], evaluation: int | None = None) -> Scorings:
+        """Scorings over the whole run, or an evaluation, by these sources; of a live run they
+        change when there is something more to see."""
         stamp = self.picture(samples=True)[1]
-        return self._paced(_scorings, sources, stamp=stamp)
+        return self._paced(_scorings, sources, evaluation, stamp=stamp)
+
+    def reward_failures(self) -> list[Failures]:
+        """`storage.queries.reward_failures`."""
+        return self._kept(queries.reward_failures)
+
+    def reward_alerts(self, most: int) -> list[Alerted]:
+        """`storage.queries.reward_alerts`."""
+        return self._kept(queries.reward_alerts, most)
+
+    def asked_number(self) -> int:
+        """`storage.queries.asked_number`."""
+        return self._kept(queries.asked_number)
+
+    def prompt_history(self, prompt_id: str) -> pd.DataFrame:
+        """`storage.queries.prompt_history`."""
+        return self._kept(queries.prompt_history, prompt_id)
 
     def alerts(self) -> list[Alert]:
         """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
@@ -265,7 +290,7 @@ class RunData:
 
     def page(self, *, response: str = "", **wanted: Any) -> TrajectoryPage:
         """A page of trajectories, see `storage.queries.trajectory_page`; with `response`, of those
-        training trajectories whose response contains that text. Of a live run these are as of its
+        whose response contains that text. Of a live run these are as of its
         last update, because reading all responses again for every token takes long."""
         return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
 
@@ -312,8 +337,8 @@ def _stacks(run_dir: str) -> dict[str, Stack]:
     return shown(queries.last_stacks(Path(run_dir)))
 
 
-def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
-    return scorings(queries.reward_sample(run_dir), sources)
+def _scorings(run_dir: Path, sources: tuple[str, ...], evaluation: int | None) -> Scorings:
+    return scorings(queries.reward_sample(run_dir, evaluation), sources)
 
 
 def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
@@ -349,15 +374,15 @@ def _page(
 ) -> TrajectoryPage:
     # Those that were found are looked up here: as a part of what is asked for, a million numbers
     # would have to be hashed to find the page.
-    found = {"trajectory_id": _search(run_dir, searched, response)} if response else {}
-    filters = {**wanted.get("filters", {}), **found}
-    page = queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
-    return shown(page)
+    filters = dict(wanted.get("filters", {}))
+    if response:
+        filters["trajectory_id"] = _search(run_dir, searched, response, filters["purpose"])
+    return shown(queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters}))
 
 
 @st.cache_data(max_entries=8, show_spinner="reading all responses")
-def _search(run_dir: str, stamp: str, text: str) -> list[int]:
-    return queries.search_responses(Path(run_dir), text, purpose="train")
+def _search(run_dir: str, stamp: str, text: str, purpose: str) -> list[int]:
+    return queries.search_responses(Path(run_dir), text, purpose=purpose)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

@@ -1,6 +1,9 @@
 """One trajectory: its facts, its siblings, every token, and another answer beside it."""
 
 import json
+import zlib
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,14 @@ from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import thinned, token_chart
 from dashboard.components import panels
 from dashboard.components.images import images_html, marks_of
+from dashboard.components.reading import (
+    Part,
+    answer_parts,
+    html_of,
+    inert_markdown,
+    prompt_parts,
+    results_html,
+)
 from dashboard.components.token_facts import answer_data, answer_json
 from dashboard.components.tokens import (
     COLOURINGS,
@@ -47,6 +58,12 @@ _TOKENS = st.components.v2.component(
 )
 """An answer's tokens, chosen by click, touch or keyboard. Its JavaScript gets the response as data
 and sets it as text."""
+WAYS = {
+    "tokens": "Every token with its numbers.",
+    "text": "Roles, thoughts folded, code with the parts of the score beside it.",
+    "drawn": "The same with Markdown and LaTeX drawn; images and links are taken out.",
+    "raw": "The response as it was written, character by character.",
+}
 SIBLINGS = 8
 """Buttons in a row."""
 POINTS = 1500
@@ -73,10 +90,19 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
     with st.container(border=True):
         panels.card_title(f"Trajectory {row['trajectory_id']}")
         _facts(detail)
+        history = run.prompt_history(row["prompt_id"])
+        _over_updates(detail, history)
         _siblings(detail)
-        st.html(prompt_html(row["prompt"]))
+        other = _beside(run, detail, history)
+        way = panels.one_of("Read as", WAYS, "tokens", key="read_as") if detail.pieces else "tokens"
+        st.caption(WAYS[way])
+        if way in ("tokens", "raw"):
+            st.html(prompt_html(row["prompt"]))
         _images(run, detail)
-        _tokens(run, detail)
+        if way == "tokens":
+            _tokens(run, detail, other)
+        else:
+            _text(run, detail, other, way)
         # What is folded is drawn when somebody opens it: what shows the code is a large program.
         folded = st.expander("Windows, reward parts and times", on_change="rerun")
         if folded.open:
@@ -120,6 +146,76 @@ def _facts(detail: TrajectoryDetail) -> None:
         st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")
 
 
+def _over_updates(detail: TrajectoryDetail, history: pd.DataFrame) -> None:
+    """The answers to this prompt over the updates, in training and evaluations, first to last."""
+    groups = {int(str(key)): rows for key, rows in history.groupby("group_id")}
+    mine = int(detail.row["group_id"])
+    if len(groups) < 2 or mine not in groups:
+        return
+    key = f"prompt_{zlib.crc32(detail.row['prompt_id'].encode())}"
+    st.session_state[key] = mine
+    words = {group: _group_words(rows) for group, rows in groups.items()}
+
+    def turn() -> None:
+        group = groups[st.session_state[key]]
+        st.session_state[TRAJECTORY] = str(int(group["trajectory_id"].iloc[0]))
+
+    st.select_slider(
+        "This prompt over updates", list(groups), key=key, format_func=words.__getitem__,
+        on_change=turn, help="All answers to this prompt, in training and in evaluations.",
+    )  # fmt: skip
+
+
+def _group_words(rows: pd.DataFrame) -> str:
+    """What a group's answers earned, and when."""
+    first = rows.iloc[0]
+    when = "update -" if pd.isna(first["update"]) else f"update {int(first['update'])}"
+    number_of = first["evaluation"]
+    where = panels.answers_name(None if pd.isna(number_of) else int(number_of))
+    known = rows["reward"].dropna()
+    reward = f"reward {number(float(known.mean()))}" if len(known) else "no reward"
+    return f"{when}, {where}: {reward}" + (f" (mean of {len(rows)})" if len(rows) > 1 else "")
+
+
+def _text(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None, way: str) -> None:
+    """The answer as text, and another one beside it."""
+    sides = [detail, *filter(None, [other])]
+    if way == "raw":
+        for column, side in zip(st.columns(len(sides)), sides, strict=True):
+            column.code(side.text or "", language=None, wrap_lines=True)
+        return
+    sources = RewardConfig.model_validate(run.config()["reward"]).each()
+    _draw_parts(prompt_parts(detail.row["prompt"]), way, "")
+    for column, side in zip(st.columns(len(sides)), sides, strict=True):
+        with column:
+            source = sources.get(side.row["reward_source"])
+            is_code = source is not None and source.kind == "code"
+            if other is not None:
+                st.html(_heading(side))
+            _draw_parts(answer_parts(side, is_code=is_code), way, results_html(side))
+
+
+def _draw_parts(parts: Sequence[Part], way: str, results: str) -> None:
+    """Parts under their roles; the results of tests stand beside the last code."""
+    last = max((i for i, part in enumerate(parts) if part.kind == "code"), default=None)
+    for i, part in enumerate(parts):
+        if not i or parts[i - 1].role != part.role:
+            st.html(f'<div class="hr-role">{escape(part.role)}</div>')
+        if way == "drawn" and part.kind == "thoughts":
+            with st.expander("thoughts"):
+                st.markdown(inert_markdown(part.text))
+        elif way == "drawn" and part.kind == "text":
+            st.markdown(inert_markdown(part.text))
+        else:
+            st.html(f'<div class="hr-said">{html_of(part, results if i == last else "")}</div>')
+
+
+def _heading(detail: TrajectoryDetail) -> str:
+    row = detail.row
+    reward = number(row["reward"]) if row["reward"] is not None else "none yet"
+    return f"<b>{int(row['trajectory_id'])}</b>, reward {reward}"
+
+
 def _siblings(detail: TrajectoryDetail) -> None:
     """The group's other trajectories, one click away."""
     rows = detail.siblings
@@ -158,13 +254,12 @@ def _images(run: RunData, detail: TrajectoryDetail) -> None:
     st.html(images_html(detail.images, marks))
 
 
-def _tokens(run: RunData, detail: TrajectoryDetail) -> None:
+def _tokens(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None) -> None:
     size = len(detail.tokens.token_ids)
     if not size:
         panels.empty("Waits for the first token of this response.")
         return
     by = panels.one_of("Colour by", COLOURINGS, _default(detail), key="colour_by")
-    other = _beside(run, detail)
     longest = max(size, len(other.tokens.token_ids) if other else 0)
     first = 0
     if longest > MAX_TOKENS:
@@ -189,17 +284,19 @@ def _tokens(run: RunData, detail: TrajectoryDetail) -> None:
     )
 
 
-def _beside(run: RunData, detail: TrajectoryDetail) -> TrajectoryDetail | None:
-    """The sibling that is read beside this answer, if one is chosen."""
+def _beside(
+    run: RunData, detail: TrajectoryDetail, history: pd.DataFrame
+) -> TrajectoryDetail | None:
+    """The answer to the same prompt that is read beside this one, if one is chosen."""
     mine = int(detail.row["trajectory_id"])
-    others = [str(key) for key in detail.siblings["trajectory_id"] if int(key) != mine]
+    others = [str(key) for key in history["trajectory_id"] if int(key) != mine]
     if not others:
         return None
     if st.session_state.get(BESIDE) not in (None, *others):
         st.session_state[BESIDE] = None  # it was chosen beside an answer to another prompt
     chosen = st.selectbox(
         "Beside it", others, index=None, key=BESIDE, bind="query-params",
-        placeholder="another answer to this prompt",
+        placeholder="another answer to this prompt, of any update",
     )  # fmt: skip
     return run.trajectory(int(chosen)) if chosen else None
 
@@ -214,9 +311,7 @@ def _side_by_side(left: TrajectoryDetail, right: TrajectoryDetail, by: str, firs
     sides = ((left, found.left, "tokens"), (right, found.right, "tokens_beside"))
     for column, (detail, differs, key) in zip(st.columns(2), sides, strict=True):
         with column:
-            row = detail.row
-            reward = number(row["reward"]) if row["reward"] is not None else "none yet"
-            st.html(f"<b>{int(row['trajectory_id'])}</b>, reward {reward}")
+            st.html(_heading(detail))
             st.html(scale_html(detail, by, scale))
             _TOKENS(data=answer_data(detail, by, first, scale=scale, differs=differs), key=key)
 

@@ -11,11 +11,27 @@ import streamlit as st
 
 from dashboard.components import panels
 from dashboard.components.alert_list import CAPTION, alerts_html, event_html, event_rows
-from dashboard.formatting import count, duration, number, progress, share
+from dashboard.components.tokens import prompt_html
+from dashboard.formatting import (
+    answers_address,
+    count,
+    duration,
+    link_html,
+    number,
+    progress,
+    share,
+)
 from dashboard.reads import data
 from dashboard.reads.data import RunData
 from dashboard.reads.ledger import ledger_html
+from headrace.config.sections.reward import RewardConfig
 from storage.queries import UNREADABLE, RunLine
+
+_ENDED = {
+    "crashed": "raised, or its process died,",
+    "timeout": "did not answer in time",
+    "invalid": "gave something that is no score",
+}
 
 
 def render(run: RunData, root: Path) -> None:
@@ -26,6 +42,8 @@ def render(run: RunData, root: Path) -> None:
 def _run(run: RunData, root: Path) -> None:
     summary = run.summary()
     _headline(run, summary)
+    if run.line.status == "failed":
+        _failed_scorings(run)
     _figures(summary)
     _alerts(run)
     with st.container(border=True):
@@ -64,6 +82,38 @@ def _headline(run: RunData, summary: dict[str, Any]) -> None:
     if found is not None:
         done = 1.0 if summary["status"] == "finished" else found[0]
         st.progress(done, text=found[1])
+
+
+def _failed_scorings(run: RunData) -> None:
+    """Of a run that failed: the function of rewards that gave no score most often, what it said,
+    an answer that it said it of, and what to do."""
+    failures = run.reward_failures()
+    if not failures:
+        return
+    worst, name = failures[0], run.line.run_dir.name
+    detail = run.trajectory(worst.trajectory_id)
+    history = run.prompt_history(detail.row["prompt_id"]).set_index("trajectory_id")
+    evaluation = history["evaluation"].get(worst.trajectory_id)
+    answers = panels.answers_name(None if pd.isna(evaluation) else int(evaluation))
+    source = RewardConfig.model_validate(run.config()["reward"]).each().get(worst.source)
+    scorer = worst.source if source is None else getattr(source, "function", None) or source.kind
+    failed = {"answers": answers, "scores": worst.status, "sources": worst.source}
+    every = answers_address(name, **failed)
+    one = answers_address(name, **failed, trajectory=worst.trajectory_id)
+    with st.container(border=True):
+        panels.card_title("The reward function gave no score")
+        st.html(
+            f"<p><b>{escape(scorer)}</b> {_ENDED.get(worst.status, worst.status)} on "
+            f"{link_html(every, f'{count(worst.number)} answers')}. Of "
+            f"{link_html(one, f'answer {worst.trajectory_id}')} it said:</p>"
+            f'<pre class="hr-stack">{escape(detail.row["reward_error"] or "")}</pre>'
+            f"{prompt_html(detail.row['prompt'])}{prompt_html(detail.text or '(no tokenizer)')}"
+        )
+        st.caption(
+            "Mend the function, and try it on answers without a run: `headrace reward try RECIPE "
+            f"ANSWERS.jsonl`; `headrace export {name} trajectories --out ANSWERS.jsonl` has these "
+            "answers. Then `headrace train` begins anew, or `--resume` goes on from a checkpoint."
+        )
 
 
 def _figures(summary: dict[str, Any]) -> None:

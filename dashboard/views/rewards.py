@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -14,12 +15,20 @@ from dashboard.charts import scoring_charts
 from dashboard.charts.figures import scatter_chart, series_chart
 from dashboard.components import panels
 from dashboard.components.alert_list import WARNS
-from dashboard.formatting import count, metric_caption, number, series_words, share
+from dashboard.formatting import (
+    answers_address,
+    count,
+    link_html,
+    metric_caption,
+    number,
+    series_words,
+    share,
+)
 from dashboard.reads import scorings
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.scorings import Scorings
 from headrace.metrics.health_ranges import BACK
-from storage.queries import ALERT
+from storage.queries import Alerted
 
 CHARTS = (
     ("Reward by source", "mean"),
@@ -34,6 +43,15 @@ CHARTS = (
 """Title, and the last part of the metric's name."""
 RANKER = (("Loss of the ranker", "ranker/loss"), ("Lists it learnt from", "ranker/lists"))
 """Where the run trains it along: title and metric."""
+LINKED: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("crashed", "crashed", {"scores": "crashed"}),
+    ("timeout", "timed out", {"scores": "timeout"}),
+    ("invalid", "gave no score", {"scores": "invalid"}),
+    ("paid_more", "paid more than the audit", {"audit": panels.PAID_MORE, "sort": panels.ABOVE}),
+    ("paid_less", "paid less than the audit", {"audit": panels.PAID_LESS, "sort": panels.BELOW}),
+    ("audits_failed", "with a failed audit", {"audit": "failed"}),
+)
+"""Columns of a source that lead to their answers: what they count, and the page's filters."""
 MOST_ALERTS = 8
 _QUIET = '<span class="hr-ok">None.</span> <span class="hr-soft">The monitors are quiet.</span>'
 LONGEST_ERROR = 300
@@ -47,17 +65,23 @@ def render(run: RunData, root: Path) -> None:
 
 def _body(run: RunData) -> None:
     panels.title(run, "Rewards")
-    rows = run.reward_sources()
+    evaluation = panels.choose_answers(run)
+    rows = run.reward_sources(evaluation)
     if rows.empty:
         panels.empty(panels.awaited(run, "the first score"))
         return
-    _alerts(run)
     sources = list(rows["source"])
-    found = run.scorings(tuple(sources))
-    _sources(run, rows, found)
+    found = run.scorings(tuple(sources), evaluation)
+    scatter = partial(_scatter, run, evaluation)
+    if evaluation is not None:
+        _sources(run, rows, found, evaluation)
+        panels.grid([*_scorings(run, found, sources, evaluation), scatter])
+        return
+    _alerts(run)
+    _sources(run, rows, found, evaluation)
     panels.grid(
         [
-            *_scorings(run, found, sources),
+            *_scorings(run, found, sources, evaluation),
             *(partial(_card, run, title, what, sources) for title, what in CHARTS),
             *(
                 partial(panels.metric_card, run, title, [name])
@@ -65,25 +89,26 @@ def _body(run: RunData) -> None:
                 if name in run.charted()
             ),
             partial(_queues, run),
-            partial(_scatter, run),
+            scatter,
         ]
     )
 
 
 def _scorings(
-    run: RunData, found: Scorings, sources: Sequence[str]
+    run: RunData, found: Scorings, sources: Sequence[str], evaluation: int | None
 ) -> Sequence[Callable[[], None]]:
     """The cards of scorings over time."""
     colours = scoring_charts.source_colours(sources)
+    link = _address(run, evaluation)
     cards = [
         partial(
             panels.frame_card, "Share of each source", scoring_charts.share_chart, found.sources,
-            colours,
-            caption="Of the training answers that were scored in a stretch of time, the share that "
+            colours, link, "sources",
+            caption="Of the answers that were scored in a stretch of time, the share that "
             "each source scored: what the route sends it.",
         ),
         partial(
-            panels.frame_card, "Scores over time", scoring_charts.score_chart, found.scores,
+            panels.frame_card, "Scores over time", scoring_charts.score_chart, found.scores, link,
             caption="The distribution of rewards in each stretch of time: the stronger, the more "
             "answers have that score. Healthy: it moves up, and does not become a single line.",
             wait=panels.awaited(run, "the first reward"),
@@ -106,7 +131,7 @@ def _scorings(
         ),
         partial(
             panels.frame_card, "Failures by kind", scoring_charts.share_chart, found.failures,
-            scorings.FAILURES,
+            scorings.FAILURES, link, "scores",
             caption="Share of the scorings in a stretch of time that gave no score. Timeout: none "
             "within the deadline. Crashed: the function raised, or its process died. Invalid: what "
             "came back was no score.",
@@ -126,8 +151,14 @@ def _lines(
     )  # fmt: skip
 
 
-def _scatter(run: RunData) -> None:
-    rows = run.reward_lengths()
+def _address(run: RunData, evaluation: int | None, **filters: Any) -> str:
+    """The page of these answers."""
+    answers = panels.answers_name(evaluation)
+    return answers_address(run.line.run_dir.name, answers=answers, **filters)
+
+
+def _scatter(run: RunData, evaluation: int | None) -> None:
+    rows = run.reward_lengths(evaluation)
     panels.frame_card(
         "Length against reward",
         scatter_chart,
@@ -136,14 +167,14 @@ def _scatter(run: RunData) -> None:
         "Healthy: no slope that grows while answers get longer.",
         note="" if rows.empty else f"{count(len(rows))} answers",
         wait=panels.awaited(run, "the first reward"),
+        link=_address(run, evaluation),
     )
 
 
 def _alerts(run: RunData) -> None:
-    rows = run.events(MOST_ALERTS, ALERT)
     with st.container(border=True):
         panels.card_title("Alerts")
-        lines = [_alert(at, text) for at, text in zip(rows["at"], rows["text"], strict=True)]
+        lines = [_alert(run, alert) for alert in run.reward_alerts(MOST_ALERTS)]
         st.html("".join(lines) or _QUIET)
         st.caption(
             "A monitor that crosses its bound of `reward.alerts` says so once, and again only "
@@ -151,15 +182,31 @@ def _alerts(run: RunData) -> None:
         )
 
 
-def _alert(at: float, text: str) -> str:
-    clock = time.strftime("%H:%M:%S", time.localtime(at))
+def _alert(run: RunData, alert: Alerted) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(alert.at))
+    filters = alert_filters(alert, run.config()["reward"]["alerts"]["answers"])
+    link = link_html(_address(run, None, **filters), alert.text)
     return (
         f'<div style="margin:.28rem 0"><span class="hr-soft">{clock}</span>&ensp;'
-        f"{WARNS}{escape(text)}</div>"
+        f"{WARNS}{link}</div>"
     )
 
 
-def _sources(run: RunData, rows: pd.DataFrame, found: Scorings) -> None:
+def alert_filters(alert: Alerted, newest: int) -> dict[str, Any]:
+    """The answers that an alert of the monitors is about, as filters of the page Trajectories: of
+    its source, the `newest` that were scored when it was raised; of the entropy and of the
+    distances, those scored since the update before."""
+    filters = {"sources": alert.source, "scored_to": round(alert.until, 3)}
+    if " exceed the audited " in alert.text:
+        return filters | {"newest": newest, "audit": "audited", "sort": panels.ABOVE}
+    if " go together " in alert.text:
+        return filters | {"newest": newest, "scores": "ok", "sort": "longest"}
+    since = {"scored_from": round(alert.since, 3)}
+    is_entropy = alert.text.startswith(f"{alert.source}: the entropy ")
+    return filters | since | ({"sort": panels.SURE} if is_entropy else {})
+
+
+def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int | None) -> None:
     with st.container(border=True):
         panels.card_title("Sources")
         queues = run.latest("rewards/") if is_live(run.line) else {}
@@ -169,11 +216,25 @@ def _sources(run: RunData, rows: pd.DataFrame, found: Scorings) -> None:
             known = rows.dropna(subset=[column])
             for source, error in zip(known["source"], known[column], strict=True):
                 st.html(_failure(f"{what} of {source}", error))
+        if links := _links(run, rows, evaluation):
+            st.html(f'<ul class="hr-links">{"".join(links)}</ul>')
         st.caption(
-            "All training answers so far, by who scored them; median and 99 % are seconds of a "
+            "All answers so far, by who scored them; median and 99 % are seconds of a "
             f"scoring, of an even sample of {scorings_of(found)}. Healthy: hardly any failures, "
             "seconds far below the deadline, a gap that stays near what it was at first."
         )
+
+
+def _links(run: RunData, rows: pd.DataFrame, evaluation: int | None) -> list[str]:
+    """What a source's figures are of, as items of a list: scorings that failed, disagreements."""
+    found = []
+    for row in rows.to_dict("records"):
+        for column, what, filters in LINKED:
+            if row[column]:
+                link = _address(run, evaluation, sources=row["source"], **filters)
+                said = f"{row['source']}: {count(row[column])} {what}"
+                found.append(f"<li>{link_html(link, said)}</li>")
+    return found
 
 
 def _failure(what: str, error: str) -> str:

@@ -9,19 +9,23 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.components.panels import BOUND
+from dashboard.components.panels import ABOVE, BELOW, BOUND, PAID_LESS, PAID_MORE, SURE
 from dashboard.formatting import count, without_template
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.images import thumbnail
 from dashboard.views.answer import TRAJECTORY, read_or_say
-from storage.queries import TrajectoryPage
+from storage.queries import SCORES, TrajectoryPage
 
 ROWS = 100
+ANY: dict[str, Any] = {"index": None, "placeholder": "any", **BOUND}
+_SCORED = "Seconds since the run began."
 COLUMNS = [
     "trajectory_id",
     "status",
     "reward",
     "length",
+    "surprise",
+    "gap",
     "min_version",
     "max_version",
     "group_id",
@@ -29,7 +33,10 @@ COLUMNS = [
     "begins",
     "answer",
     "generator",
+    "reward_model",
 ]
+_RARE = ("gap", "reward_model")
+"""Columns that are shown where a row has something there."""
 STATUSES = ["finished", "truncated", "running", "issued", "failed", "aborted"]
 SORTS = {
     "newest": ("trajectory_id", True),
@@ -38,9 +45,26 @@ SORTS = {
     "shortest": ("length", False),
     "best": ("reward", True),
     "worst": ("reward", False),
+    ABOVE: ("gap", True),
+    BELOW: ("gap", False),
+    "surprising": ("surprise", True),
+    SURE: ("surprise", False),
+    "scored last": ("rewarded_at", True),
 }
-TRAINED = {"purpose": "train"}
-"""What every page of rows is of."""
+VERDICTS = {
+    "right": "correct",
+    "wrong": "(not correct or correct is null and (status = 'failed' or "
+    "reward_status is not null))",
+}
+AUDITS = {
+    PAID_MORE: "gap > 0",
+    PAID_LESS: "gap < 0",
+    "paid the same": "gap = 0",
+    "audited": "audit_status = 'ok'",
+    "failed": "audit_status <> 'ok'",
+    "not audited": "audit_status is null",
+}
+"""What the audit said of a reward, and the condition of that."""
 _LONGEST_ID = 18
 """Digits."""
 
@@ -55,10 +79,12 @@ def _body(run: RunData) -> None:
         panels.title(run, "Trajectories")
         if is_live(run.line):
             st.button("Refresh", icon=":material/refresh:")
-    wanted = _wanted(run)
+    evaluation = panels.choose_answers(run)
+    kinds = {"purpose": "train"} if evaluation is None else {"purpose": "eval"}
+    wanted = _wanted(run, kinds) | {"evaluation": evaluation}
     top = run.page(**wanted, limit=ROWS)
     if not top.total:
-        if run.page(filters=TRAINED, limit=0).total:
+        if run.page(filters=kinds, evaluation=evaluation, limit=0).total:
             panels.empty("No trajectory matches.")
         else:
             panels.empty(panels.awaited(run, "the first trajectory"))
@@ -81,8 +107,10 @@ def trajectory_id(text: str) -> int | None:
     return int(plain)
 
 
-def _wanted(run: RunData) -> dict[str, Any]:
-    """The filter bar: what `RunData.page` is asked for. All of it is in the address."""
+def _wanted(run: RunData, kinds: dict[str, Any]) -> dict[str, Any]:
+    """The filter bar: what `RunData.page` is asked for of answers of these kinds. All of it is in
+    the address."""
+    reward = run.config()["reward"]
     with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
         text = top[0].text_input("Search", placeholder="any text", key="search", **BOUND)
@@ -92,7 +120,24 @@ def _wanted(run: RunData) -> dict[str, Any]:
         )
         sort = top[3].selectbox("Sort by", list(SORTS), key="sort", **BOUND)
         top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **BOUND)
-        low = st.columns(5)
+        scoring = st.columns(5 if reward.get("sources") else 4)
+        verdict = scoring[0].selectbox("Verdict", VERDICTS, key="verdict", **ANY)
+        scores = scoring[1].multiselect("Scoring", SCORES, key="scores", placeholder="any", **BOUND)
+        audit = scoring[2].selectbox("Audit", AUDITS, key="audit", **ANY)
+        with scoring[3]:
+            newest = st.number_input(
+                "Scored last", value=None, min_value=1, step=1, key="newest", placeholder="all",
+                help="Of the training answers that match, only so many that were scored last.",
+                **BOUND,
+            )  # fmt: skip
+        sources = (
+            scoring[4].multiselect(
+                "Source", list(reward["sources"]), key="sources", placeholder="any", **BOUND
+            )
+            if reward.get("sources")
+            else []
+        )
+        low = st.columns(8)
         least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **BOUND)
         most_reward = low[1].number_input("Reward to", value=None, key="reward_to", **BOUND)
         least_length = low[2].number_input(
@@ -104,19 +149,30 @@ def _wanted(run: RunData) -> dict[str, Any]:
         update = low[4].number_input(
             "Trained at update", value=None, step=1, key="at_update", **BOUND
         )
-    where = range_filter("reward", least_reward, most_reward) + range_filter(
-        "length", least_length, most_length
-    )
-    filters: dict[str, Any] = dict(TRAINED)
-    if statuses:
-        filters["status"] = statuses
+        last = low[5].number_input("to update", value=None, step=1, key="to_update", **BOUND)
+        began, ended = (
+            column.number_input(label, value=None, key=key, help=_SCORED, **BOUND)
+            for column, label, key in zip(
+                low[6:], ("Scored from", "Scored to"), ("scored_from", "scored_to"), strict=True
+            )
+        )
+    started = run.line.started_at or 0.0
+    where = [
+        *range_filter("reward", least_reward, most_reward),
+        *range_filter("length", least_length, most_length),
+        *range_filter("rewarded_at", *(None if t is None else started + t for t in (began, ended))),
+        *([VERDICTS[verdict]] if verdict else []),
+        *([AUDITS[audit]] if audit else []),
+    ]
+    chosen = {"status": statuses, "reward_status": scores, "reward_source": sources}
     column, descending = SORTS[sort or "newest"]
     return {
         "where": " and ".join(where) or None,
-        "filters": filters,
+        "filters": kinds | {name: values for name, values in chosen.items() if values},
         "search": text if text and place == "prompt" else None,
         "response": text if text and place == "response" else "",
-        "update": None if update is None else int(update),
+        "updates": None if update is None else (int(update), int(last or update)),
+        "newest": None if newest is None else int(newest),
         "sort": column,
         "descending": descending,
     }
@@ -143,9 +199,9 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     first = (page - 1) * ROWS
     rows = run.page(**wanted, limit=ROWS, offset=first).rows if first else top.rows
     ids = [int(key) for key in rows["trajectory_id"]]
-    shown = f"{count(first + 1)} to {count(first + len(ids))} of {count(top.total)} trajectories"
+    said = f"{count(first + 1)} to {count(first + len(ids))} of {count(top.total)} trajectories"
     table.caption(
-        f"{shown}. Choose a row to read it. Sort by orders all of them; a click on the head of a "
+        f"{said}. Choose a row to read it. Sort by orders all of them; a click on the head of a "
         "column orders only the rows shown."
     )
     # A table of other rows is another table: a choice must never move to a row that it was not
@@ -156,7 +212,7 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     rows = rows.assign(
         prompt=without_template(list(rows["prompt"])), begins=[began.get(key, "-") for key in ids]
     )
-    columns = [*COLUMNS, *("reward_model",) * bool(rows["reward_model"].notna().any())]
+    columns = [name for name in COLUMNS if name not in _RARE or rows[name].notna().any()]
     if files := run.images(tuple(rows["prompt_id"].unique())):
         small = {prompt: thumbnail(every[0]) for prompt, every in files.items()}
         rows = rows.assign(image=rows["prompt_id"].map(small))
@@ -176,6 +232,12 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
             "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
             "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
             "reward": st.column_config.NumberColumn(format="%.3g"),
+            "surprise": st.column_config.NumberColumn(
+                format="%.3g", help="mean negative logprob of its tokens, nats"
+            ),
+            "gap": st.column_config.NumberColumn(
+                "above audit", format="%.3g", help="reward less audited reward"
+            ),
             "min_version": st.column_config.NumberColumn("first weights"),
             "max_version": st.column_config.NumberColumn("last weights"),
             "image": st.column_config.ImageColumn(width="small"),

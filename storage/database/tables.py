@@ -35,6 +35,10 @@ Key = Annotated[int, mapped_column(_BIG, primary_key=True, autoincrement=False)]
 TextKey = Annotated[str, mapped_column(Text, primary_key=True)]
 
 
+EVALUATED = "purpose = 'eval'"
+"""Groups of evaluations, as their index has it."""
+
+
 def _few(name: str, column: str, where: str) -> Index:
     """An index of those rows alone that meet a condition. It serves queries that have the condition
     as it stands here, with its values written out."""
@@ -185,6 +189,10 @@ class Group(Base):
     """One issue of a prompt."""
 
     __tablename__ = "groups"
+    __table_args__ = (
+        Index(None, "run", "prompt_id"),
+        _few("ix_groups_evaluation", "offset", EVALUATED),
+    )
     run: Mapped[RunKey]
     group_id: Mapped[Key]
     prompt_id: Mapped[str]
@@ -239,6 +247,8 @@ class Trajectory(Base):
     length: Mapped[int]
     sampled: Mapped[int] = mapped_column(default=0)
     inserted: Mapped[int] = mapped_column(default=0)
+    surprise: Mapped[float] = mapped_column(server_default="0")
+    """Sum of the negative logprobs of what was sampled, nats."""
     min_version: Mapped[int | None]
     max_version: Mapped[int | None]
     generator: Mapped[str | None]

@@ -4,6 +4,8 @@ share, by the names that users see."""
 from collections.abc import Mapping
 from typing import Any
 
+from sqlalchemy import func
+
 from storage.database.tables import AnySelect, Group, Prompt, Trajectory
 
 COLUMNS: Mapping[str, Any] = {
@@ -18,6 +20,7 @@ COLUMNS: Mapping[str, Any] = {
     "length": Trajectory.length,
     "sampled": Trajectory.sampled,
     "inserted": Trajectory.inserted,
+    "surprise": Trajectory.surprise / func.nullif(Trajectory.sampled, 0),
     "reward": Trajectory.reward,
     "correct": Trajectory.correct,
     "reward_source": Trajectory.reward_source,
@@ -29,6 +32,7 @@ COLUMNS: Mapping[str, Any] = {
     "audit_status": Trajectory.audit_status,
     "audit_reward": Trajectory.audit_reward,
     "audit_correct": Trajectory.audit_correct,
+    "gap": Trajectory.reward - Trajectory.audit_reward,
     "audit_seconds": Trajectory.audit_seconds,
     "audit_error": Trajectory.audit_error,
     "min_version": Trajectory.min_version,

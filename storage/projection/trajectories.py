@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, bindparam, case, func, or_, select, update
 
 from headrace.protocol.records.record_types import ChunkArrived, LinesScored, RewardArrived
@@ -39,6 +40,7 @@ def _extend() -> Prepared:
             length=case((length > Trajectory.length, length), else_=Trajectory.length),
             sampled=Trajectory.sampled + bindparam("b_sampled"),
             inserted=Trajectory.inserted + bindparam("b_inserted"),
+            surprise=Trajectory.surprise + bindparam("b_surprise"),
             min_version=case(
                 (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
             ),
@@ -96,6 +98,7 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
                 "length": 0,
                 "sampled": 0,
                 "inserted": 0,
+                "surprise": 0.0,
                 "issued_at": r.at,
                 "offset": offset,
             }
@@ -129,6 +132,7 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
                 "b_length": 0,
                 "b_sampled": 0,
                 "b_inserted": 0,
+                "b_surprise": 0.0,
             },
         )
         row["b_last"], row["b_finish"] = offset, r.finish
@@ -144,6 +148,8 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
                 row["b_high"] = span.version if high is None else max(high, span.version)
             row["b_sampled"] += sampled
             row["b_inserted"] += tokens - sampled
+            # Inserted tokens have a logprob of 0.
+            row["b_surprise"] -= float(np.sum(r.logprobs, where=np.isfinite(r.logprobs)))
     # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
     _EXTEND.run(connection, ({"b_run": run, "b_key": key, **rows[key]} for key in sorted(rows)))
 

@@ -15,8 +15,10 @@ from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import (
+    asked_number,
     evaluation_answers,
     evaluations,
+    prompt_history,
     prompt_scores,
     score_summary,
 )
@@ -43,7 +45,17 @@ from storage.queries.reward_models import (
     reward_model_report,
     reward_model_summary,
 )
-from storage.queries.rewards import ALERT, reward_lengths, reward_sample, reward_sources
+from storage.queries.rewards import (
+    ALERT,
+    SCORES,
+    Alerted,
+    Failures,
+    reward_alerts,
+    reward_failures,
+    reward_lengths,
+    reward_sample,
+    reward_sources,
+)
 from storage.queries.runs import (
     UNREADABLE,
     RunLine,
@@ -70,13 +82,16 @@ __all__ = [
     "ALERT",
     "MARKS",
     "REASONS",
+    "SCORES",
     "SOURCES",
     "UNREADABLE",
+    "Alerted",
     "Answer",
     "CriticSample",
     "DroppedPage",
     "ExportProgress",
     "ExportSummary",
+    "Failures",
     "GroupAnswer",
     "News",
     "Position",
@@ -88,6 +103,7 @@ __all__ = [
     "activity",
     "any_line",
     "ask",
+    "asked_number",
     "band_alerts",
     "beginnings",
     "critic_sample",
@@ -114,9 +130,12 @@ __all__ = [
     "news",
     "process_health",
     "process_table",
+    "prompt_history",
     "prompt_images",
     "prompt_scores",
     "recount_ledger",
+    "reward_alerts",
+    "reward_failures",
     "reward_lengths",
     "reward_model_config",
     "reward_model_curves",

@@ -4,12 +4,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, case, func, select, text
 
 from headrace.errors import UserError
 from storage.database.filters import parse
-from storage.database.reader import open_run
-from storage.database.tables import Evaluation, Metric, Prompt, Run, Trajectory, Update
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import (
+    EVALUATED,
+    Evaluation,
+    Group,
+    Metric,
+    Prompt,
+    Run,
+    Trajectory,
+    Update,
+    WeightVersion,
+)
 from storage.database.trajectory_rows import joined
 from storage.exports.scores import ScoreRows
 from storage.queries.metrics import CPU
@@ -63,6 +73,77 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         .order_by(Evaluation.offset)
     )
     return reader.frame(query)
+
+
+def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
+    """Conditions of the trajectories of evaluation `number`, from 1; the number after the last one
+    has the answers of one that has not ended. An evaluation asks each of its prompts once in a
+    group, and what a coordinator before it gave up has groups of its own: those that counted are
+    the newest."""
+    ended = reader.rows(
+        select(Evaluation.offset, Evaluation.num_prompts)
+        .where(Evaluation.run == reader.key)
+        .order_by(Evaluation.offset)
+        .offset(max(0, number - 2))
+        .limit(2)
+    )
+    before, own = [*([None] if number == 1 else []), *ended, None, None][:2]
+    groups = (
+        select(Group.group_id)
+        .where(Group.run == reader.key, text(f"groups.{EVALUATED}"))
+        .where(Group.offset > (before.offset if before else -1))
+        .order_by(Group.offset.desc())
+    )
+    if number < 1 or (number > 1 and before is None):
+        groups = groups.limit(0)
+    elif own is not None:
+        groups = groups.where(Group.offset < own.offset).limit(own.num_prompts)
+    return [Trajectory.group_id.in_(groups)]
+
+
+def asked_number(run_dir: Path) -> int:
+    """How many evaluations have asked something, the one that has not ended included."""
+    reader = open_run(run_dir)
+    (ended, last) = reader.rows(
+        select(func.count(), func.max(Evaluation.offset)).where(Evaluation.run == reader.key)
+    )[0]
+    newest = select(func.max(Group.offset)).where(
+        Group.run == reader.key, text(f"groups.{EVALUATED}")
+    )
+    (asked,) = reader.rows(newest)[0]
+    return int(ended) + (asked is not None and asked > (-1 if last is None else last))
+
+
+def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.DataFrame":
+    """All answers to a prompt in the order in which they were begun, at most the newest so many:
+    trajectory_id, group_id, attempt, purpose, status, length, reward, correct, update (of the
+    weights that began it, empty without a token) and evaluation (its number; empty in training)."""
+    reader, t = open_run(run_dir), Trajectory
+    begun = (
+        select(WeightVersion.update)
+        .where(WeightVersion.run == t.run, WeightVersion.version == t.min_version)
+        .scalar_subquery()
+    )
+    ended = (
+        select(func.count())
+        .where(Evaluation.run == Group.run, Evaluation.offset < Group.offset)
+        .scalar_subquery()
+    )
+    columns = (
+        t.trajectory_id, t.group_id, t.attempt, t.purpose, t.status, t.length, t.reward, t.correct
+    )  # fmt: skip
+    query = (
+        select(
+            *columns,
+            begun.label("update"),
+            case((t.purpose == "eval", ended + 1)).label("evaluation"),
+        )
+        .join(Group, (Group.run == t.run) & (Group.group_id == t.group_id))
+        .where(Group.run == reader.key, Group.prompt_id == prompt_id)
+        .order_by(t.trajectory_id.desc())
+        .limit(most)
+    )
+    return reader.frame(query)[::-1].reset_index(drop=True)
 
 
 def evaluation_answers(run_dir: Path) -> "pd.DataFrame":

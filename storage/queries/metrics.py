@@ -39,9 +39,9 @@ def metric_series(
     samples: bool = False,
     points: int | None = None,
 ) -> "pd.DataFrame":
-    """Columns x, name, value in order of x. Rows are the updates of the surviving lineage, over
-    `cpu` those whose CPU seconds are known; `samples` are the gauges between updates instead (x
-    update or wall only).
+    """Columns x, name, value in order of x, and update where x is another axis. Rows are the
+    updates of the surviving lineage, over `cpu` those whose CPU seconds are known; `samples` are
+    the gauges between updates instead (x update or wall only).
 
     `points` bounds the rows of one name: where there are more, the least and the largest of each
     stretch stay, at their own x, and so do the first and the last of all; a further column `mean`
@@ -104,12 +104,15 @@ def _updates(
         .where(Metric.run == reader.key, Metric.name.in_(names), *mine)
         .order_by(Update.update, Metric.name)
     )
+    if x != "update":
+        query = query.add_columns(Update.update)
     if x == "cpu":
         at = and_(used.offset == Metric.offset, used.name == CPU, used.value.is_not(None))
         query = query.join(used, and_(used.run == Metric.run, at))
     if points and (last or 0) > points:
         bucket = (Update.update - 1) // -(-last // _stretches(points))
-        query = _thinned(query, axes[x], bucket, Update.update.in_([first, last]))
+        ends = Update.update.in_([first, last])
+        query = _thinned(query, axes[x], bucket, ends, *[Update.update] * (x != "update"))
     return reader.frame(query)
 
 
@@ -152,9 +155,10 @@ def _thinned(
     axis: ColumnElement[Any],
     bucket: ColumnElement[Any],
     is_end: ColumnElement[bool],
+    *others: Any,
 ) -> AnySelect:
     """The same query with the least and the largest value of each name and bucket, and what
-    `is_end` says must stay."""
+    `is_end` says must stay; `others` are columns that it has besides."""
     group = (Metric.name, bucket)
     rows = (
         query.with_only_columns(
@@ -169,13 +173,15 @@ def _thinned(
             .over(partition_by=group, order_by=(Metric.value.desc(), axis))
             .label("from_largest"),
             is_end.label("is_end"),
+            *others,
         )
         .where(Metric.value.is_not(None))
         .order_by(None)
         .subquery()
     )
     kept = or_(rows.c.from_least == 1, rows.c.from_largest == 1, rows.c.is_end)
-    columns = (rows.c.x, rows.c.name, rows.c.value, rows.c.mean)
+    columns = [rows.c.x, rows.c.name, rows.c.value, rows.c.mean]
+    columns += [rows.c[other.name] for other in others]
     return select(*columns).where(kept).order_by(rows.c.x, rows.c.name)
 
 

@@ -1,15 +1,16 @@
 """Sources of rewards: how each has scored, what an audit says of it, how length and reward go
 together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import CTE, ColumnElement, case, func, literal, select
 
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import Event, Run, Trajectory
+from storage.database.tables import Event, Run, Trajectory, Update
+from storage.queries.evaluations import answers_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,29 +18,32 @@ if TYPE_CHECKING:
 ALERT = "reward_alert"
 """The kind of event that the monitors of rewards write."""
 MOST_SCORINGS = 20_000
-STATUSES = ("ok", "timeout", "crashed", "invalid")
+SCORES = ("ok", "timeout", "crashed", "invalid")
+_COUNTS = ("audits", "audits_failed", "paid_more", "paid_less")
 
 
-def reward_sources(run_dir: Path) -> "pd.DataFrame":
-    """One row a source that has scored training answers: source, answers, ok, timeout, crashed,
-    invalid (how many), reward, correct, length (means), seconds and slowest (mean and most seconds
-    of a scoring), error (the newest), audits, audits_failed (how many were audited, and in vain),
-    audit_error (the newest), gap (mean reward less mean audited reward of those audited)."""
+def reward_sources(run_dir: Path, evaluation: int | None = None) -> "pd.DataFrame":
+    """One row a source that has scored training answers, or those of an evaluation: source,
+    answers, ok, timeout, crashed, invalid (how many), reward, correct, length (means), seconds and
+    slowest (mean and most seconds of a scoring), error (the newest), audits, audits_failed (how
+    many were audited, and in vain), audit_error (the newest), gap (mean reward less mean audited
+    reward of those audited), paid_more and paid_less (how many earned more and less than the audit
+    gave)."""
     import pandas as pd
 
-    return pd.DataFrame(source_rows(open_run(run_dir)))
+    return pd.DataFrame(source_rows(open_run(run_dir), evaluation))
 
 
-def source_rows(reader: RunReader) -> list[dict[str, Any]]:
+def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[str, Any]]:
     """`reward_sources` of a run that is open."""
-    t = Trajectory
+    t, scored = Trajectory, _scored(reader, evaluation)
     both = t.audit_reward.is_not(None)
     right = case((t.correct.is_(True), 1.0), (t.correct.is_(False), 0.0))
     query = (
         select(
             t.reward_source.label("source"),
             func.count().label("answers"),
-            *(func.sum(_one(t.reward_status == status)).label(status) for status in STATUSES),
+            *(func.sum(_one(t.reward_status == status)).label(status) for status in SCORES),
             func.avg(t.reward).label("reward"),
             func.avg(right).label("correct"),
             func.avg(t.sampled * 1.0).label("length"),
@@ -48,36 +52,48 @@ def source_rows(reader: RunReader) -> list[dict[str, Any]]:
             func.sum(_one(t.audit_status.is_not(None))).label("audits"),
             func.sum(_one(t.audit_status != "ok")).label("audits_failed"),
             func.avg(case((both, t.reward - t.audit_reward))).label("gap"),
+            func.sum(_one(t.reward > t.audit_reward)).label("paid_more"),
+            func.sum(_one(t.reward < t.audit_reward)).label("paid_less"),
         )
-        .where(*_scored(reader))
+        .where(*scored)
         .group_by(t.reward_source)
         .order_by(t.reward_source)
     )
     rows = [_plain(row._mapping) for row in reader.rows(query)]
     for row in rows:
-        row["error"] = _newest(reader, row["source"], t.reward_error, t.rewarded_at)
-        row["audit_error"] = _newest(reader, row["source"], t.audit_error, t.rewarded_at)
+        for column, error in (("error", t.reward_error), ("audit_error", t.audit_error)):
+            row[column] = _newest(reader, [*scored, t.reward_source == row["source"]], error)
     return rows
 
 
-def reward_lengths(run_dir: Path, *, newest: int = 1000) -> "pd.DataFrame":
-    """Columns source, length (sampled tokens), reward, correct of the newest training answers with
-    a reward, newest first."""
+def reward_lengths(
+    run_dir: Path, evaluation: int | None = None, *, newest: int = 1000
+) -> "pd.DataFrame":
+    """Columns trajectory_id, source, length (sampled tokens), reward, correct of the newest
+    training answers with a reward, or of those of an evaluation, newest first."""
     reader = open_run(run_dir)
     t = Trajectory
     query = (
-        select(t.reward_source.label("source"), t.sampled.label("length"), t.reward, t.correct)
-        .where(*_scored(reader), t.reward.is_not(None))
+        select(
+            t.trajectory_id,
+            t.reward_source.label("source"),
+            t.sampled.label("length"),
+            t.reward,
+            t.correct,
+        )
+        .where(*_scored(reader, evaluation), t.reward.is_not(None))
         .order_by(t.trajectory_id.desc())
         .limit(newest)
     )
     return reader.frame(query)
 
 
-def reward_sample(run_dir: Path, *, most: int = MOST_SCORINGS) -> "pd.DataFrame":
+def reward_sample(
+    run_dir: Path, evaluation: int | None = None, *, most: int = MOST_SCORINGS
+) -> "pd.DataFrame":
     """Columns x (seconds since the run's first record), source, status, reward, correct, seconds,
-    parts (a dict, or None) of scored training answers in the order in which they were scored: all
-    of them, or, of more than `most`, every so many by their ids."""
+    parts (a dict, or None) of scored training answers, or of those of an evaluation, in the order
+    in which they were scored: all of them, or, of more than `most`, every so many by their ids."""
     reader, t = open_run(run_dir), Trajectory
     started_at = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
     last = reader.rows(select(func.max(t.trajectory_id)).where(t.run == reader.key))[0][0] or 0
@@ -91,10 +107,65 @@ def reward_sample(run_dir: Path, *, most: int = MOST_SCORINGS) -> "pd.DataFrame"
         t.reward_parts.label("parts"),
     )
     step = -(-(last + 1) // most)
-    if step > 1:
+    if step > 1 and evaluation is None:
         ids = _every(step, last)
         query = query.select_from(ids).join(t, t.trajectory_id == ids.c.id)
-    return reader.frame(query.where(*_scored(reader)).order_by(t.rewarded_at, t.trajectory_id))
+    query = query.where(*_scored(reader, evaluation))
+    return reader.frame(query.order_by(t.rewarded_at, t.trajectory_id))
+
+
+class Failures(NamedTuple):
+    """Scorings of a source that gave no score in one way (`status`): how many, and the newest
+    trajectory among them."""
+
+    source: str
+    status: str
+    number: int
+    trajectory_id: int
+
+
+def reward_failures(run_dir: Path) -> list[Failures]:
+    """The scorings of training and of evaluations that gave no score, most first."""
+    reader, t = open_run(run_dir), Trajectory
+    query = (
+        select(t.reward_source, t.reward_status, func.count(), func.max(t.trajectory_id))
+        .where(t.run == reader.key, t.reward_error.is_not(None))
+        .group_by(t.reward_source, t.reward_status)
+        .order_by(func.count().desc(), t.reward_source)
+    )  # fmt: skip
+    return [Failures(*row) for row in reader.rows(query)]
+
+
+class Alerted(NamedTuple):
+    """An alert of the monitors, the source that it is of, and between which times (seconds since
+    the run's first record; at `since` the update before was committed) it was raised."""
+
+    at: float
+    text: str
+    source: str
+    since: float
+    until: float
+
+
+def reward_alerts(run_dir: Path, most: int) -> list[Alerted]:
+    """The newest alerts of the monitors of rewards, newest first."""
+    reader = open_run(run_dir)
+    began = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
+    before = (
+        select(func.max(Update.committed_at))
+        .where(Update.run == Event.run, Update.committed_at < Event.at)
+        .scalar_subquery()
+    )
+    query = (
+        select(Event.at, Event.text, before)
+        .where(Event.run == reader.key, Event.kind == ALERT)
+        .order_by(Event.offset.desc())
+        .limit(most)
+    )
+    return [
+        Alerted(at, said, said.partition(": ")[0], (since or began) - began, at - began)
+        for at, said, since in reader.rows(query)
+    ]
 
 
 def alert_texts(reader: RunReader) -> list[str]:
@@ -107,9 +178,10 @@ def alert_texts(reader: RunReader) -> list[str]:
     return [text for (text,) in reader.rows(query)]
 
 
-def _scored(reader: RunReader) -> list[ColumnElement[bool]]:
+def _scored(reader: RunReader, evaluation: int | None) -> list[ColumnElement[bool]]:
     t = Trajectory
-    return [t.run == reader.key, t.purpose == "train", t.reward_status.is_not(None)]
+    mine = [t.purpose == "train"] if evaluation is None else answers_of(reader, evaluation)
+    return [t.run == reader.key, *mine, t.reward_status.is_not(None)]
 
 
 def _one(condition: ColumnElement[bool]) -> Any:
@@ -124,15 +196,15 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 def _number(name: str, value: Any) -> Any:
     if not isinstance(value, Decimal):
         return value
-    return int(value) if name in (*STATUSES, "audits", "audits_failed") else float(value)
+    return int(value) if name in (*SCORES, *_COUNTS) else float(value)
 
 
-def _newest(reader: RunReader, source: str, error: Any, at: Any) -> str | None:
-    """The newest error of a source."""
+def _newest(reader: RunReader, scored: Sequence[ColumnElement[bool]], error: Any) -> str | None:
+    """The newest error of scorings."""
     query = (
         select(error)
-        .where(*_scored(reader), Trajectory.reward_source == source, error.is_not(None))
-        .order_by(at.desc())
+        .where(*scored, error.is_not(None))
+        .order_by(Trajectory.rewarded_at.desc())
         .limit(1)
     )
     found = reader.rows(query)

@@ -22,6 +22,7 @@ from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.responses import EMPTY, Wanted, read_responses
 from storage.journal.segment_index import Marks
 from storage.queries import trajectory_index
+from storage.queries.evaluations import answers_of
 from storage.text.detokenize import text_decoder
 from storage.text.token_table import TokenTable, token_table
 
@@ -68,29 +69,37 @@ def trajectory_page(
     where: str | None = None,
     filters: Mapping[str, Any] | None = None,
     search: str | None = None,
-    update: int | None = None,
+    updates: tuple[int, int] | None = None,
+    evaluation: int | None = None,
+    newest: int | None = None,
     sort: str = "trajectory_id",
     descending: bool = True,
     limit: int = 50,
     offset: int = 0,
 ) -> TrajectoryPage:
     """A page of trajectories. `where` is the filter language, `filters` equality by column (a list
-    means any of), `search` a text in prompt, answer or id of the prompt, `update` the one in which
-    tokens of the trajectory were trained."""
+    means any of), `search` a text in prompt, answer or id of the prompt, `updates` the first and
+    the last one in which tokens of the trajectory were trained, `evaluation` the number of the one
+    whose answers they are, from 1; of training trajectories that match, `newest` keeps so many that
+    were scored last."""
     reader = open_run(run_dir)
     check_column(sort, COLUMNS, "sort")
     tree = parse(where) if where else None
-    asked = {sort, *(filters or {}), *(tree.columns() if tree else ())} - {"purpose"}
-    if (filters or {}).get("purpose") == "train" and asked <= trajectory_index.COLUMNS:
+    asked = {*(filters or {}), *(tree.columns() if tree else ())} - {"purpose"}
+    is_known = asked <= trajectory_index.COLUMNS and sort in trajectory_index.ORDERED
+    if (filters or {}).get("purpose") == "train" and is_known:
         others = {name: value for name, value in (filters or {}).items() if name != "purpose"}
-        wanted = _expressions(reader, tree, others, search, update)
+        wanted = _expressions(reader, tree, others, search, updates)
         ids, total = trajectory_index.matching(
-            reader, wanted, sort=sort, descending=descending, limit=limit, offset=offset
-        )
+            reader, wanted, sort=sort, descending=descending, limit=limit, offset=offset,
+            asked=asked, newest=newest,
+        )  # fmt: skip
         return TrajectoryPage(rows=_rows_of(reader, ids), total=total)
     conditions = _conditions(tree, filters or {}, search)
-    if update is not None:
-        conditions.append(Trajectory.trajectory_id.in_(_trained_at(reader, update)))
+    if evaluation is not None:
+        conditions += answers_of(reader, evaluation)
+    if updates is not None:
+        conditions.append(Trajectory.trajectory_id.in_(_trained_in(reader, updates)))
     order = COLUMNS[sort].desc() if descending else COLUMNS[sort].asc()
     query = (
         joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
@@ -108,14 +117,16 @@ def _expressions(
     tree: Filter | None,
     filters: Mapping[str, Any],
     search: str | None,
-    update: int | None,
+    updates: tuple[int, int] | None,
 ) -> list[pc.Expression]:
     """What is asked for, as conditions on the trajectories in memory."""
-    found = [] if tree is None else [to_arrow(tree, trajectory_index.SCHEMA)]
+    found = [] if tree is None else [to_arrow(tree, trajectory_index.WIDE)]
     for name, value in filters.items():
         every = list(value) if isinstance(value, list | tuple | set) else [value]
-        kind = trajectory_index.SCHEMA.field(name).type
-        found.append(pc.field(name).isin(pa.array(every, kind)))
+        kind = trajectory_index.WIDE.field(name).type
+        if isinstance(kind, pa.DictionaryType):
+            kind = kind.value_type
+        found.append(pc.field(name).cast(kind).isin(pa.array(every, kind)))
     if search:
         groups = (
             select(Group.group_id)
@@ -123,8 +134,8 @@ def _expressions(
             .where(Group.run == reader.key, _says(search))
         )
         found.append(trajectory_index.is_of((key for (key,) in reader.rows(groups)), "group_id"))
-    if update is not None:
-        rows = reader.rows(_trained_at(reader, update))
+    if updates is not None:
+        rows = reader.rows(_trained_in(reader, updates))
         found.append(trajectory_index.is_of(key for (key,) in rows))
     return found
 
@@ -141,10 +152,10 @@ def _rows_of(reader: RunReader, ids: Sequence[int]) -> "pd.DataFrame":
     return rows.iloc[order].reset_index(drop=True)
 
 
-def _trained_at(reader: RunReader, update: int) -> AnySelect:
-    """Ids of the trajectories with tokens that an update trained."""
+def _trained_in(reader: RunReader, updates: tuple[int, int]) -> AnySelect:
+    """Ids of the trajectories with tokens that these updates, first to last, trained."""
     return select(Window.trajectory_id).where(
-        Window.run == reader.key, Window.update == update, Window.state == "trained"
+        Window.run == reader.key, Window.update.between(*updates), Window.state == "trained"
     )
 
 

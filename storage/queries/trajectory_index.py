@@ -4,12 +4,14 @@ In: a run that is open, and conditions. Out: which trajectories match, how many,
 table of a million rows takes SQL seconds to count or to sort; a few columns of them take a few
 hundredths of a second. What was read once is kept while the run writes nothing. Of a run that goes
 on, rows are read again from the oldest one on that may still change: one that has not ended, or
-waits for its reward. Bounded: the columns of a few runs, about 40 bytes a trajectory.
+waits for its reward. Bounded: the columns of a few runs, about 40 bytes a trajectory, and where
+scorings were asked for another 100.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
@@ -24,6 +26,8 @@ from sqlalchemy import select
 
 from storage.database.reader import RunReader
 from storage.database.tables import Projection, Trajectory
+from storage.database.trajectory_rows import COLUMNS as COLUMNS_OF
+from storage.exports.columns import WORD, array_of
 
 SCHEMA = pa.schema(
     [
@@ -34,8 +38,23 @@ SCHEMA = pa.schema(
         pa.field("reward", pa.float64()),
     ]
 )
-COLUMNS = frozenset(SCHEMA.names)
+WIDE = pa.schema(
+    [
+        *SCHEMA,
+        pa.field("reward_source", WORD),
+        pa.field("reward_status", WORD),
+        pa.field("correct", pa.bool_()),
+        pa.field("audit_status", WORD),
+        pa.field("gap", pa.float64()),
+        pa.field("surprise", pa.float64()),
+        pa.field("rewarded_at", pa.float64()),
+    ]
+)
+"""What takes longer to read, and is read when somebody asks for it."""
+COLUMNS = frozenset(WIDE.names)
 """What can be asked for."""
+ORDERED = frozenset(kind.name for kind in WIDE if kind.type in (pa.int64(), pa.float64()))
+"""What can be sorted by."""
 MOST_RUNS = 4
 _ROWS = 50_000
 """Read at a time."""
@@ -51,13 +70,14 @@ class _Known:
     """What is known of a run: its rows up to record `offset`, in order of their ids; from `settled`
     on they may change."""
 
-    rows: pa.Table = field(default_factory=SCHEMA.empty_table)
+    schema: pa.Schema
+    rows: pa.Table
     offset: int = -1
     settled: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_KNOWN: OrderedDict[tuple[str, int], _Known] = OrderedDict()
+_KNOWN: OrderedDict[tuple[str, int, bool], _Known] = OrderedDict()
 _ALL = threading.Lock()
 
 
@@ -69,12 +89,19 @@ def matching(
     descending: bool,
     limit: int,
     offset: int,
+    asked: AbstractSet[str] = frozenset(),
+    newest: int | None = None,
 ) -> tuple[list[int], int]:
     """(ids of some of the training trajectories that meet all conditions, how many do), sorted by a
-    column and then by id, those without a value last."""
-    found = _rows(reader)
+    column and then by id, those without a value last. `asked`: the columns that conditions name;
+    `newest`: of those that meet them only so many that were scored last."""
+    wide = newest is not None or not {sort, *asked} <= set(SCHEMA.names)
+    found = _rows(reader, WIDE if wide else SCHEMA)
     if every := list(conditions):
         found = found.filter(reduce(and_, every))  # each filter copies all columns
+    if newest is not None and newest < found.num_rows:
+        last = _ordered(found.column("rewarded_at"), newest, descending=True)[:newest]
+        found = found.take(pa.array(np.sort(last)))
     first, end = offset, min(offset + limit, found.num_rows)
     if first >= end:
         return [], found.num_rows
@@ -108,11 +135,11 @@ def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Ids:
     return np.concatenate([known[order], missing])
 
 
-def _rows(reader: RunReader) -> pa.Table:
-    """All training trajectories of a run, as they are now."""
-    key = (str(reader.run_dir.resolve()), reader.key)
+def _rows(reader: RunReader, schema: pa.Schema) -> pa.Table:
+    """These columns of all training trajectories of a run, as they are now."""
+    key = (str(reader.run_dir.resolve()), reader.key, schema is WIDE)
     with _ALL:
-        known = _KNOWN.setdefault(key, _Known())
+        known = _KNOWN.setdefault(key, _Known(schema, schema.empty_table()))
         _KNOWN.move_to_end(key)
         if len(_KNOWN) > MOST_RUNS:
             _KNOWN.popitem(last=False)
@@ -121,7 +148,7 @@ def _rows(reader: RunReader) -> pa.Table:
             0
         ]
         if offset < known.offset:  # the run was cut: nothing of it is certain
-            known.rows, known.settled = SCHEMA.empty_table(), 0
+            known.rows, known.settled = schema.empty_table(), 0
         if offset != known.offset:
             _read_on(reader, known)
             known.offset = offset
@@ -132,9 +159,10 @@ def _read_on(reader: RunReader, known: _Known) -> None:
     """Read all rows again that may have changed."""
     ids = known.rows.column("trajectory_id").to_numpy()
     kept = int(np.searchsorted(ids, known.settled))
-    t = Trajectory
+    t, schema = Trajectory, known.schema
+    scored = len(schema.names)
     query = (
-        select(t.trajectory_id, t.group_id, t.status, t.length, t.reward, t.reward_status)
+        select(*(COLUMNS_OF[name] for name in schema.names), t.reward_status)
         .where(t.run == reader.key, t.purpose == "train", t.trajectory_id >= known.settled)
         .order_by(t.trajectory_id)
     )
@@ -144,21 +172,22 @@ def _read_on(reader: RunReader, known: _Known) -> None:
     found = reader.tuples(query)
     while rows := list(islice(found, _ROWS)):
         columns: Sequence[Any] = list(zip(*rows, strict=True))
-        arrays = [
-            pa.array(values, kind.type) for values, kind in zip(columns, SCHEMA, strict=False)
-        ]
-        tables.append(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        arrays = [array_of(kind, values) for values, kind in zip(columns, schema, strict=False)]
+        tables.append(pa.Table.from_arrays(arrays, schema=schema))
         newest = columns[0][-1]
         if first_open is None:
             first_open = next(
                 (
                     key
-                    for key, status, scored in zip(columns[0], columns[2], columns[5], strict=True)
-                    if status in _OPEN or (status in _WAITING and scored is None)
+                    for key, status, score in zip(
+                        columns[0], columns[2], columns[scored], strict=True
+                    )
+                    if status in _OPEN or (status in _WAITING and score is None)
                 ),
                 None,
             )
-    known.rows = pa.concat_tables(tables)
+    # A dictionary of its own for each piece would not do for what is asked of the column.
+    known.rows = pa.concat_tables(tables).unify_dictionaries()
     if len(tables) > 2 or known.rows.column(0).num_chunks > _CHUNKS:
         known.rows = known.rows.combine_chunks()
     known.settled = newest + 1 if first_open is None else first_open

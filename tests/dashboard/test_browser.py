@@ -8,17 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Dialog, Page, expect
+from playwright.sync_api import Dialog, Page, Request, expect
 
 from dashboard.app import PAGES
 from dashboard.components.token_facts import borders
 from dashboard.formatting import count
+from dashboard.views.answer import WAYS
 from dashboard.views.learning import ARRAYS, CHARTS
 from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.chromium import open_chromium, served, wait_until_drawn
+from tests.dashboard.odd_runs import HOSTILE, RAISED, evaluate
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID, write_run
+from tests.dashboard.test_pages import SOURCES
 from tests.services import cannot_have, find_chromium
 
 pytestmark = pytest.mark.browser
@@ -272,3 +275,127 @@ def test_the_critic_with_its_range_in_the_address(page: Page, address: str) -> N
     expect(page.get_by_test_id("stException")).to_have_count(0)
     page.reload()
     expect(page.get_by_text("In updates 5 to 20 values explain")).to_be_visible()
+
+
+ANSWERS = {"a": ["2", "1", "3"], "b": ["1", HOSTILE, "1"], "c": ["1", "22", "1"]}
+"""What evaluations 2 to 4 were answered; the first one has no answers in the script."""
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page of a run with evaluations and of one that failed in its first."""
+    root = tmp_path_factory.mktemp("evaluated")
+    reward = SOURCES | {"alerts": {}}
+    run = write_run(root, OLDER, updates=3, roll_back_after=None, end=False, reward=reward)
+    evaluate(run, ANSWERS)
+    failed = write_run(root, YOUNGER, updates=0, roll_back_after=None, end=False)
+    evaluate(failed, {"d": [HOSTILE]}, ends=False)
+    with served(root) as url:
+        yield url
+
+
+def answers_shown(page: Page) -> int:
+    caption = page.get_by_text(re.compile("Choose a row to read it")).first
+    expect(caption).to_be_visible()
+    return int((caption.text_content() or "").split(" of ")[1].split()[0])
+
+
+@pytest.mark.parametrize("by_point", [True, False])
+def test_what_an_evaluation_got_wrong_is_a_click_away(
+    page: Page, evaluated: str, by_point: bool
+) -> None:
+    """From the point of the third of four evaluations, and from its link; then how an answer
+    changed."""
+    page.goto(f"{evaluated}/?run={OLDER}")
+    wait_until_drawn(page)
+    if by_point:
+        chart = page.get_by_test_id("stVegaLiteChart").first
+        chart.locator("g.mark-symbol path").nth(2).click()
+    else:
+        page.get_by_role("link", name="3", exact=True).click()
+    expect(page).to_have_url(re.compile("answers=evaluation(%20|[+])3"))
+    assert answers_shown(page) == 2  # b and c
+    slider = page.get_by_role("slider")
+    expect(slider).to_have_attribute("aria-valuetext", "update 3, evaluation 3: reward 0")
+    slider.press("ArrowLeft")
+    expect(page).to_have_url(re.compile("trajectory=100103"))
+    expect(page.get_by_test_id("stMetric").filter(has_text="Reward")).to_contain_text("1")
+
+
+def test_a_point_of_a_line_opens_what_its_update_trained(page: Page, evaluated: str) -> None:
+    page.goto(f"{evaluated}/?run={OLDER}")
+    wait_until_drawn(page)
+    chart = page.get_by_test_id("stVegaLiteChart").nth(1)
+    chart.locator("g.mark-rect path").last.click()
+    expect(page).to_have_url(re.compile("at_update=3"))
+    assert answers_shown(page) > 0
+
+
+def test_what_the_audit_disputes_is_two_clicks_away(page: Page, evaluated: str) -> None:
+    page.goto(f"{evaluated}/?run={OLDER}")
+    page.get_by_role("link", name="Rewards").click()
+    link = page.get_by_role("link", name=re.compile("^judge: [0-9]+ paid more than the audit"))
+    number = int((link.text_content() or "").split()[1])
+    link.click()
+    assert answers_shown(page) == number > 0
+    expect(page.get_by_text(re.compile("^Audited by sums: "))).to_be_visible()
+
+
+def followed(page: Page) -> list[str]:
+    """What the page asks e.test for, and what it says in dialogs, from now on."""
+    said: list[str] = []
+
+    def note(request: Request) -> None:
+        if "e.test" in request.url:
+            said.append(request.url)
+
+    def dismiss(dialog: Dialog) -> None:
+        said.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("request", note)
+    page.on("dialog", dismiss)
+    return said
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hostile_answers_run_nothing_and_fetch_nothing(
+    page: Page, evaluated: str, way: str
+) -> None:
+    said = followed(page)
+    hostile = 100_105
+    page.goto(f"{evaluated}/trajectories?run={OLDER}&trajectory={hostile}&read_as={way}")
+    wait_until_drawn(page)
+    main = page.locator(".stMain")
+    if way == "drawn":
+        main.get_by_text("thoughts", exact=True).click()
+        expect(main.locator(".katex").first).to_be_visible()
+        expect(main.locator("strong").filter(has_text="is")).to_be_visible()
+    if way == "text":
+        expect(main.locator("summary").filter(has_text="thoughts, 2 words")).to_be_visible()
+        expect(main.locator(".hr-role").first).to_have_text("user")
+    if way == "raw":
+        expect(main.get_by_test_id("stCode").first).to_have_text(HOSTILE)
+    expect(main.get_by_text("e.test").first).to_be_attached()
+    assert main.locator("a[href*='e.test'], img, script").count() == 0
+    page.wait_for_timeout(300)
+    assert said == []
+
+
+def test_a_failed_run_says_which_function_raised_and_shows_an_answer(
+    page: Page, evaluated: str
+) -> None:
+    said = followed(page)
+    page.goto(f"{evaluated}/?run={YOUNGER}")
+    expect(page.get_by_text("The reward function gave no score")).to_be_visible()
+    expect(page.locator(".hr-stack")).to_have_text(RAISED)
+    expect(page.get_by_test_id("stAlert")).to_contain_text("64 scorings in a row failed")
+    expect(page.locator(".hr-prompt").last).to_have_text(HOSTILE)
+    assert page.locator(".stMain img, .stMain a[href*='e.test']").count() == 0
+    assert said == []
+    page.get_by_role("link", name="1 answers").click()
+    expect(page).to_have_url(re.compile("scores=crashed"))
+    assert answers_shown(page) == 1
+    page.get_by_role("link", name="Rewards").click()
+    expect(page.get_by_text("This evaluation has not ended.")).to_be_visible()
+    expect(page.get_by_role("link", name="default: 1 crashed")).to_be_visible()

@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pandas as pd
 import pytest
@@ -459,6 +461,24 @@ def test_rewards_of_every_source(open_page: Callable[..., AppTest], tmp_path: Pa
     assert escape(told[0]) in html
     charts = test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")
     assert len(charts) >= len(REWARD_CHARTS)
+    (link,) = re.findall('href="([^"]*)">judge: [0-9]+ paid more than the audit<', html)
+    (alerted,) = re.findall('href="([^"]*)">[^<]* exceed the audited', html)
+    for address, least in ((link, 0.0), (alerted, None)):
+        answers = open_page("trajectories", run)
+        for name, value in parse_qsl(urlsplit(unescape(address)).query):
+            answers.query_params[name] = value
+        found = answers.run().dataframe[0].value
+        assert not answers.exception
+        assert list(found["gap"]) == sorted(found["gap"], reverse=True)
+        total = len(found)
+        if least is None:
+            judged = queries.trajectory_page(run, filters={"reward_source": "judge"}, limit=1000)
+            last = judged.rows.dropna(subset=["gap"]).sort_values("rewarded_at")
+            assert total == 16
+            assert set(found["trajectory_id"]) <= set(last["trajectory_id"])
+        else:
+            assert total == rows.loc["judge", "paid_more"]
+            assert (found["gap"] > least).all()
     read = open_page("trajectories", run)
     read.query_params["trajectory"] = "9"
     read.run()
@@ -477,7 +497,7 @@ def test_a_run_with_one_source_has_its_page_too(
     assert "The monitors are quiet." in html_of(test)
     points = queries.reward_lengths(run_dir, newest=50)
     assert len(points) == 50
-    assert set(points.columns) == {"source", "length", "reward", "correct"}
+    assert set(points.columns) == {"trajectory_id", "source", "length", "reward", "correct"}
 
 
 @pytest.mark.parametrize("name", [*PAGE_NAMES, "critic"])

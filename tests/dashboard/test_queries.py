@@ -17,7 +17,8 @@ from storage import queries
 from storage.queries import answers
 from storage.queries.metrics import Axis
 from storage.run_store import RunStore
-from tests.dashboard.scripted_run import MARKUP_ID, make_config
+from tests.dashboard.odd_runs import evaluate
+from tests.dashboard.scripted_run import MARKUP_ID, make_config, write_run
 
 
 def test_a_bounded_series_keeps_least_and_largest_and_the_ends(run_dir: Path) -> None:
@@ -109,13 +110,13 @@ def test_bounded_samples_are_few_and_in_order(run_dir: Path) -> None:
 
 
 def test_trajectories_of_an_update(run_dir: Path) -> None:
-    page = queries.trajectory_page(run_dir, update=5, limit=1000)
+    page = queries.trajectory_page(run_dir, updates=(5, 5), limit=1000)
     windows = [
         queries.trajectory_detail(run_dir, int(key)).windows for key in page.rows["trajectory_id"]
     ]
     assert page.total == len(page.rows) > 0
     assert all((frame["update"] == 5).any() for frame in windows)
-    assert queries.trajectory_page(run_dir, update=999).total == 0
+    assert queries.trajectory_page(run_dir, updates=(999, 999)).total == 0
 
 
 def test_search_in_responses(run_dir: Path) -> None:
@@ -172,3 +173,32 @@ def test_the_lives_of_the_newest_answers(run_dir: Path) -> None:
     recent = queries.lives(run_dir, newest=40, since=last - 5.0)
     assert 0 < len(recent) < len(found)
     assert (recent["end"] > last - 5.0).all()
+
+
+def test_an_evaluation_has_its_own_answers_and_a_prompt_its_history(tmp_path: Path) -> None:
+    run = write_run(tmp_path, updates=3, roll_back_after=None, end=False)
+    evaluate(run, {"a": ["2", "1", "1"], "b": ["22", "222", "1"]})
+    evaluate(run, {"c": ["2222"]}, ends=False)
+
+    def answers(number: int, **filters: Any) -> list[int]:
+        found = queries.trajectory_page(
+            run, evaluation=number, filters={"purpose": "eval", **filters}, descending=False
+        )
+        assert found.total == len(found.rows)
+        return list(found.rows["length"])
+
+    numbers = range(queries.asked_number(run) + 2)
+    assert [answers(number) for number in numbers] == [
+        [], [], [1, 2], [1, 3], [1, 1], [4], []
+    ]  # fmt: skip
+    assert answers(3, correct=False) == [3]
+    history = queries.prompt_history(run, "b")
+    assert list(history["evaluation"]) == [2, 3, 4]
+    assert list(history["reward"]) == [0, 0, 1]
+    assert set(history["update"]) == {queries.run_line(run).updates}
+    assert list(queries.prompt_history(run, "b", most=1)["evaluation"]) == [4]
+    (row,) = queries.reward_sources(run, 3).to_dict("records")
+    assert (row["answers"], row["correct"]) == (2, 0.5)
+    (failure,) = [one for one in queries.reward_failures(run) if one.status == "crashed"]
+    assert failure.number == 1
+    assert (queries.trajectory_page(run, limit=1).rows["surprise"] == 0.5).all()

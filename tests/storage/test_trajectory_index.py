@@ -10,16 +10,25 @@ from storage import queries
 from storage.queries import trajectory_index
 from tests.dashboard.scripted_run import write_run
 
-SORTS = ("trajectory_id", "length", "reward", "group_id", "status")
+SORTS = ("trajectory_id", "length", "reward", "group_id", "status", "gap", "surprise")
+SOURCES = {
+    "sources": {"sums": {"kind": "math"}, "judge": {"kind": "function", "function": "m:f"}},
+    "route": {"default": "sums"},
+    "audit": {"source": "sums", "share": 1.0},
+}
 WHERE = (
     None, "reward > 0.5", "reward <= 0.5 and length >= 12", "reward is null",
     "not (length < 20 or status = 'finished')", "status like '%run%'",
+    "reward_source = 'judge' and gap > 0", "audit_status is null or not correct",
+    "reward_status in ('timeout', 'crashed')",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs"), updates=5, roll_back_after=3, end=False)
+    return write_run(
+        tmp_path_factory.mktemp("runs"), updates=5, roll_back_after=3, end=False, reward=SOURCES
+    )
 
 
 def both(run_dir: Path, filters: dict[str, Any], **wanted: Any) -> None:
@@ -47,11 +56,23 @@ def test_conditions_of_every_kind(run_dir: Path) -> None:
     both(run_dir, {"status": "running"})
     both(run_dir, {"trajectory_id": [3, 1, 5, 10**6]}, sort="length")
     both(run_dir, {"trajectory_id": []})
+    both(run_dir, {"reward_status": ["ok"], "reward_source": "judge"}, sort="gap")
+    both(run_dir, {"correct": True, "audit_status": ["ok", "crashed"]})
     both(run_dir, {"group_id": 2}, sort="trajectory_id", descending=False)
     both(run_dir, {}, search="chain-0000")
     both(run_dir, {}, search="nobody says this")
-    both(run_dir, {}, update=2)
-    both(run_dir, {}, update=10**6)
+    both(run_dir, {}, updates=(2, 2))
+    both(run_dir, {}, updates=(2, 4))
+    both(run_dir, {}, updates=(10**6, 10**6))
+
+
+def test_the_newest_that_match_are_those_scored_last(run_dir: Path) -> None:
+    judged: dict[str, Any] = {"filters": {"purpose": "train", "reward_source": "judge"}}
+    every = queries.trajectory_page(run_dir, **judged, sort="rewarded_at", limit=1000).rows
+    found = queries.trajectory_page(run_dir, **judged, newest=10, sort="gap", limit=1000)
+    assert found.total == 10 < len(every)
+    last = every["rewarded_at"].head(10)
+    assert sorted(found.rows["rewarded_at"]) == sorted(last)
 
 
 def test_random_conditions(run_dir: Path) -> None:

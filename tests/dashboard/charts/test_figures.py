@@ -37,12 +37,26 @@ def mark_of(layer: dict[str, Any]) -> dict[str, Any]:
 
 def test_few_points_are_one_line_and_the_pointer() -> None:
     layers = layers_of(figures.series_chart(series(20, "reward/mean")))
-    assert [mark_of(layer)["type"] for layer in layers] == ["line", "rule"]
+    assert [mark_of(layer)["type"] for layer in layers] == ["line", "rule", "rect"]
     assert layers[0]["encoding"]["color"]["legend"] is None
+    assert "href" not in layers[2]["encoding"]
+
+
+def test_every_place_of_a_line_leads_to_its_update() -> None:
+    frame = series(4, "reward/mean").assign(update=[3, 5, 8, 9])
+    chart = figures.series_chart(frame, x="wall", link="trajectories?run=a%27b")
+    around = layers_of(chart)[-1]
+    (made,) = around["transform"]
+    assert made["calculate"] == (
+        "\"trajectories?run=a%27b\" + '&at_update=' + encodeURIComponent(datum.update)"
+    )
+    rows = chart.to_dict()["datasets"][around["data"]["name"]]
+    assert [row["update"] for row in rows] == [3, 5, 8, 9]
+    assert [row["end"] for row in rows[:-1]] == [row["begin"] for row in rows[1:]]
 
 
 def test_smoothing_is_a_choice_and_leaves_the_line_as_it_is() -> None:
-    (plain, _) = layers_of(figures.series_chart(series(100, "reward/mean")))
+    plain, *_ = layers_of(figures.series_chart(series(100, "reward/mean")))
     assert plain["encoding"]["y"]["field"] == "value"
     assert mark_of(plain)["opacity"] == 1
     layers = layers_of(figures.series_chart(series(100, "reward/mean"), smoothing=0.05))
@@ -232,13 +246,14 @@ def banded(values: list[float], band: Limits) -> list[dict[str, Any]]:
 
 
 def test_a_band_is_drawn_where_its_end_lies_on_the_chart() -> None:
-    area, end, line, _ = banded([1.0, 0.5, 0.02], Limits(0.25, None))
+    area, end, line, *_ = banded([1.0, 0.5, 0.02], Limits(0.25, None))
     assert [mark_of(layer)["type"] for layer in (area, end, line)] == ["rect", "rule", "line"]
     assert area["encoding"]["y"]["scale"] == line["encoding"]["y"]["scale"]
     assert area["encoding"]["y2"]["field"] == "top"
     assert [mark_of(layer)["type"] for layer in banded([1.0, 0.5], Limits(-0.5, None))] == [
         "line",
         "rule",
+        "rect",
     ]
 
 

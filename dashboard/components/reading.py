@@ -1,0 +1,130 @@
+"""An answer as people read it: roles, folded thoughts, code in monospace, Markdown on demand.
+
+In: a trajectory's detail. Out: parts, HTML of them, and Markdown in which nothing can be fetched or
+followed. Prompts and responses are untrusted: HTML has them escaped, and Markdown goes to a
+renderer that shows tags as text, after what makes images, links and addresses was broken.
+"""
+
+import re
+from collections.abc import Iterator
+from html import escape
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from dashboard.formatting import number
+from storage.queries import SOURCES, TrajectoryDetail
+
+Kind = Literal["text", "thoughts", "code"]
+
+
+class Part(NamedTuple):
+    """A piece of what `role` said; of code `language` is what its fence says."""
+
+    role: str
+    kind: Kind
+    text: str
+    language: str = ""
+
+
+_TURN = re.compile(
+    r"<\|im_start\|>(?P<im>\w+)\n?|<\|start_header_id\|>(?P<header>\w+)<\|end_header_id\|>\n*"
+    r"|<start_of_turn>(?P<start>\w+)\n?|<\|(?P<plain>system|user|assistant|tool)\|>\n?"
+)
+"""What begins a turn in the chat templates of Qwen, Llama, Gemma and Zephyr."""
+_END = re.compile(
+    r"<\|im_end\|>|<\|eot_id\|>|<\|begin_of_text\|>|<end_of_turn>|<\|endoftext\|>|<\|end\|>|</?s>"
+)
+_THOUGHTS = re.compile(r"(?s)<(think|thinking|reasoning)>(.*?)(?:</\1>|\Z)")
+_OPENED = re.compile(r"(?s)\A((?:(?!<think).)*?)</think(?:ing)?>")
+"""Thoughts that the prompt has opened."""
+_FENCE = re.compile(
+    r"(?ms)^ {0,3}(```+|~~~+)[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
+)
+_BREAK = "\u2060"
+"""Word joiner: it has no width, and Markdown reads no image, link or address across it."""
+_LIVE = re.compile(r"(?i)!(?=\[)|:(?=[a-z])|\](?=[(\[:])|[a-z](?=://)|www(?=\.)|mailto(?=:)|@")
+
+
+def prompt_parts(text: str) -> list[Part]:
+    """A prompt by its roles, where it is a conversation of a known template."""
+    turns = list(_TURN.finditer(text))
+    ends = [turn.start() for turn in turns] + [len(text)]
+    found = [("prompt", text[: ends[0]])]
+    for turn, end in zip(turns, ends[1:], strict=True):
+        found.append((turn[turn.lastgroup or 0], text[turn.end() : end]))
+    return [part for role, said in found for part in _parts(role, _END.sub("", said))]
+
+
+def answer_parts(detail: TrajectoryDetail, *, is_code: bool = False) -> list[Part]:
+    """A response by who wrote it. What the policy wrote stands as it is, what looks like turns of
+    others included; `is_code`: an answer without a fence is a program."""
+    if detail.pieces is None:
+        return []
+    t = detail.tokens
+    keys = zip(t.turns.tolist(), t.sources.tolist(), strict=True)
+    found: list[Part] = []
+    for (_, source), run in groupby(
+        zip(keys, detail.pieces, strict=True), key=lambda pair: pair[0]
+    ):
+        role, said = SOURCES[source], _END.sub("", "".join(piece for _, piece in run))
+        found += _parts("answer" if role == "policy" else role, said)
+    if is_code and not any(part.kind == "code" for part in found):
+        return [p._replace(kind="code") if p[:2] == ("answer", "text") else p for p in found]
+    return found
+
+
+def _parts(role: str, said: str) -> Iterator[Part]:
+    said = _OPENED.sub(r"<think>\1</think>", said, count=1)
+    at = 0
+    for thoughts in _THOUGHTS.finditer(said):
+        yield from _fenced(role, said[at : thoughts.start()])
+        yield Part(role, "thoughts", thoughts[2].strip("\n"))
+        at = thoughts.end()
+    yield from _fenced(role, said[at:])
+
+
+def _fenced(role: str, said: str) -> Iterator[Part]:
+    at = 0
+    for fence in _FENCE.finditer(said):
+        if said[at : fence.start()].strip():
+            yield Part(role, "text", said[at : fence.start()].strip("\n"))
+        yield Part(role, "code", fence[3].rstrip("\n"), fence[2])
+        at = fence.end()
+    if said[at:].strip():
+        yield Part(role, "text", said[at:].strip("\n"))
+
+
+def html_of(part: Part, results: str = "") -> str:
+    """A part, escaped; beside code stand `results`, which are HTML."""
+    said = escape(part.text)
+    if part.kind == "thoughts":
+        words = len(part.text.split())
+        return f"<details><summary>thoughts, {words:,} words</summary><p>{said}</p></details>"
+    if part.kind == "code":
+        return f'<div class="hr-code"><pre>{said}</pre>{results}</div>'
+    return f"<p>{said}</p>"
+
+
+def results_html(detail: TrajectoryDetail) -> str:
+    """What the source of rewards said of the answer part by part, tests among them."""
+    rows = "".join(
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{number(value)}</dd>"
+        for name, value in detail.reward_parts.items()
+    )
+    return f"<dl>{rows}</dl>" if rows else ""
+
+
+def inert_markdown(text: str) -> str:
+    r"""Markdown without images, links and addresses: what makes them is broken by a character of
+    no width. LaTeX in \( \) and \[ \] gets the dollars that the renderer knows."""
+    text = re.sub(r"(?s)\\\[(.+?)\\\]", r"$$\1$$", re.sub(r"(?s)\\\((.+?)\\\)", r"$\1$", text))
+    return _inert(text)
+
+
+def _inert(text: str) -> str:
+    return _LIVE.sub(rf"\g<0>{_BREAK}", text)
+
+
+def literal_markdown(text: str) -> str:
+    """Markdown that shows a text as it is."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", _inert(text))

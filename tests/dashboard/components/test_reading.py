@@ -1,0 +1,57 @@
+"""Roles, thoughts and code are found; nothing of Markdown that fetches or leads away is left."""
+
+import pytest
+
+from dashboard.components.reading import (
+    Part,
+    html_of,
+    inert_markdown,
+    literal_markdown,
+    prompt_parts,
+)
+
+CHATS = (
+    "<|im_start|>system\nBe good<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "<s><|system|>\nBe good</s>\n<|user|>\nHi</s>\n<|assistant|>\n",
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe good<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>",
+)
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_conversation_is_read_by_its_roles(chat: str) -> None:
+    assert prompt_parts(chat) == [Part("system", "text", "Be good"), Part("user", "text", "Hi")]
+
+
+def test_a_prompt_that_is_no_conversation_stays_as_it_is() -> None:
+    assert prompt_parts("1 + 1 = <b>") == [Part("prompt", "text", "1 + 1 = <b>")]
+
+
+def test_thoughts_and_code_are_parts() -> None:
+    text = "<think>a ```x``` b</think>\nSo:\n```python\nif x < 1:\n    y\n```\ndone"
+    assert prompt_parts(text) == [
+        Part("prompt", "thoughts", "a ```x``` b"),
+        Part("prompt", "text", "So:"),
+        Part("prompt", "code", "if x < 1:\n    y", "python"),
+        Part("prompt", "text", "done"),
+    ]
+    assert [part.kind for part in prompt_parts("opened before</think>yes")] == ["thoughts", "text"]
+    assert [part.kind for part in prompt_parts("<think>not closed")] == ["thoughts"]
+    assert [part.kind for part in prompt_parts("```\nnot closed")] == ["code"]
+
+
+@pytest.mark.parametrize("kind", ["text", "thoughts", "code"])
+def test_every_part_is_escaped(kind: str) -> None:
+    part = Part("answer", kind, "<img src=x>&")  # type: ignore[arg-type]
+    assert "&lt;img src=x&gt;&amp;" in html_of(part)
+    assert "<img" not in html_of(part)
+
+
+def test_latex_gets_the_dollars_of_the_renderer() -> None:
+    assert inert_markdown(r"\(x\) and \[y\]") == "$x$ and $$y$$"
+
+
+def test_a_text_is_shown_as_it_is() -> None:
+    assert literal_markdown("a*b* $x$") == r"a\*b\* \$x\$"
+    assert "://" not in literal_markdown("http://e.test")
