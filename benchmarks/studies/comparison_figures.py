@@ -281,31 +281,6 @@ def race_table(result: Mapping[str, Any]) -> Table:
     return Table(titles, lines)
 
 
-def cost_table(result: Mapping[str, Any]) -> Table:
-    """Where the time of each arm went."""
-    lines = []
-    for mode, arm in result.get("arms", {}).items():
-        idle = arm["idle_share"]
-        lines.append(
-            (
-                mode,
-                f"{arm['wall_s']:.0f}",
-                ", ".join(f"{role} {s:.0f}" for role, s in arm["cpu_s_by_role"].items()),
-                f"{idle['generator']:.2f}, {idle['learner']:.2f}",
-                f"{arm['staleness']:.2f}",
-                text(arm["first_update_s"], ".1f"),
-                text(arm["fall"], ".2f"),
-                " ".join(f"{share:.2f}" for share in arm["stale_by_tenth"]),
-            )
-        )
-    titles = (
-        "arm", "wall seconds of a run", "CPU seconds of it, by role", "idle generator, learner",
-        "staleness", "seconds to the policy's first update", "largest fall of smoothed accuracy",
-        "left out for age, from the shortest tenth of the answers to the longest",
-    )  # fmt: skip
-    return Table(titles, lines)
-
-
 def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
     """One line an arm of a part; a run that never came to the target is over its seconds."""
     part, lines = study.file.parts[name], []
