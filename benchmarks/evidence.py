@@ -1,19 +1,23 @@
-"""Tables and plots of `docs/evidence.md`, and tables of `docs/operations.md` and
-`docs/security.md`, from the rows that are checked in.
+"""The claims of the README and of `docs/evidence.md`, and the plots of the latter, from the rows.
 
-In: the files of all studies, which say what is shown of them, and their rows. Out: the parts of the
-pages between `<!-- table NAME -->` and `<!-- end -->`, and one SVG a plot. Nothing is run; a study
-without rows says how to get them. `--check` writes nothing and fails when a page is not what the
-rows say.
+In: `claims.toml`, and the rows that are checked in. Out: the parts of the pages between
+`<!-- table NAME -->` and `<!-- end -->`: `claims` (a line for each), `measured` (those of the
+README) and `plots`; and one SVG a plot. Nothing is run. `--check` writes nothing and fails when a
+page is not what the rows say.
 
-What was measured stays what it is where a recipe, the code or the study has changed since: such
-rows, under the month they are from, are found by their arm and seed alone.
+A claim names a file of rows, the condition `where` that they have to meet, and whether only the
+`newest` counts. Its `figure` and
+`spread` are f-strings over these rows and the names of `known`.
 """
 
 import re
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,138 +25,146 @@ import numpy as np
 from benchmarks.kit import study_file, study_plots
 from benchmarks.kit.arms import Row, rows_of
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.rows import read_rows
+from benchmarks.kit.rows import RESULTS, read_rows
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
-from benchmarks.kit.study_table import arms_table, lines_of
-from benchmarks.kit.time_to_target import curve, smoothed
-from benchmarks.robustness import fault_evidence
-from benchmarks.studies import reward_evidence
-from benchmarks.studies.comparison_figures import (
-    cost_table,
-    in_words,
-    part_figures,
-    part_table,
-    race_of,
-    race_table,
-    summarise,
-    target_of,
-)
+from benchmarks.kit.study_table import Table
+from benchmarks.kit.time_to_target import curve, interval_text, smoothed
+from benchmarks.robustness import chaos_facts, fuzz
+from benchmarks.studies.comparison_figures import part_figures, race_of, summarise, target_of
 from benchmarks.versus_trl import trl
 from headrace.host.install import ROOT
 
-PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "operations", "security"))
+CLAIMS = ROOT / "benchmarks" / "claims.toml"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "evidence.md")
 IMAGES = ROOT / "docs" / "images" / "evidence"
 MONTH = "2026-11"
+"""The folder of rows that are older than the protocol of comparisons."""
 RACE = "tppo-vs-ppo"
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 POINTS = 60
 """Of a median over seeds, at evenly spaced seconds."""
-ByArm = dict[str, dict[int, Row]]
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+def known(rows: Sequence[Row]) -> dict[str, Any]:
+    """What formulas of a claim name: its `rows`, the newest as `last`, the rows `of` an arm by
+    seed and `pairs` of two arms at their common seeds; figures of the race, of what is run beside
+    it, of TRL, faults and fuzzing; and how numbers are written."""
+
+    def of(arm: str) -> dict[int, Row]:
+        return {row["seed"]: row for row in rows if row["arm"] == arm}
+
+    def pairs(one: str, other: str) -> list[tuple[Row, Row]]:
+        a, b = of(one), of(other)
+        return [(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
+
+    return {
+        "rows": rows,
+        "last": rows[-1],
+        "of": of,
+        "pairs": pairs,
+        "less": lambda one, other: [a["mean"] - b["mean"] for a, b in pairs(one, other)],
+        "race": partial(race_figures, "long"),
+        "beside_race": partial(race_part, "long"),
+        "trl": trl_figures,
+        "faults": lambda: chaos_facts.whole(rows),
+        "after_kills": lambda role: [
+            seconds
+            for row in chaos_facts.alone(rows)
+            for seconds in row.get("recovery_kill_s", {}).get(role, [])
+        ],
+        "fuzzed": lambda: fuzz.summary(rows),
+        "median": statistics.median,
+        "between": between,
+        "each": lambda values, form: ", ".join(format(value, form) for value in values),
+        "by_seed": lambda r: (
+            f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}; 95 % {interval_text(r['interval'])}"
+        ),
+        **{function.__name__: function for function in (sum, len, sorted, str)},
+    }
+
+
+def between(values: Iterable[float], form: str) -> str:
+    """The least and the largest; one number where both are written alike."""
+    least, most = (format(bound(values := list(values)), form) for bound in (min, max))
+    return least if least == most else f"{least} to {most}"
+
+
+@cache
+def race_figures(setting: str) -> dict[str, Any]:
+    """The result of the race in a setting."""
+    study = Study.load(RACE, setting)
+    return summarise(study, read_rows(study.path()), list(study.file.arms), study.file.seeds)
+
+
+@cache
+def race_part(setting: str, name: str) -> dict[str, dict[str, Any]]:
+    """Figures of what is run beside the race, by arm."""
+    study = Study.load(RACE, setting)
+    return part_figures(study, name, read_rows(study.path(name)), study.target)
+
+
+@cache
+def trl_figures() -> dict[str, Any]:
+    """The result of the comparison with TRL."""
+    found = trl.Comparison(read_rows(trl.ROWS))
+    return trl.summarise(found, found.seeds)
+
+
+def source(rows: Sequence[Row]) -> str:
+    """Commit and processor of the newest row, and how many more commits there are."""
+    newest = max(rows, key=lambda row: int(row["at"]))
+    commits = {row.get("commit", "")[:7] for row in rows}
+    more = f"+{len(commits) - 1}" if len(commits) > 1 else ""
+    processor = "Xeon" if "Xeon" in newest["machine"]["processor"] else "EPYC"
+    return f"{newest.get('commit', MONTH)[:7]}{more}, {processor}"
+
+
+def lines() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Each claim, and its cells. UserError where a formula fails."""
+    found: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+    for claim in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
+        rows = list(read_rows(RESULTS / f"{claim['rows']}.jsonl").values())
+        rows = [r for r in rows if study_file.value_of(claim.get("where", "True"), {"row": r})]
+        rows = rows[-1:] if claim.get("newest") else rows
+        figure, spread = (
+            study_file.value_of(f'f"""{claim.get(name, "")}"""', known(rows))
+            for name in ("figure", "spread")
+        )
+        cells = (claim["says"], figure, spread, f"`{claim['command']}`", source(rows))
+        found.append((claim, cells))
+    return found
+
+
+# -- plots -----------------------------------------------------------------------------------------
+
+
+def plots() -> dict[str, tuple[str, Callable[[Path], object]]]:
+    """By the name of its file: the caption of every plot that there are rows for, and what draws
+    it."""
+    found: dict[str, tuple[str, Callable[[Path], object]]] = {}
+    for setting in study_file.settings(study_file.FOLDER / f"{RACE}.toml"):
+        race = Study.load(RACE, setting)
+        if arms := finished_arms(race):
+            caption = f"T-PPO against PPO, {setting} answers: accuracy over seconds of training"
+            found[f"race-{setting}"] = caption, partial(draw_race, race, arms)
+    for study in studies():
+        rows = read_rows(study.path())
+        own = {mode: list(rows_of(study.arm(mode), rows).values()) for mode in study.file.arms}
+        by_arm = {mode: mine for mode, mine in own.items() if mine}
+        for plot in study.file.plots if by_arm else ():
+            found[plot.file] = plot.caption, partial(study_plots.draw, plot, by_arm)
+    return found | trl.plots()
 
 
 def studies() -> list[Study]:
     """All studies whose arms are one table."""
-    found = (Study.load(name) for name in study_file.names() if not _has_settings(name))
+    paths = {name: study_file.FOLDER / f"{name}.toml" for name in study_file.names()}
+    found = [Study.load(name) for name, path in paths.items() if not study_file.settings(path)]
     return [one for one in found if one.file.retired is None and one.name != "schedule"]
-
-
-def races() -> list[Study]:
-    """The race in each of its settings."""
-    return [
-        Study.load(RACE, setting)
-        for setting in study_file.settings(study_file.FOLDER / f"{RACE}.toml")
-    ]
-
-
-def _has_settings(name: str) -> bool:
-    return bool(study_file.settings(study_file.FOLDER / f"{name}.toml"))
-
-
-def missing(command: str) -> str:
-    """What stands where there are no rows."""
-    return f"Not measured yet: `headrace bench {command}`.\n"
-
-
-def images(study: Study) -> str:
-    """Markdown of a study's plots."""
-    return "".join(f"![{p.caption}](images/evidence/{p.file}.svg)\n\n" for p in study.file.plots)
-
-
-# -- studies ---------------------------------------------------------------------------------------
-
-
-def measured(path: Path) -> ByArm:
-    """The rows of a file by arm and seed, in the order of their first ones."""
-    found: ByArm = {}
-    for row in read_rows(path).values():
-        found.setdefault(row["arm"], {})[row["seed"]] = row
-    return found
-
-
-def rows_by_arm(study: Study) -> ByArm:
-    """The rows of the study's arms, where there are any."""
-    file = study.file
-    if file.measured is not None:
-        there = measured(study.folder / file.measured / study.path().name)
-        return {mode: there[mode] for mode in file.arms if mode in there}
-    rows = read_rows(study.path())
-    found = {mode: rows_of(study.arm(mode), rows) for mode in file.arms}
-    return {mode: own for mode, own in found.items() if own}
-
-
-def study_part(study: Study) -> str:
-    """Markdown of a study: its plots, its table and how many of its runs others disturbed; or how
-    to get them."""
-    file, found = study.file, rows_by_arm(study)
-    if not found:
-        return missing(study.name)
-    lines = lines_of(found, reference=file.reference, columns=file.columns)
-    table = arms_table(lines, reference=file.reference, columns=file.columns).markdown()
-    if file.measured is not None:  # its plots stand elsewhere on the page
-        return table
-    runs = [row for own in found.values() for row in own.values()]
-    disturbed = sum(row["disturbed"] for row in runs)
-    beside = f"\nOthers disturbed {disturbed} of {len(runs)} runs.\n" if disturbed else ""
-    return images(study) + table + beside
-
-
-def part_before(study: Study, reference: str) -> str:
-    """Markdown of what was measured with the arms that the study had before."""
-    lines = lines_of(measured(study.folder / MONTH / study.path().name), reference=reference)
-    return arms_table(lines, reference=reference).markdown()
-
-
-# -- the race --------------------------------------------------------------------------------------
-
-
-def race_part(study: Study) -> str:
-    """Markdown of the race: its plot, if it is over, its tables and what they say."""
-    rows = read_rows(study.path())
-    if not rows:
-        return missing(f"{study.name} --setting {study.setting}")
-    name, seeds = study.setting, study.file.seeds
-    result = summarise(study, rows, list(study.file.arms), seeds)
-    plot = f"![Accuracy over seconds of training, setting {name}](images/evidence/race-{name}.svg)"
-    paragraphs = (f"{line}\n" for line in in_words(study, result, seeds))
-    parts = (race_table(result).markdown(), *paragraphs, cost_table(result).markdown())
-    return (f"{plot}\n\n" if finished_arms(study) else "") + "\n".join(parts)
-
-
-def race_parts(study: Study) -> dict[str, str]:
-    """Markdown of what is run beside the race and has its place on the page."""
-    found = {}
-    for name, part in study.file.parts.items():
-        if part.title is None:
-            continue
-        rows = read_rows(study.path(name))
-        figures = part_figures(study, name, rows, study.target)
-        text = part_table(study, name, figures).markdown()
-        if disturbed := sum(one["disturbed"] for one in figures.values()):
-            text += f"\nOthers disturbed {disturbed} of these runs.\n"
-        command = f"{study.name} --setting {study.setting} --{name}"
-        found[f"{name}-{study.setting}"] = text if figures else missing(command)
-    return found
 
 
 def finished_arms(study: Study) -> dict[str, list[Row]]:
@@ -172,10 +184,10 @@ def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> No
     target = target_of(race_of(study), dict(enumerate(arms[study.file.reference])))
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     for colour, (mode, rows) in zip(COLOURS, arms.items(), strict=False):
-        lines = [smoothed(curve(row)) for row in rows]
-        for line in lines:
+        seeds = [smoothed(curve(row)) for row in rows]
+        for line in seeds:
             axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3, linewidth=0.8)
-        middle = median_line(lines)
+        middle = median_line(seeds)
         axes.plot(*zip(*middle, strict=True), color=colour, linewidth=2, label=mode)
     axes.axhline(target, color="black", linewidth=0.8, linestyle=":", label="target")
     axes.set(xlabel="seconds of training", ylabel="held-out accuracy")
@@ -195,46 +207,27 @@ def median_line(lines: Sequence[Points]) -> Points:
 # -- the pages -------------------------------------------------------------------------------------
 
 
-def tables() -> dict[str, str]:
+def parts() -> dict[str, str]:
     """Every part of the pages that is made, by name."""
-    found = {
-        "trl": trl.part(),
-        "faults": fault_evidence.figures_table(),
-        "chaos": fault_evidence.chaos_table(),
-        "fuzz": fault_evidence.fuzz_table(),
-        "dashboard": fault_evidence.pages_table(),
-        **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
+    claims = lines()
+    titles = ("claim", "figure", "least to most", "command", "commit, processor")
+    readme = [
+        (says, f"{figure} ({spread})" if spread else figure, command)
+        for claim, (says, figure, spread, command, _) in claims
+        if claim.get("readme")
+    ]
+    return {
+        "claims": Table(titles, [cells for _, cells in claims]).markdown(),
+        "measured": Table(("figure", "value (least to most)", "command"), readme).markdown(),
+        "plots": "".join(
+            f"![{caption}](images/evidence/{name}.svg)\n" for name, (caption, _) in plots().items()
+        ),
     }
-    for study in races():
-        found |= {f"race-{study.setting}": race_part(study), **race_parts(study)}
-    for study in studies():
-        found[study.name] = study_part(study)
-        if study.file.before is not None:
-            found[f"{study.name}-{MONTH}"] = part_before(study, study.file.before)
-    return found
 
 
-def page(old: str, parts: Mapping[str, str]) -> str:
+def page(old: str, made: Mapping[str, str]) -> str:
     """A page with its made parts as the rows say. KeyError for a part of an unknown name."""
-    return PART.sub(lambda match: match[1] + parts[match[2]] + match[3], old)
-
-
-def draw(folder: Path) -> list[Path]:
-    """Draw every plot that there are rows for; the files."""
-    drawn = []
-    with plt.rc_context(STYLE):
-        for study in races():
-            if arms := finished_arms(study):
-                drawn.append(folder / f"race-{study.setting}.svg")
-                draw_race(study, arms, drawn[-1])
-        for study in studies():
-            by_arm = {mode: list(own.values()) for mode, own in rows_by_arm(study).items()}
-            for plot in study.file.plots if by_arm else ():
-                drawn.append(folder / f"{plot.file}.svg")
-                study_plots.draw(plot, by_arm, drawn[-1])
-        drawn += reward_evidence.draw(folder)
-        drawn += trl.draw(folder)
-    return drawn
+    return PART.sub(lambda match: match[1] + made[match[2]] + match[3], old)
 
 
 def main(argv: list[str]) -> int:
@@ -242,10 +235,10 @@ def main(argv: list[str]) -> int:
     parser = command_line("evidence", __doc__, json=False)
     parser.add_argument("--check", action="store_true", help="write nothing, compare the pages")
     options = parser.parse_args(argv)
-    parts, stale = tables(), []
+    made, stale = parts(), []
     for path in PAGES:
         old = path.read_text(encoding="utf-8")
-        new = page(old, parts)
+        new = page(old, made)
         if new != old:
             stale.append(path)
         if not options.check:
@@ -257,6 +250,8 @@ def main(argv: list[str]) -> int:
                 file=sys.stderr,
             )
         return int(bool(stale))
-    for path in draw(IMAGES):
-        print(f"wrote {path.relative_to(ROOT)}")
+    with plt.rc_context(STYLE):
+        for name, (_, draw) in plots().items():
+            draw(IMAGES / f"{name}.svg")
+            print(f"wrote {(IMAGES / name).relative_to(ROOT)}.svg")
     return 0

@@ -26,17 +26,25 @@ def markdown_files() -> list[Path]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Targets in `page` that name no file; addresses of other sites are not visited."""
+    """Targets in `page` that name no file or no heading of a page; addresses of other sites are not
+    visited."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    targets = (target.split("#")[0] for target in LINK.findall(text))
     return [
         target
-        for target in targets
-        if target
-        and "://" not in target
-        and not target.startswith("mailto:")
-        and not (page.parent / target).exists()
+        for target in LINK.findall(text)
+        if "://" not in target and not target.startswith("mailto:") and not leads(page, target)
     ]
+
+
+def leads(page: Path, target: str) -> bool:
+    """Whether a link of `page` names a file, and its anchor, if any, one of the file's headings."""
+    name, _, anchor = target.partition("#")
+    path = page.parent / name if name else page
+    if not path.exists() or not anchor or path.suffix != ".md":
+        return path.exists()
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def made_pages() -> dict[Path, str]:

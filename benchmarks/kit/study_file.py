@@ -131,7 +131,7 @@ class Part(_Table):
 
     about: str
     title: str | None = None
-    """Over its arms, where they are of one arm and on the page."""
+    """Over its arms, where they are of one arm."""
     seeds: tuple[int, ...]
     tuned: bool = False
     overrides: tuple[str, ...] = ()
@@ -179,10 +179,6 @@ class StudyFile(_Table):
     parts: dict[str, Part] = {}
     ceiling: str | None = None
     """The arm, a stream, whose generator and learner were measured alone."""
-    before: str | None = None
-    """The reference of what was measured before arms changed (`benchmarks/results/2026-11`)."""
-    measured: str | None = None
-    """A folder of `benchmarks/results` whose rows are shown though recipes have changed since."""
     retired: str | None = None
     """The commit that has the code of a study that nobody runs any more."""
     now: str | None = None

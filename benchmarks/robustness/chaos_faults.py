@@ -15,30 +15,28 @@ Kind = Literal[
 
 
 class Drawn(NamedTuple):
-    """How often a kind is drawn, of the sum of all; from how many to how many seconds it lasts;
-    what a table calls it."""
+    """How often a kind is drawn, of the sum of all; from how many to how many seconds it lasts."""
 
     weight: int
     seconds: tuple[float, float]
-    text: str
 
 
 HEARTBEAT_S = 5.0
 """After so many seconds a silent process counts as gone: some stops and cuts last longer."""
 KINDS: dict[Kind, Drawn] = {
-    "kill": Drawn(8, (0.0, 0.0), "kills of a role"),
-    "kill_child": Drawn(2, (0.0, 0.0), "kills of a role's child"),
-    "kill_job": Drawn(1, (0.0, 0.0), "kills of the whole job"),
-    "stop": Drawn(5, (0.2, 12.0), "stops of a role"),
-    "stop_child": Drawn(1, (0.2, 12.0), "stops of a role's child"),
-    "disk_full": Drawn(1, (1.0, 6.0), "full disk"),
-    "slow_disk": Drawn(1, (1.0, 6.0), "slow disk"),
-    "cut_network": Drawn(1, (0.2, 12.0), "network cut"),
-    "slow_network": Drawn(1, (2.0, 8.0), "network slow"),
+    "kill": Drawn(8, (0.0, 0.0)),
+    "kill_child": Drawn(2, (0.0, 0.0)),
+    "kill_job": Drawn(1, (0.0, 0.0)),
+    "stop": Drawn(5, (0.2, 12.0)),
+    "stop_child": Drawn(1, (0.2, 12.0)),
+    "disk_full": Drawn(1, (1.0, 6.0)),
+    "slow_disk": Drawn(1, (1.0, 6.0)),
+    "cut_network": Drawn(1, (0.2, 12.0)),
+    "slow_network": Drawn(1, (2.0, 8.0)),
     # One at least, and others every third of a second.
-    "reset": Drawn(4, (0.0, 3.0), "connections reset"),
-    "freeze_sql": Drawn(1, (1.0, 12.0), "PostgreSQL frozen"),
-    "lose_sql": Drawn(1, (1.0, 6.0), "PostgreSQL killed"),
+    "reset": Drawn(4, (0.0, 3.0)),
+    "freeze_sql": Drawn(1, (1.0, 12.0)),
+    "lose_sql": Drawn(1, (1.0, 6.0)),
 }
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")

@@ -1,7 +1,7 @@
 """The figures of a race: what its rows say of each arm, and of one arm against another.
 
 In: a study with a race, and rows by arm and seed. Out: `summarise`, the result as `--json` prints
-it; `part_figures` of what is run besides; `in_words`, what the result says; and the tables of them.
+it; `part_figures` of what is run besides; and the tables of them.
 Nothing is run.
 """
 
@@ -125,35 +125,13 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
         "prompts": min(row["num_prompts"] for row in each),
         "final": spread([row["final"] for row in each]),
         "final_on_long_prompts": spread([_last_two(row["long_prompts"]) for row in each]),
-        "first_update_s": spread([_first_update(row) for row in each]),
-        "fall": spread([largest_fall(curve(row)) for row in each]),
-        "tail": spread([tail(row) for row in each]),
-        "speed": spread(_speeds(each)),
         "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
-        "staleness": statistics.median(row["staleness"]["mean"] or 0.0 for row in each),
-        "idle_share": {
-            side: statistics.median(row["idle_share"][side] for row in each)
-            for side in ("generator", "learner")
-        },
-        "wall_s": statistics.median(row["wall_s"] for row in each),
-        "cpu_s_by_role": {
-            role: statistics.median(row["cpu_s"].get(role, 0.0) for row in each)
-            for role in sorted({role for row in each for role in row["cpu_s"]})
-        },
         **beside(each),
-        "stale_by_tenth": _by_tenth(each, "stale"),
-        "lost_by_tenth": _by_tenth(each, "other"),
     }
 
 
 def _tokens(row: Row) -> list[float]:
     return [generated_at(row, version) for version, *_ in row["evaluations"]]
-
-
-def _first_update(row: Row) -> float:
-    """Training seconds until weights that an update of the policy made were evaluated: what the
-    value model's warm-up takes, and that update."""
-    return float(next(at for version, at, *_ in row["evaluations"] if version > 0))
 
 
 def _last_two(long: Mapping[str, Any]) -> float:
@@ -164,17 +142,6 @@ def _mean(row: Row, metric: str) -> float:
     """Mean of a metric over the policy's updates."""
     values = row["series"].get(metric, [])[warm_up_updates(row) :]
     return statistics.fmean([value for value in values if value is not None] or [0.0])
-
-
-def _by_tenth(rows: Sequence[Row], reason: str) -> list[float]:
-    columns = zip(*([part[reason] for part in row["lost_by_tenth"]] for row in rows), strict=False)
-    return [round(statistics.fmean(column), 4) for column in columns]
-
-
-def tail(row: Row) -> float:
-    """Longest response over the mean of those that finished in the last quarter of the run."""
-    lengths = [x for x in row["series"]["rollout/finished_length"] if x is not None]
-    return float(row["max_length"] / statistics.fmean(lengths[-max(1, len(lengths) // 4) :]))
 
 
 def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
@@ -282,31 +249,6 @@ def race_table(result: Mapping[str, Any]) -> Table:
     return Table(titles, lines)
 
 
-def cost_table(result: Mapping[str, Any]) -> Table:
-    """Where the time of each arm went."""
-    lines = []
-    for mode, arm in result.get("arms", {}).items():
-        idle = arm["idle_share"]
-        lines.append(
-            (
-                mode,
-                f"{arm['wall_s']:.0f}",
-                ", ".join(f"{role} {s:.0f}" for role, s in arm["cpu_s_by_role"].items()),
-                f"{idle['generator']:.2f}, {idle['learner']:.2f}",
-                f"{arm['staleness']:.2f}",
-                text(arm["first_update_s"], ".1f"),
-                text(arm["fall"], ".2f"),
-                " ".join(f"{share:.2f}" for share in arm["stale_by_tenth"]),
-            )
-        )
-    titles = (
-        "arm", "wall seconds of a run", "CPU seconds of it, by role", "idle generator, learner",
-        "staleness", "seconds to the policy's first update", "largest fall of smoothed accuracy",
-        "left out for age, from the shortest tenth of the answers to the longest",
-    )  # fmt: skip
-    return Table(titles, lines)
-
-
 def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
     """One line an arm of a part; a run that never came to the target is over its seconds."""
     part, lines = study.file.parts[name], []
@@ -384,28 +326,6 @@ def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
 # -- in words --------------------------------------------------------------------------------------
 
 
-def in_words(study: Study, result: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
-    """What the result says, a paragraph each: the ratio, that runs of these seeds are missing or
-    else the ratio to other targets, what it is made of, how near the ceiling is."""
-    pair = (study.file.reference, race_of(study).ratio)
-    lines = [] if result["ratio"] is None else [ratio_line(result, pair)]
-    lines.append(missing_line(result, pair, seeds) or other_targets_line(result))
-    quotients = race_of(study).quotients.items()
-    parts = [part_line(result, name, pair[0], said) for name, (*_, said) in quotients]
-    return [line for line in (*lines, *parts, ceiling_line(result)) if line]
-
-
-def missing_line(result: Mapping[str, Any], pair: Sequence[str], seeds: Sequence[int]) -> str:
-    """What an unfinished race has not run yet of the two arms of the ratio; empty where it has."""
-    found = {mode: result.get("arms", {}).get(mode, {}).get("seeds", 0) for mode in pair}
-    if min(found.values()) >= len(seeds):
-        return ""
-    parts = " and ".join(
-        f"{count} of {len(seeds)} seeds of {mode}" for mode, count in found.items()
-    )
-    return f"**The race is under way:** {parts} have been run. Nothing is claimed yet."
-
-
 def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
     """The ratio in words, with what it rests on."""
     never = result["censored"]
@@ -424,35 +344,3 @@ def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
     if disturbed := sum(arm["disturbed"] for arm in arms):
         parts.append(f"{disturbed} runs beside others that took more than a twentieth of a core")
     return "; ".join(parts) + "."
-
-
-def other_targets_line(result: Mapping[str, Any]) -> str:
-    """The ratio in words for other targets of the same rows."""
-    parts = [
-        f"to {one['target']:.3f} it is {one['ratio']:.2f} (seeds {one['ratio_min']:.2f} to "
-        f"{one['ratio_max']:.2f}; {one['censored']} of the runs never came there)"
-        for one in result["other_targets"]
-    ]
-    return f"Of the same rows, {', '.join(parts)}."
-
-
-def part_line(result: Mapping[str, Any], name: str, reference: str, said: str) -> str:
-    """One of the quotients in words; empty until both of its arms have all seeds of the race."""
-    found = result.get(name)
-    if not found or len(found["ratio_of_seed"]) < result["arms"][reference]["seeds"]:
-        return ""
-    return (
-        f"{said}: {ratio_text(found)}; {found['censored']} of the runs never came there. "
-        f"{other_targets_line(found)}"
-    )
-
-
-def ceiling_line(result: Mapping[str, Any]) -> str:
-    """How near the stream is to its slower half, in words; empty until that is measured."""
-    if not (found := result.get("ceiling")):
-        return ""
-    return (
-        f"For the stream's tokens its generator alone takes {found['generator']:.2f} of the "
-        f"stream's seconds, its learner alone {found['learner']:.2f}: the stream reached "
-        f"{found['share']:.2f} of its ceiling (`--ceiling`, {found['runs']} of its seeds)."
-    )

@@ -28,10 +28,11 @@ from benchmarks.kit.study_plan import Plan, Study
 from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
 from benchmarks.kit.study_table import arms_table, lines_of
 from benchmarks.studies.comparison_figures import (
-    in_words,
     part_figures,
     part_table,
+    race_of,
     race_table,
+    ratio_line,
     summarise,
     tuning_lines,
     tuning_table,
@@ -183,5 +184,6 @@ def report(
             part_table(study, part, result[part]).show(f"{study.name}, {part}")
         else:
             race_table(result).show(f"{study.name}, {study.setting}")
-            print("\n\n".join(in_words(study, result, seeds)).replace("**", ""))
+            if result["ratio"] is not None:
+                print(ratio_line(result, (file.reference, race_of(study).ratio)))
     return result

@@ -24,9 +24,9 @@ tuning and 30 that are shown; with `--reduced` 12 (two seeds, tuned if the rows 
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -241,7 +241,7 @@ def arm_figures(found: Comparison, rows: Mapping[str, Mapping[int, Row]]) -> dic
     return figures | (beside([*speed, *race]) if speed or race else {})
 
 
-# -- on the terminal and on the page -------------------------------------------------------------
+# -- on the terminal ------------------------------------------------------------------------------
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -299,26 +299,13 @@ def ratio_line(result: Mapping[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
-def part(path: Path = ROWS) -> str:
-    """Markdown: the plot, a line for each arm, the ratio in words; or how to get them."""
-    found = Comparison(read_rows(path))
-    result = summarise(found, found.seeds)
-    if result["ratio"] is None:
-        return "Not measured yet: `headrace bench trl`.\n"
-    (plot,) = found.studies[RACE].file.plots
-    drawn = all(arm["race_seeds"] for arm in result["arms"].values())
-    image = f"![{plot.caption}](images/evidence/{plot.file}.svg)\n\n" if drawn else ""
-    return f"{image}{arms_table(result).markdown()}\n{ratio_line(result)}\n"
-
-
-def draw(folder: Path, path: Path = ROWS) -> list[Path]:
-    """The plot, if there are rows of the race; the file."""
+def plots(path: Path = ROWS) -> dict[str, tuple[str, Callable[[Path], object]]]:
+    """By the name of its file: the caption of the plot, if there are rows of the race, and what
+    draws it."""
     found = Comparison(read_rows(path))
     rows = found.shown(found.seeds)
     arms = {mode: list(by_seed.values()) for mode in MODES if (by_seed := rows[RACE, mode])}
-    if len(arms) < len(MODES):
-        return []
     (plot,) = found.studies[RACE].file.plots
-    drawn = folder / f"{plot.file}.svg"
-    study_plots.draw(plot, arms, drawn)
-    return [drawn]
+    if len(arms) < len(MODES):
+        return {}
+    return {plot.file: (plot.caption, partial(study_plots.draw, plot, arms))}

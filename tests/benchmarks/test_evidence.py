@@ -6,36 +6,80 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence
+from benchmarks.kit import study_file
 from benchmarks.kit.arms import key
 from benchmarks.kit.rows import Rows
 from benchmarks.kit.study_plan import Study
+from benchmarks.versus_trl import trl
 from tests.benchmarks.race_rows import SEEDS, add, race_row, rising, small_race, start_of
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, str]:
+def made() -> dict[str, str]:
     """All that is made of the rows that are checked in."""
-    return evidence.tables()
+    return evidence.parts()
 
 
 @pytest.mark.parametrize("page", evidence.PAGES, ids=lambda path: path.stem)
-def test_a_page_is_what_the_rows_say(page: Path, tables: dict[str, str]) -> None:
+def test_a_page_is_what_the_rows_say(page: Path, made: dict[str, str]) -> None:
     old = page.read_text(encoding="utf-8")
-    assert evidence.page(old, tables) == old
+    assert evidence.page(old, made) == old
 
 
-def test_every_table_has_its_place_on_a_page(tables: dict[str, str]) -> None:
+def test_every_part_has_its_place_on_a_page(made: dict[str, str]) -> None:
     texts = [path.read_text(encoding="utf-8") for path in evidence.PAGES]
     names = [match[2] for text in texts for match in evidence.PART.finditer(text)]
-    assert sorted(names) == sorted(tables)
+    assert sorted(names) == sorted(made)
+
+
+def test_the_readme_has_twelve_claims_at_most(made: dict[str, str]) -> None:
+    assert len(made["measured"].splitlines()) <= 2 + 12
+
+
+def test_a_claim_is_made_of_the_rows_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = tmp_path / "claims.toml"
+    claims.write_text(
+        """[[claim]]
+        says = "b less a"
+        rows = "made"
+        where = "row['seed'] < 2"
+        figure = "{median(less('b', 'a')):+.2f} of {len(rows)}"
+        spread = "{between(less('b', 'a'), '.1f')}"
+        command = "headrace bench made"
+        [[claim]]
+        says = "the newest"
+        rows = "made"
+        newest = true
+        figure = "{last['mean']:.1f}"
+        command = "headrace bench made"
+        """
+    )
+    monkeypatch.setattr(evidence, "CLAIMS", claims)
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    rows = Rows(tmp_path / "made.jsonl")
+    for seed, (a, b) in enumerate(((0.5, 0.7), (0.5, 0.9), (0.5, 0.1))):
+        for arm, mean in (("a", a), ("b", b)):
+            rows.add(f"{arm}/{seed}", {"arm": arm, "seed": seed, "mean": mean})
+    (_, both), (_, newest) = evidence.lines()
+    assert both[:4] == ("b less a", "+0.30 of 4", "0.2 to 0.4", "`headrace bench made`")
+    assert newest[1:3] == ("0.1", "")
+
+
+def test_a_source_counts_commits() -> None:
+    rows = [
+        {"at": at, "commit": commit, "machine": {"processor": "Intel(R) Xeon(R) Processor"}}
+        for at, commit in ((2, "bbbbbbbbbbbb"), (1, "aaaaaaaaaaaa"))
+    ]
+    assert evidence.source(rows) == "bbbbbbb+1, Xeon"
+    assert evidence.source([{"at": 1, "machine": {"processor": "EPYC"}}]) == "2026-11, EPYC"
 
 
 @pytest.fixture
-def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    """A small race without rows, in place of the one whose rows are checked in."""
-    race = small_race(tmp_path)
-    monkeypatch.setattr(evidence, "races", lambda: [race])
-    return race
+def race(tmp_path: Path) -> Study:
+    """A small race without rows."""
+    return small_race(tmp_path)
 
 
 def run(race: Study, mode: str, slope: float, seeds: tuple[int, ...] = SEEDS) -> None:
@@ -44,27 +88,31 @@ def run(race: Study, mode: str, slope: float, seeds: tuple[int, ...] = SEEDS) ->
         add(race, Rows(race.path()), mode, start_of(race, mode), seed, rising(slope))
 
 
-def test_a_race_that_has_rows_has_a_line_for_each_arm(race: Study) -> None:
-    assert evidence.race_part(race).startswith("Not measured yet")
+def test_a_race_has_a_plot_of_the_arms_whose_seeds_were_all_run(
+    race: Study, tmp_path: Path
+) -> None:
     run(race, "synchronous", 0.03)
     run(race, "streaming", 0.06, SEEDS[:2])
-    text = evidence.race_part(race)
-    assert "2 of 3 seeds of streaming have been run. Nothing is claimed yet." in text
+    assert evidence.finished_arms(race) == {}
     run(race, "streaming", 0.06, SEEDS[2:])
-    text = evidence.race_part(race)
-    assert "under way" not in text
-    assert "| streaming | 3 | 14.4 | 28.8 | 1,638 | 1.98 | 1.98 to 1.98 | 0.900 | 0.450 |" in text
-    assert "| synchronous | 100 | generator-0 70, learner-0 60 | 0.10, 0.30 | 1.50 |" in text
-    assert "not tuned alike" in text
+    run(race, "whole", 0.09, SEEDS[:2])
+    assert list(evidence.finished_arms(race)) == ["synchronous", "streaming"]
+    run(race, "whole", 0.09, SEEDS[2:])
+    arms = evidence.finished_arms(race)
+    assert list(arms) == ["synchronous", "streaming", "whole"]
+    evidence.draw_race(race, arms, tmp_path / "race.svg")
+    assert (tmp_path / "race.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
-def test_what_is_run_beside_the_race_says_how_to_get_it(race: Study) -> None:
-    command = "headrace bench tppo-vs-ppo --setting small --old-data"
-    assert evidence.race_parts(race) == {"old-data-small": f"Not measured yet: `{command}`.\n"}
-
-
-def rows_for(study: Study) -> None:
-    """Made rows of the study's reduced form."""
+@pytest.mark.parametrize("study", evidence.studies(), ids=lambda study: study.name)
+def test_a_study_that_has_rows_has_its_plots(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(study, folder=tmp_path)
+    monkeypatch.setattr(evidence, "studies", lambda: [study])
+    monkeypatch.setattr(study_file, "settings", lambda path: [])
+    monkeypatch.setattr(trl, "plots", dict)
+    assert evidence.plots() == {}
     rows, tenths = Rows(study.path()), [0.1 * i for i in range(10)]
     assert study.file.reduced is not None
     for arm, seed, _ in study.plan(study.file.reduced.arms, range(study.file.reduced.seeds)):
@@ -73,90 +121,12 @@ def rows_for(study: Study) -> None:
         row["early_positions"] = {"all": {"value": tenths, "advantage": tenths[::-1]}}
         row["written"] = {"after": dict.fromkeys(("short", "long", "lines", "neutral"), 0.5)}
         rows.add(key(arm, seed), row)
-
-
-NEW = [study for study in evidence.studies() if study.file.measured is None]
-
-
-@pytest.mark.parametrize("study", NEW, ids=lambda study: study.name)
-def test_a_study_that_has_rows_has_its_plots_and_its_table(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = replace(study, folder=tmp_path)
-    monkeypatch.setattr(evidence, "studies", lambda: [study])
-    assert evidence.study_part(study) == f"Not measured yet: `headrace bench {study.name}`.\n"
-    rows_for(study)
-    text = evidence.study_part(study)
-    assert study.file.reduced is not None
-    for arm in study.file.reduced.arms:
-        assert f"| {arm} | {study.file.reduced.seeds} | 0.900 |" in text
-    assert "Others disturbed" not in text
-    names = [path.name for path in evidence.draw(tmp_path / "images")]
-    for plot in study.file.plots:
-        assert f"images/evidence/{plot.file}.svg" in text
-        assert f"{plot.file}.svg" in names
-
-
-def test_the_page_counts_the_runs_that_others_disturbed(tmp_path: Path) -> None:
-    study = replace(Study.load("vapo-parts"), folder=tmp_path)
-    rows, arm = Rows(study.path()), study.arm("vapo")
-    for seed, disturbed in ((0, True), (1, False)):
-        row = race_row(arm.name, seed, rising(0.1), mean=0.5, disturbed=disturbed)
-        rows.add(key(arm, seed), row)
-    assert "Others disturbed 1 of 2 runs." in evidence.study_part(study)
-
-
-def test_rows_that_were_measured_before_are_found_by_their_names_then(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "s.jsonl")
-    for seed in (0, 1):
-        rows.add(f"gone/{seed}/of-an-older-recipe", {"arm": "gone", "seed": seed, "mean": 0.5})
-    found = evidence.measured(tmp_path / "s.jsonl")
-    assert {name: list(by_seed) for name, by_seed in found.items()} == {"gone": [0, 1]}
-
-
-def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
-    text = evidence.PAGES[0].read_text(encoding="utf-8")
-    for path in evidence.draw(tmp_path):
-        assert path.read_text(encoding="utf-8").startswith("<?xml")
-        assert f"images/evidence/{path.name}" in text
-
-
-def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
-    race: Study, tmp_path: Path
-) -> None:
-    run(race, "synchronous", 0.03)
-    run(race, "streaming", 0.06, SEEDS[:2])
-    assert "race-small.svg" not in evidence.race_part(race)
-    run(race, "streaming", 0.06, SEEDS[2:])
-    assert "race-small.svg" in evidence.race_part(race)
-    assert tmp_path / "race-small.svg" in evidence.draw(tmp_path)
-    assert "to 0.900 it is" in evidence.race_part(race)
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"),
-    [
-        # PPO comes there in 28.5 seconds, windows in a stream in 14.4, and this arm in 9.75.
-        ("whole", {"of a stream of windows": "0.68"}),
-        ("windowed", {"those of T-PPO in turns": "2.92", "over those of its stream": "0.68"}),
-    ],
-)
-def test_an_arm_is_compared_and_drawn_once_all_its_seeds_were_run(
-    race: Study, mode: str, said: dict[str, str]
-) -> None:
-    run(race, "synchronous", 0.03)
-    run(race, "streaming", 0.06)
-    run(race, mode, 0.09, SEEDS[:2])
-    text = evidence.race_part(race)
-    assert [name for name in said if f"{name}: " in text] == []
-    assert list(evidence.finished_arms(race)) == ["synchronous", "streaming"]
-    run(race, mode, 0.09, SEEDS[2:])
-    text = evidence.race_part(race)
-    for name, ratio in said.items():
-        found = f"{name}: {ratio} (seeds {ratio} to {ratio}; 95 % interval {ratio} to {ratio})"
-        assert found in text
-    assert text.count("to 0.900 it is") == 1 + len(said)
-    assert list(evidence.finished_arms(race)) == ["synchronous", "streaming", mode]
+    plots = evidence.plots()
+    assert list(plots) == [plot.file for plot in study.file.plots]
+    for name, (caption, draw) in plots.items():
+        assert caption
+        draw(tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
 def test_a_median_of_lines_is_taken_where_all_of_them_are() -> None:

@@ -12,7 +12,6 @@ from benchmarks.kit.study_plan import Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner
 from benchmarks.studies.comparison_figures import (
     ceiling_figures,
-    ceiling_line,
     part_figures,
     part_table,
     ratio_line,
@@ -142,12 +141,8 @@ def test_figures_of_an_arm(tmp_path: Path) -> None:
     arm = result["arms"]["streaming"]
     assert arm["cpu_s"] == pytest.approx(2 * arm["seconds"])
     assert arm["tokens"] == pytest.approx(100 * (arm["seconds"] + 2))
-    assert arm["first_update_s"]["median"] == 1.0
-    assert arm["fall"]["max"] == 0.0
     assert arm["context_share"] == pytest.approx(0.4)
     assert arm["final_on_long_prompts"]["median"] == pytest.approx(0.45)
-    assert (arm["stale_by_tenth"], arm["lost_by_tenth"]) == ([0.25] * 10, [0.125] * 10)
-    assert arm["cpu_s_by_role"] == {"generator-0": 70.0, "learner-0": 60.0}
     assert arm["point"] == dict(start_of(small_race(tmp_path), "streaming"))
     # One second apart, and 9.5 s to the target: that is not a tenth of it.
     assert not arm["dense"]
@@ -194,8 +189,6 @@ def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     ppo = race_row("small/synchronous", 1, rising(0.1, until=40))
     found = ceiling_figures(race, {"synchronous": {1: ppo}, "streaming": {}})
     assert found == {"runs": 1, "ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
-    assert "reached 0.80 of its ceiling" in ceiling_line({"ceiling": found})
-    assert ceiling_line({"ceiling": None}) == ""
     assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
 
 

@@ -279,8 +279,9 @@ def test_a_lock_holds_its_devices_torch(project: Project) -> None:
 
 def test_a_broken_link_is_found(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("[a](page.md#top) [b](gone.md) [c](https://example.org) ![d](gone.png)\n")
-    assert scripts["docs"].broken_links(page) == ["gone.md", "gone.png"]
+    links = "[a](page.md#the-top-2) [b](gone.md) [c](https://example.org) ![d](gone.png) [e](#end)"
+    page.write_text(f"# The *top*, 2\n{links}\n")
+    assert scripts["docs"].broken_links(page) == ["gone.md", "gone.png", "#end"]
 
 
 NATIVE = """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kit.arms import Arm
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import Rows, read_rows
 from benchmarks.kit.study_file import Grid, Point
 from benchmarks.versus_trl import trl, trl_arms
 from benchmarks.versus_trl.trl import (
@@ -425,25 +425,28 @@ def test_a_whole_bench_and_its_result(bench: Bench, tmp_path: Path) -> None:
     assert sorted(row["place"] for row in rows if row["seed"] == 0) == list(range(6))
 
 
-def test_the_page_has_a_line_for_each_arm_the_ratio_and_a_plot(
+def test_the_table_has_a_line_for_each_arm_and_the_rows_a_plot(
     bench: Bench, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    assert trl.part(rows).startswith("Not measured yet")
-    assert trl.draw(tmp_path, rows) == []
+    assert trl.plots(rows) == {}
     bench(Measured(), "--seeds", "2")
-    text = trl.part(rows)
+    found = trl.Comparison(read_rows(rows))
+    result = trl.summarise(found, range(2))
+    text = trl.arms_table(result).markdown()
     assert "| trl | 2, 2 | 100 | 20.01 | 30.0 | 60.0 | 1.00 (1.00 to 1.00) | 1.00 (" in text
     assert "| streaming | 2, 2 | 250 (249 to 250) | 8.01 | 10.0 | 20.0 | 3.00 (3.00 to" in text
-    assert "over TRL's: 2.50 (seeds 2.50 to 2.50" in text
-    assert "over those of our synchronous mode: 1.67; all tuned alike" in text
-    (plot,) = trl.draw(tmp_path, rows)
-    assert plot.name in text
+    assert "over TRL's: 2.50 (seeds 2.50 to 2.50" in trl.ratio_line(result)
+    assert "over those of our synchronous mode: 1.67; all tuned alike" in trl.ratio_line(result)
+    ((_, draw),) = trl.plots(rows).values()
+    draw(tmp_path / "trl.svg")
+    assert (tmp_path / "trl.svg").stat().st_size > 1000
 
 
-def test_the_page_says_who_never_got_there(bench: Bench, tmp_path: Path) -> None:
+def test_the_table_says_who_never_got_there(bench: Bench, tmp_path: Path) -> None:
     bench(Measured(top=0.7), "--reduced")
-    assert "| trl | 2, 2 (0 crossed) |" in trl.part(tmp_path / "rows.jsonl")
+    found = trl.Comparison(read_rows(tmp_path / "rows.jsonl"))
+    assert "| trl | 2, 2 (0 crossed) |" in trl.arms_table(trl.summarise(found, range(2))).markdown()
 
 
 def test_what_is_there_is_not_run_again(bench: Bench) -> None:
