@@ -20,6 +20,7 @@ from dashboard.components.reading import (
     answer_parts,
     html_of,
     inert_markdown,
+    literal_markdown,
     prompt_parts,
     results_html,
 )
@@ -140,7 +141,7 @@ def _facts(detail: TrajectoryDetail) -> None:
         st.metric(
             "Weights", f"{number(row['min_version'])} to {number(row['max_version'])}", **plain
         )
-        st.metric("Expected answer", row["answer"] or "-", **plain)
+        st.metric("Expected answer", literal_markdown(row["answer"]) or "-", **plain)
     if row["audit_status"] is not None:
         said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
         st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")

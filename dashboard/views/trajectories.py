@@ -18,7 +18,6 @@ from storage.queries import SCORES, TrajectoryPage
 
 ROWS = 100
 ANY: dict[str, Any] = {"index": None, "placeholder": "any", **BOUND}
-_SCORED = "Seconds since the run began."
 COLUMNS = [
     "trajectory_id",
     "status",
@@ -124,12 +123,10 @@ def _wanted(run: RunData, kinds: dict[str, Any]) -> dict[str, Any]:
         verdict = scoring[0].selectbox("Verdict", VERDICTS, key="verdict", **ANY)
         scores = scoring[1].multiselect("Scoring", SCORES, key="scores", placeholder="any", **BOUND)
         audit = scoring[2].selectbox("Audit", AUDITS, key="audit", **ANY)
-        with scoring[3]:
-            newest = st.number_input(
-                "Scored last", value=None, min_value=1, step=1, key="newest", placeholder="all",
-                help="Of the training answers that match, only so many that were scored last.",
-                **BOUND,
-            )  # fmt: skip
+        newest = scoring[3].number_input(
+            "The last to be scored", value=None, min_value=1, step=10, key="newest",
+            placeholder="all", **BOUND,
+        )  # fmt: skip
         sources = (
             scoring[4].multiselect(
                 "Source", list(reward["sources"]), key="sources", placeholder="any", **BOUND
@@ -151,9 +148,9 @@ def _wanted(run: RunData, kinds: dict[str, Any]) -> dict[str, Any]:
         )
         last = low[5].number_input("to update", value=None, step=1, key="to_update", **BOUND)
         began, ended = (
-            column.number_input(label, value=None, key=key, help=_SCORED, **BOUND)
+            column.number_input(label, value=None, key=key, **BOUND)
             for column, label, key in zip(
-                low[6:], ("Scored from", "Scored to"), ("scored_from", "scored_to"), strict=True
+                low[6:], ("Scored from (s)", "to (s)"), ("scored_from", "scored_to"), strict=True
             )
         )
     started = run.line.started_at or 0.0

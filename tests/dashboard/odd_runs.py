@@ -77,7 +77,8 @@ def evaluate(run_dir: Path, texts: Mapping[str, list[str]], *, ends: bool = True
                 GroupIssued(
                     at=at, group_id=key, prompt_id=prompt, position=place, purpose="eval",
                     prompt=f"<|im_start|>user\n{prompt}?<|im_end|>\n<|im_start|>assistant\n",
-                    answer="1", info="{}", prompt_ids=np.array([1], np.int32),
+                    answer="![i](http://e.test/answer)", info="{}",
+                    prompt_ids=np.array([1], np.int32),
                     trajectory_ids=[key], seeds=[1],
                 ),
                 ChunkArrived(

@@ -447,7 +447,7 @@ def test_sources_of_rewards(tmp_path: Path) -> None:
     assert row["slowest"] == 5.0
     points = queries.reward_lengths(tmp_path / "run")
     assert points.to_dict("records") == [
-        {"source": "default", "length": 20, "reward": 1.0, "correct": True}
+        {"trajectory_id": 10, "source": "default", "length": 20, "reward": 1.0, "correct": True}
     ]
     summary = queries.run_summary(tmp_path / "run")
     assert summary["alerts"] == []
