@@ -6,7 +6,7 @@ nothing to do here; what changes the tables of databases that are there is a mig
 one. The id is that of the last one before, so that databases of that schema need none.
 """
 
-revision = "0009"
+revision = "0010"
 down_revision = None
 branch_labels = None
 depends_on = None
