@@ -13,7 +13,9 @@ class EnvironmentConfig(StrictModel):
 
     name: str
     """A built-in name (`calculator`, `guess`, `pag`), `FILE.py:THING` or `PACKAGE:THING`; THING is
-    a class, a function that makes an environment, or a list of functions: tools."""
+    a class, a function that makes an environment, or a list of functions: tools.
+    `agent:FILE.py:FUNCTION` is a coroutine that asks for chat completions, and `command` a program
+    that does."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments of the class or the function."""
@@ -69,6 +71,11 @@ class EnvironmentConfig(StrictModel):
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """What an environment may take for all steps of an episode together; a longer one is
     truncated. None: no bound but `max_turns`."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it asks for turns of the policy itself, at an endpoint."""
+        return self.name == "command" or self.name.startswith("agent:")
 
     @property
     def call_format(self) -> Literal["hermes", "qwen", "llama"]:
