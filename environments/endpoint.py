@@ -15,6 +15,7 @@ import re
 import secrets
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,6 @@ from headrace.protocol.messages.environments import (
 
 MOST_BODY = 2 << 20
 """Bytes of a request."""
-LET_GO_S = 1.0
-"""How long an agent may take to end once it is told to."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
          "tool": "tool"}  # fmt: skip
 ASIDE = {
@@ -79,10 +78,10 @@ class Session:
     """One attempt of an agent at an episode.
 
     Attributes:
-        attempt: names it among all. turns: of the policy, those of earlier attempts included.
-        known: digests of the steps that have to be the same again. steps: what the agent has asked.
-        chat: all messages so far. last: the request that waits, or has been answered last.
-        rewritten: why a history was refused.
+        attempt: names it among all; 0: its process starts. turns: of the policy, those of earlier
+        attempts included. known: digests of the steps that have to be the same again. steps: what
+        the agent has asked. chat: all messages so far. last: the request that waits, or has been
+        answered last. rewritten: why a history was refused.
     """
 
     ask: StepAsk
@@ -133,6 +132,8 @@ class Agents(Pool):
         self._sessions: dict[int, Session] = {}
         self._secret, self._attempts = secrets.token_bytes(32), 0
         self._told: set[str] = set()
+        self._slow: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._watching: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner
         self.base_url = ""
 
@@ -149,6 +150,8 @@ class Agents(Pool):
 
     async def close(self) -> None:
         """End the agents, and close the endpoint."""
+        for task in self._watching:
+            task.cancel()
         self.end(list(self._sessions))
         await super().close()
         await self._runner.cleanup()
@@ -176,14 +179,11 @@ class Agents(Pool):
         if len(session.turns) < turn:
             session.turns.append(ask.turns[-1])
             session.move()
-        seconds = self._config.timeout_s * len(ask.turns)
-        if not session.steps:
-            seconds += self._config.reset_timeout_s or self._config.timeout_s
         try:
-            async with asyncio.timeout(seconds):
-                await session.until(lambda: len(session.steps) > turn or session.end is not None)
+            while len(session.steps) <= turn and session.end is None:
+                await self._progress(session)
         except TimeoutError:
-            await self._stop(session)
+            self._stop(session)
             return self._failed(
                 ask, "timeout", began, "the agent asked nothing before the deadline"
             )
@@ -195,16 +195,32 @@ class Agents(Pool):
             answer = session.end
         return msgspec.structs.replace(answer, turn=turn, seconds=time.monotonic() - began)
 
+    async def _progress(self, session: Session) -> None:
+        """Until its next request, which has to come before a deadline, or its end."""
+
+        def where() -> tuple[int, int, bool]:
+            return session.attempt, len(session.steps), session.end is not None
+
+        seen, config = where(), self._config
+        seconds = config.timeout_s if session.steps else config.reset_timeout_s or config.timeout_s
+        async with asyncio.timeout(seconds if session.attempt else None):
+            assert session.playing is not None
+            await session.until(lambda: where() != seen or session.playing.done())
+        if session.playing.done():
+            session.playing.result()
+
     async def _play(self, session: Session) -> None:
-        """Have the agent play, again where its process ends."""
-        ask, error = session.ask, ""
-        for number in range(TRIES):
+        """Have the agent play, again where its process ends. That is counted where it may be the
+        cause: not while it waits for the policy."""
+        ask, deaths, error = session.ask, 0, ""
+        while deaths < TRIES:
             session.attempt = self._attempts = self._attempts + 1
             key = self._signed(f"{ask.trajectory_id}-{session.attempt}")
             row = {"seed": ask.seed, **json.loads(ask.row)}
             told = json.dumps({"row": row, "base_url": self.base_url, "api_key": key})
             child = self._child(session)
-            if (number or session.known) and not child.replayable:
+            session.move()
+            if session.known and not child.replayable:
                 session.finish("lost", Step(), "its process ended, and it cannot be built again")
                 return
             try:
@@ -215,9 +231,10 @@ class Agents(Pool):
             except ChildGoneError as gone:
                 if session.end is not None:
                     return
-                error = str(gone)
-                await self._replace(child)
+                error, acts = str(gone), session.last is None or session.last.done()
+                deaths += acts and child not in self._slow
                 self._begin_again(session)
+                await self._replace(child)
                 continue
             child.say(Ended([session.attempt]))
             self._conclude(session, reply)
@@ -230,10 +247,11 @@ class Agents(Pool):
     def _begin_again(self, session: Session) -> None:
         said = [step.digest for step in session.steps]
         session.known = said + session.known[len(said) :]
-        session.steps, session.chat, session.tools = [], [], []
+        session.attempt, session.steps, session.chat, session.tools = 0, [], [], []
         if session.last is not None:
             session.last.cancel()
         session.last = None
+        session.move()
 
     def _conclude(self, session: Session, reply: StepReply) -> None:
         """The agent has ended."""
@@ -245,14 +263,20 @@ class Agents(Pool):
         metrics = {**step.metrics, **session.counts}
         session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
 
-    async def _stop(self, session: Session) -> None:
-        """End an agent that takes too long, with its process where it does not listen."""
-        child = self._child(session)
+    def _stop(self, session: Session) -> None:
+        """End an agent that takes too long; its process, too, if that does not listen as long."""
+        child, playing = self._child(session), session.playing
         self.end([session.ask.trajectory_id])
-        assert session.playing is not None
-        await asyncio.wait([session.playing], timeout=LET_GO_S)
-        if not session.playing.done():
-            await self._replace(child)
+        assert playing is not None
+
+        async def watch() -> None:
+            await asyncio.wait([playing], timeout=self._config.timeout_s)
+            if not playing.done() and not child.is_gone:
+                self._slow.add(child)
+                await self._replace(child)
+
+        self._watching.add(task := asyncio.create_task(watch()))
+        task.add_done_callback(self._watching.discard)
 
     async def _replace(self, child: Child) -> None:
         """Another child in the place of this one, if it is still there."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,11 @@ async def with_tools(row: Row, *, base_url: str, api_key: str) -> float:
     return float(last.message.content == "4")
 
 
-async def bad(row: Row, *, base_url: str, api_key: str, what: str, catches: bool = True) -> Any:
-    """Ask what may not be asked, and go on; the metric says that it was refused."""
-    chat = Chat(base_url, api_key, max_retries=0)
+async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) -> Any:
+    """Ask what may not be asked, say what the refusal says, and go on."""
+    chat, what = Chat(base_url, api_key, max_retries=0), row["prompt"]
+    if what == "silent":
+        return 1.0
     await chat.say("hello")
     before, said = list(chat.messages), ""
     try:
@@ -102,11 +105,6 @@ async def bad(row: Row, *, base_url: str, api_key: str, what: str, catches: bool
     if what != "twice":
         chat.messages = before
     await chat.say(said)
-    return 1.0
-
-
-async def silent(row: Row, *, base_url: str, api_key: str) -> float:
-    """Ask nothing."""
     return 1.0
 
 
@@ -159,3 +157,10 @@ async def late(row: Row, *, base_url: str, api_key: str, flag: str) -> None:
 
 
 LATER: list[asyncio.Task[None]] = []
+
+
+async def blocking(row: Row, *, base_url: str, api_key: str, flag: str) -> None:
+    """Hold up everybody after the first turn, as long as a file is there."""
+    await Chat(base_url, api_key).say("hello")
+    while Path(flag).exists():
+        time.sleep(0.1)

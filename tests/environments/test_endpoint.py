@@ -34,8 +34,8 @@ print(json.dumps({"reward": float(said == row["answer"])}))
 class Episode:
     """One that a coordinator plays."""
 
-    def __init__(self, pool: Agents, key: int) -> None:
-        self.pool, self.key = pool, key
+    def __init__(self, pool: Agents, key: int, prompt: str = "p") -> None:
+        self.pool, self.key, self.prompt = pool, key, prompt
         self.turns: list[PolicyTurn] = []
         self.known: list[str] = []
 
@@ -43,7 +43,7 @@ class Episode:
         ask = StepAsk(
             trajectory_id=self.key, turn=len(self.turns),
             turns=self.turns if fresh else self.turns[-1:], known=self.known if fresh else [],
-            row=json.dumps({"prompt": "p", "answer": "a"}), seed=7,
+            row=json.dumps({"prompt": self.prompt, "answer": "a"}), seed=7,
         )  # fmt: skip
         reply = await self.pool.reply(ask)
         self.known.append(reply.step.digest)
@@ -56,11 +56,11 @@ class Episode:
 
 def play(
     name: str, story: Callable[[Agents], Awaitable[None]], *, timeout_s: float = 30.0,
-    children: int = 1, calls: Any = "auto", **options: Any,
+    reset_timeout_s: float = 60.0, children: int = 1, **options: Any,
 ) -> None:  # fmt: skip
     config = EnvironmentConfig(
         name=name if name == "command" else f"agent:{FILE}:{name}", options=options,
-        timeout_s=timeout_s, children=children, calls=calls,
+        timeout_s=timeout_s, reset_timeout_s=reset_timeout_s, children=children,
     )  # fmt: skip
 
     async def whole() -> None:
@@ -113,36 +113,38 @@ def test_tools_and_their_results_go_both_ways() -> None:
     play("with_tools", story)
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("rewritten", "message 0 is not what it was"),
-        ("key", "this key names no episode"),
-        ("no key", "this key names no episode"),
-        ("long", "at most 2097152 bytes"),
-        ("nothing", "nothing to answer"),
-        ("image", "messages[2]: a part is image_url"),
-        ("stream", "stream = True is not to be had"),
-        ("two", "n = 2 is not to be had"),
-        ("guided_json", "unknown parameter 'guided_json'"),
-    ],
-)
-def test_what_may_not_be_asked_is_refused_and_changes_nothing(what: str, words: str) -> None:
-    async def story(pool: Agents) -> None:
-        episode = Episode(pool, 0)
+WRONG = {
+    "rewritten": "message 0 is not what it was",
+    "key": "this key names no episode",
+    "no key": "this key names no episode",
+    "long": "at most 2097152 bytes",
+    "nothing": "nothing to answer",
+    "image": "messages[2]: a part is image_url",
+    "stream": "stream = True is not to be had",
+    "two": "n = 2 is not to be had",
+    "guided_json": "unknown parameter 'guided_json'",
+}
+
+
+def test_what_may_not_be_asked_is_refused_and_changes_nothing() -> None:
+    async def ask(pool: Agents, key: int, what: str) -> None:
+        episode = Episode(pool, key, prompt=what)
         assert texts(await episode.ask()) == ["hello"]
         (said,) = texts(await episode.say("x"))
-        assert words in said
+        assert WRONG[what] in said
         ended = await episode.say("y")
         assert (ended.step.done, ended.step.reward) == (True, 1.0)
         assert ended.step.metrics["refused"] == float(what == "rewritten")
 
-    play("bad", story, what=what)
+    async def story(pool: Agents) -> None:
+        await asyncio.gather(*(ask(pool, key, what) for key, what in enumerate(WRONG)))
+
+    play("bad", story)
 
 
 def test_two_requests_at_once_are_one_turn() -> None:
     async def story(pool: Agents) -> None:
-        episode = Episode(pool, 0)
+        episode = Episode(pool, 0, prompt="twice")
         await episode.ask()
         assert texts(await episode.say("x")) == ["one"]
         await asyncio.sleep(0.5)
@@ -150,29 +152,27 @@ def test_two_requests_at_once_are_one_turn() -> None:
         assert "is under way" in said
         assert (await episode.say("z")).step.done
 
-    play("bad", story, what="twice")
+    play("bad", story)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "status", "words"),
+    ("what", "status", "words"),
     [
-        ("silent", {}, "invalid", "has asked nothing"),
-        ("bad", {"what": "rewritten", "catches": False}, "rewritten", "message 0 is not"),
-        ("bad", {"what": "stream", "catches": False}, "crashed", "BadRequestError: "),
+        ("silent", "invalid", "has asked nothing"),
+        ("rewritten", "rewritten", "message 0 is not"),
+        ("stream", "crashed", "BadRequestError: "),
     ],
 )
-def test_an_agent_that_fails_says_why(
-    name: str, options: dict[str, Any], status: str, words: str
-) -> None:
+def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> None:
     async def story(pool: Agents) -> None:
-        episode = Episode(pool, 0)
+        episode = Episode(pool, 0, prompt=what)
         reply = await episode.ask()
         if reply.status == "ok":
             reply = await episode.say("x")
         assert reply.status == status, reply
         assert words in reply.error
 
-    play(name, story, **options)
+    play("bad", story, catches=False)
 
 
 def test_who_asks_after_the_end_hears_that_it_is_over(tmp_path: Path) -> None:
@@ -200,6 +200,20 @@ def test_an_agent_that_takes_too_long_ends_alone() -> None:
         assert texts(await Episode(pool, 1).ask()) == ["hello"]
 
     play("slow", story, timeout_s=1.5)
+
+
+def test_an_agent_that_blocks_its_process_costs_those_nothing_that_wait(tmp_path: Path) -> None:
+    async def story(pool: Agents) -> None:
+        other, late, child = Episode(pool, 1), Episode(pool, 0), pool._children[0]
+        assert texts(await other.ask()) == texts(await late.ask()) == ["hello"]
+        (tmp_path / "flag").touch()
+        assert (await late.say("x")).status == "timeout"
+        while pool._children[0] is child:
+            await asyncio.sleep(0.1)
+        (tmp_path / "flag").unlink()
+        assert (await other.say("y")).step.done
+
+    play("blocking", story, timeout_s=2.0, flag=str(tmp_path / "flag"))
 
 
 @pytest.mark.parametrize(
