@@ -49,15 +49,17 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Child to worker: the environment is there, or why it is not. `waits`: its steps are
-    coroutines, so that many of them wait together. `tools`: JSON schemas of those it has."""
+    coroutines, so that many of them wait together. `replayable`: it can be built again. `tools`:
+    JSON schemas of those it has."""
 
     error: str = ""
     waits: bool = False
+    replayable: bool = True
     tools: list[dict[str, Any]] = []
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Worker to child: these episodes are over."""
+    """Worker to child: these episodes are over, and what waits for an answer in them ends."""
 
     trajectory_ids: list[int]
 
@@ -124,7 +126,7 @@ class Episodes:
         status, step, error = "ok", Step(), ""
         try:
             step = await self._step(ask)
-        except (Exception, SystemExit) as raised:
+        except (Exception, SystemExit, asyncio.CancelledError) as raised:
             self._known.pop(ask.trajectory_id, None)
             status = FAULTS.get(type(raised), "crashed")
             known = status != "crashed"
@@ -192,7 +194,8 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
         return
     episodes = Episodes(make)
     tools = [tool.schema for tool in first.tools.values()] if isinstance(first, Tools) else []
-    say(Ready(waits=waits(first), tools=tools))
+    again = getattr(first, "replayable", True)
+    say(Ready(waits=waits(first), replayable=again, tools=tools))
 
     async def one(ask: StepAsk) -> None:
         reply = await episodes.reply(ask)
@@ -202,13 +205,17 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
             unsaid = {"status": "invalid", "step": Step(), "error": str(error)}
             say(Replied(msgspec.structs.replace(reply, **unsaid)))
 
-    answering: set[asyncio.Task[None]] = set()
+    answering: dict[asyncio.Task[None], int] = {}
     while (message := await asyncio.to_thread(read)) is not None:
         if isinstance(message, Ended):
             episodes.end(message.trajectory_ids)
+            for task, key in answering.items():
+                if key in message.trajectory_ids:
+                    task.cancel()
         elif isinstance(message, Asked):
-            answering.add(task := asyncio.create_task(one(message.ask)))
-            task.add_done_callback(answering.discard)
+            task = asyncio.create_task(one(message.ask))
+            answering[task] = message.ask.trajectory_id
+            task.add_done_callback(answering.pop)
     await asyncio.gather(*answering)
 
 

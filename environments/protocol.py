@@ -13,13 +13,19 @@ whose process died is built again by them; an environment that cannot promise th
 `replayable = False`, and its episode then ends as failed. One that keeps nothing from turn to turn
 says `keeps_state = False`, and nothing is done again.
 
-A list of functions is an environment, too: see `environments.tools`.
+A list of functions is an environment, too: see `environments.tools`. So is an agent, a coroutine
+`play(row, *, base_url, api_key, **options)` that asks an endpoint for chat completions, each of
+which is a turn, and returns what the last one earned, or a dict of a Step's fields. What it does
+follows from the row (`row["seed"]` is the group's) and the completions alone, unless it has the
+attribute `replayable = False`.
 """
 
 import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +38,12 @@ BUILT_IN = {
     "calculator": "environments.built_in:Calculator",
     "guess": "environments.built_in:Guess",
     "pag": "environments.built_in:Pag",
+    "command": "agent:environments.built_in:command",
 }
+
+
+AGENT = "agent:"
+"""Begins the name of a coroutine that asks for turns."""
 
 
 class NoEnvironmentError(Exception):
@@ -59,7 +70,7 @@ def maker_of(
     """What makes environments of this name, and a first one; NoEnvironmentError where nothing
     does. `calls`: how a policy writes calls of tools."""
     target = BUILT_IN.get(name, name)
-    source, _, thing = target.rpartition(":")
+    source, _, thing = target.removeprefix(AGENT).rpartition(":")
     if not source:
         known = ", ".join(BUILT_IN)
         raise NoEnvironmentError(
@@ -72,6 +83,10 @@ def maker_of(
             raise NoEnvironmentError(f"{source} has no {thing}")
         if isinstance(functions := make, list | tuple):
             make = lambda: Tools(functions, calls)  # noqa: E731
+        elif target.startswith(AGENT):
+            if not inspect.iscoroutinefunction(make):
+                raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
+            make = partial(Agent, make)
         first = make(**options)
     except NoEnvironmentError:
         raise
@@ -84,6 +99,25 @@ def maker_of(
         if not callable(getattr(first, method, None)):
             raise NoEnvironmentError(f"environment {name} has no method {method}")
     return lambda: make(**options), first
+
+
+class Agent:
+    """An environment that is played by a coroutine, in the time of its reset."""
+
+    def __init__(self, play: Callable[..., Any], **options: Any) -> None:
+        inspect.signature(play).bind({}, base_url="", api_key="", **options)
+        self._play, self._options = play, options
+        self.replayable = getattr(play, "replayable", True)
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        """The whole episode."""
+        keys = {name: row[name] for name in ("base_url", "api_key")}
+        said = await self._play(row["row"], **keys, **self._options)
+        return {"reward": float(said or 0)} if said is None or isinstance(said, Real) else said
+
+    async def step(self, turn: PolicyTurn) -> Any:
+        """Never asked for: a completion is the answer to an agent."""
+        raise InvalidStepError("an agent answers no turns")
 
 
 def _load(source: str) -> Any:

@@ -67,7 +67,7 @@ class Child:
         self.places = asyncio.Semaphore(1)
         """Steps that it can take now: one, or many where they wait together."""
         self.tools: list[dict[str, Any]] = []
-        self.is_gone = False
+        self.replayable, self.is_gone = True, False
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
@@ -96,7 +96,7 @@ class Child:
             await child.kill()
             raise UserError(ready.error)
         child.places = asyncio.Semaphore(MOST_WAITING if ready.waits else 1)
-        child.tools = ready.tools
+        child.tools, child.replayable = ready.tools, ready.replayable
         return child
 
     def say(self, message: msgspec.Struct) -> None:
@@ -279,11 +279,8 @@ class Pool:
                 self._children[index] = await Child.start(self._config, self._reaper)
 
 
-async def serve(
-    dealer: Dealer, config: EnvironmentConfig, messages: AsyncIterator[Message]
-) -> None:
+async def serve(dealer: Dealer, pool: Pool, messages: AsyncIterator[Message]) -> None:
     """Answer until there are no more messages."""
-    pool = Pool(config)
 
     async def answer(ask: StepAsk) -> None:
         await dealer.send(StepReplies(replies=[await pool.reply(ask)]))

@@ -106,11 +106,11 @@ class Model(Person):
 
 
 async def _episodes(config: RunConfig, player: Person, number: int) -> None:
-    from environments.worker import Pool
+    from environments.endpoint import pool_of
     from tasks.datasets.source import build_source
 
     assert config.environment is not None
-    pool, source = Pool(config.environment), build_source(config.task, config.seed)
+    pool, source = pool_of(config.environment), build_source(config.task, config.seed)
     try:
         await pool.start()
         for key in range(number):
