@@ -204,10 +204,11 @@ class Agents(Pool):
         seen, config = where(), self._config
         seconds = config.timeout_s if session.steps else config.reset_timeout_s or config.timeout_s
         async with asyncio.timeout(seconds if session.attempt else None):
-            assert session.playing is not None
-            await session.until(lambda: where() != seen or session.playing.done())
-        if session.playing.done():
-            session.playing.result()
+            playing = session.playing
+            assert playing is not None
+            await session.until(lambda: where() != seen or playing.done())
+        if playing.done():
+            playing.result()
 
     async def _play(self, session: Session) -> None:
         """Have the agent play, again where its process ends. That is counted where it may be the
@@ -220,7 +221,7 @@ class Agents(Pool):
             told = json.dumps({"row": row, "base_url": self.base_url, "api_key": key})
             child = self._child(session)
             session.move()
-            if session.known and not child.replayable:
+            if session.known and not child.ready.result().replayable:
                 session.finish("lost", Step(), "its process ended, and it cannot be built again")
                 return
             try:

@@ -7,8 +7,9 @@ In: a name, options. Out: a function that makes environments. An environment is 
                         before its first turn: text, or None
     step(turn)          answers a turn of the policy: `turn.text`, `turn.tokens`; returns a `Step`,
                         or a dict of its fields
+    close()             ends an episode, over or not; may be left out
 
-Both may be coroutines. The same row, seed and turns must give the same answers, because an episode
+All may be coroutines. The same row, seed and turns must give the same answers, because an episode
 whose process died is built again by them; an environment that cannot promise that says
 `replayable = False`, and its episode then ends as failed. One that keeps nothing from turn to turn
 says `keeps_state = False`, and nothing is done again.
@@ -40,6 +41,13 @@ BUILT_IN = {
     "pag": "environments.built_in:Pag",
     "command": "agent:environments.built_in:command",
 }
+ADAPTERS = {
+    "trl": "environments.adapters.trl:episodes",
+    "gymnasium": "environments.adapters.games:gymnasium",
+    "textarena": "environments.adapters.games:textarena",
+    "verifiers": "environments.adapters.verifiers:episodes",
+}
+"""Names that take the environment of another library by their options."""
 
 
 AGENT = "agent:"
@@ -69,18 +77,17 @@ def maker_of(
 ) -> tuple[Callable[[], Environment], Environment]:
     """What makes environments of this name, and a first one; NoEnvironmentError where nothing
     does. `calls`: how a policy writes calls of tools."""
-    target = BUILT_IN.get(name, name)
-    source, _, thing = target.removeprefix(AGENT).rpartition(":")
-    if not source:
-        known = ", ".join(BUILT_IN)
+    names = BUILT_IN | ADAPTERS
+    target = names.get(name, name)
+    if ":" not in target.removeprefix(AGENT):
+        known = ", ".join(names)
         raise NoEnvironmentError(
             f"no environment {name!r}: take {known}, FILE.py:THING or PACKAGE:THING"
         )
     try:
-        module = _load(source)
-        make = getattr(module, thing, None)
-        if make is None:
-            raise NoEnvironmentError(f"{source} has no {thing}")
+        make = thing_of(target.removeprefix(AGENT))
+        if name in ADAPTERS:
+            make, options = make(calls=calls, **options), {}
         if isinstance(functions := make, list | tuple):
             make = lambda: Tools(functions, calls)  # noqa: E731
         elif target.startswith(AGENT):
@@ -88,11 +95,9 @@ def maker_of(
                 raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
             make = partial(Agent, make)
         first = make(**options)
-    except NoEnvironmentError:
-        raise
-    except ToolError as error:
+    except (NoEnvironmentError, ToolError) as error:
         raise NoEnvironmentError(f"environment {name}: {error}") from error
-    except Exception as error:  # it is somebody else's code
+    except (Exception, SystemExit) as error:  # it is somebody else's code
         line = " ".join(str(error).split())
         raise NoEnvironmentError(f"environment {name}: {type(error).__name__}: {line}") from error
     for method in ("reset", "step"):
@@ -120,23 +125,27 @@ class Agent:
         raise InvalidStepError("an agent answers no turns")
 
 
-def _load(source: str) -> Any:
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
+def thing_of(target: str) -> Any:
+    """What `FILE.py:THING` or `PACKAGE:THING` names; NoEnvironmentError where it is not there."""
+    source, _, thing = target.rpartition(":")
     path = Path(source).expanduser()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise NoEnvironmentError(f"there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if path.suffix != ".py":
+        module = importlib.import_module(source)
+    else:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if not path.is_file() or spec is None or spec.loader is None:
+            raise NoEnvironmentError(f"there is no file {path}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    if not hasattr(module, thing):
+        raise NoEnvironmentError(f"{source} has no {thing}")
+    return getattr(module, thing)
 
 
 def waits(environment: Environment) -> bool:
     """Whether its steps are coroutines, so that many of them wait together."""
-    if isinstance(environment, Tools):
-        return environment.waits
-    return inspect.iscoroutinefunction(environment.step)
+    known = getattr(environment, "waits", None)
+    return inspect.iscoroutinefunction(environment.step) if known is None else bool(known)
 
 
 async def begin(environment: Environment, row: Mapping[str, Any], seed: int) -> Step:
@@ -152,6 +161,13 @@ async def answer(environment: Environment, turn: PolicyTurn) -> Step:
     """The answer to a turn; InvalidStepError where it is none."""
     said = environment.step(turn)
     return _step_of(await said if inspect.isawaitable(said) else said)
+
+
+async def close(environment: Environment) -> None:
+    """The end of an episode."""
+    said = environment.close() if hasattr(environment, "close") else None
+    if inspect.isawaitable(said):
+        await said
 
 
 def _step_of(said: Any) -> Step:

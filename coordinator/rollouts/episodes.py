@@ -128,6 +128,8 @@ class Episodes:
         is_agent = self._config.is_agent
         said = json.loads(group.messages) if is_agent and group.messages else group.prompt
         row = {"id": group.prompt_id, "prompt": said, "answer": group.answer}
+        if group.messages and not is_agent:
+            row["messages"] = json.loads(group.messages)
         return StepAsk(
             trajectory_id=trajectory.trajectory_id,
             turn=count,

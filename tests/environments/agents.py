@@ -26,7 +26,7 @@ class Chat:
 
     def __init__(self, base_url: str, api_key: str, **client: Any) -> None:
         http = httpx.AsyncClient(trust_env=False)
-        self.client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http, **client)
+        self.client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http, **client)  # type: ignore[arg-type]
         self.messages: list[Any] = []
 
     async def say(self, text: str, role: str = "user", **options: Any) -> Any:
@@ -96,8 +96,8 @@ async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) ->
         elif what == "image":
             await chat.say([{"type": "image_url", "image_url": {"url": "x"}}])  # type: ignore[arg-type]
         else:
-            await chat.say("hello", **{"stream": {"stream": True}, "two": {"n": 2}}.get(
-                what, {"extra_body": {what: 1}}))  # fmt: skip
+            asked: dict[str, dict[str, Any]] = {"stream": {"stream": True}, "two": {"n": 2}}
+            await chat.say("hello", **asked.get(what, {"extra_body": {what: 1}}))
     except OpenAIError as error:
         if not catches:
             raise

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from environments.endpoint import Agents
-from environments.worker import tools_of
+from environments.worker import ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
@@ -252,4 +252,4 @@ def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
     path.write_text("def play(row, **_): ...\nasync def odd(row): ...\n")
     for thing, words in (("play", "no coroutine"), ("odd", "unexpected keyword")):
         with pytest.raises(UserError, match=words):
-            asyncio.run(tools_of(EnvironmentConfig(name=f"agent:{path}:{thing}")))
+            asyncio.run(ready_of(EnvironmentConfig(name=f"agent:{path}:{thing}")))

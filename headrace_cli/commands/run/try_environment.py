@@ -123,6 +123,8 @@ async def _episodes(config: RunConfig, player: Person, number: int) -> None:
 async def _play(pool: Any, row: Any, key: int, player: Person, config: EnvironmentConfig) -> bool:
     """One episode; False where no more turns come."""
     seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
+    if not isinstance(row.prompt, str):
+        seen["messages"] = row.prompt
 
     async def ask(number: int, turns: Sequence[PolicyTurn]) -> Step:
         reply = await pool.reply(
