@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
 
 from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut
@@ -122,7 +123,8 @@ class SelfTest:
             lease_id=key,
             trajectory_id=key,
             purpose="train",
-            prompt_ids=group.prompt_ids,
+            # What an agent's policy reads is not known before the agent asks.
+            prompt_ids=group.prompt_ids if group.prompt_ids.size else np.zeros(1, np.int32),
             prefix_ids=check.trajectory.tokens,
             seed=group.seeds[0],
             max_total=tokens,

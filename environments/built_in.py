@@ -1,7 +1,10 @@
 """Environments that come with Headrace."""
 
+import asyncio
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -126,3 +129,25 @@ class Pag:
 def _ask(text: str, reward: float, act: int, **metrics: float) -> Step:
     said = [InsertedMessage("user", text)]
     return Step(messages=said, reward=reward, act=act, metrics=metrics)
+
+
+async def command(
+    row: Mapping[str, Any], *, base_url: str, api_key: str, run: Sequence[str]
+) -> Any:
+    """A program that is an agent: it reads the row as JSON on stdin, finds the endpoint in
+    OPENAI_BASE_URL and OPENAI_API_KEY, and prints its result as JSON in the last line: a number, or
+    an object with the fields of a Step."""
+    told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+    process = await asyncio.create_subprocess_exec(
+        *run, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **told},
+    )  # fmt: skip
+    try:
+        said, _ = await process.communicate(json.dumps(row).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise RuntimeError(f"{run[0]} ended with exit code {process.returncode}")
+    return json.loads(said.splitlines()[-1])

@@ -13,6 +13,7 @@ import json
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -25,10 +26,11 @@ from environments.protocol import (
     NoEnvironmentError,
     answer,
     begin,
+    close,
     maker_of,
     waits,
 )
-from environments.tools import CallFormat, Tools
+from environments.tools import CallFormat
 from headrace.host.process_reaper import die_with
 from headrace.protocol.messages.environments import Step, StepAsk, StepReply
 from headrace.protocol.transport.stdio import take_streams
@@ -49,15 +51,18 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Child to worker: the environment is there, or why it is not. `waits`: its steps are
-    coroutines, so that many of them wait together. `tools`: JSON schemas of those it has."""
+    coroutines, so that many of them wait together. `replayable`: it can be built again. `tools`:
+    JSON schemas of those it has. `pays`: it rewards turns; False where `[reward]` has to."""
 
     error: str = ""
     waits: bool = False
+    replayable: bool = True
     tools: list[dict[str, Any]] = []
+    pays: bool = True
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Worker to child: these episodes are over."""
+    """Worker to child: these episodes are over, and what waits for an answer in them ends."""
 
     trajectory_ids: list[int]
 
@@ -112,11 +117,17 @@ class Episodes:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
         self._known: dict[int, Episode] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def end(self, trajectory_ids: list[int]) -> None:
         """Let go of them."""
         for key in trajectory_ids:
-            self._known.pop(key, None)
+            self._let_go(key)
+
+    def _let_go(self, key: int) -> None:
+        if (episode := self._known.pop(key, None)) is not None:
+            self._closing.add(task := asyncio.create_task(_close(episode)))
+            task.add_done_callback(self._closing.discard)
 
     async def reply(self, ask: StepAsk) -> StepReply:
         """What becomes of an ask, whatever the environment does short of ending the process."""
@@ -124,11 +135,12 @@ class Episodes:
         status, step, error = "ok", Step(), ""
         try:
             step = await self._step(ask)
-        except (Exception, SystemExit) as raised:
-            self._known.pop(ask.trajectory_id, None)
+        except (Exception, SystemExit, asyncio.CancelledError) as raised:
+            self._let_go(ask.trajectory_id)
             status = FAULTS.get(type(raised), "crashed")
             known = status != "crashed"
-            error = (str(raised) if known else f"{type(raised).__name__}: {raised}")[:MOST_ERROR]
+            line = " ".join(str(raised).split())
+            error = (line if known else f"{type(raised).__name__}: {line}")[:MOST_ERROR]
         return StepReply(
             trajectory_id=ask.trajectory_id,
             turn=ask.turn,
@@ -150,6 +162,7 @@ class Episodes:
 
     async def _again(self, ask: StepAsk) -> Episode:
         """A new environment, brought to where the ask is, which has to say what it said before."""
+        self._let_go(ask.trajectory_id)
         episode = self._known[ask.trajectory_id] = Episode(self._make())
         if ask.turn == 0:
             return episode
@@ -167,6 +180,14 @@ class Episodes:
                 raise DivergedError(f"built again, it answered turn {number} otherwise than before")
         episode.turns = ask.turn - 1
         return episode
+
+
+async def _close(episode: Episode) -> None:
+    async with episode.busy:
+        try:
+            await close(episode.environment)
+        except (Exception, SystemExit):  # an episode that is over has no other way to say it
+            traceback.print_exc()
 
 
 async def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -191,8 +212,9 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
         say(Ready(str(error)))
         return
     episodes = Episodes(make)
-    tools = [tool.schema for tool in first.tools.values()] if isinstance(first, Tools) else []
-    say(Ready(waits=waits(first), tools=tools))
+    tools, pays = getattr(first, "schemas", []), getattr(first, "pays", True)
+    again = getattr(first, "replayable", True)
+    say(Ready(waits=waits(first), replayable=again, tools=tools, pays=pays))
 
     async def one(ask: StepAsk) -> None:
         reply = await episodes.reply(ask)
@@ -202,13 +224,17 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
             unsaid = {"status": "invalid", "step": Step(), "error": str(error)}
             say(Replied(msgspec.structs.replace(reply, **unsaid)))
 
-    answering: set[asyncio.Task[None]] = set()
+    answering: dict[asyncio.Task[None], int] = {}
     while (message := await asyncio.to_thread(read)) is not None:
         if isinstance(message, Ended):
             episodes.end(message.trajectory_ids)
+            for task, key in answering.items():
+                if key in message.trajectory_ids:
+                    task.cancel()
         elif isinstance(message, Asked):
-            answering.add(task := asyncio.create_task(one(message.ask)))
-            task.add_done_callback(answering.discard)
+            task = asyncio.create_task(one(message.ask))
+            answering[task] = message.ask.trajectory_id
+            task.add_done_callback(answering.pop)
     await asyncio.gather(*answering)
 
 

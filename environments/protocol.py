@@ -7,19 +7,26 @@ In: a name, options. Out: a function that makes environments. An environment is 
                         before its first turn: text, or None
     step(turn)          answers a turn of the policy: `turn.text`, `turn.tokens`; returns a `Step`,
                         or a dict of its fields
+    close()             ends an episode, over or not; may be left out
 
-Both may be coroutines. The same row, seed and turns must give the same answers, because an episode
+All may be coroutines. The same row, seed and turns must give the same answers, because an episode
 whose process died is built again by them; an environment that cannot promise that says
 `replayable = False`, and its episode then ends as failed. One that keeps nothing from turn to turn
 says `keeps_state = False`, and nothing is done again.
 
-A list of functions is an environment, too: see `environments.tools`.
+A list of functions is an environment, too: see `environments.tools`. So is an agent, a coroutine
+`play(row, *, base_url, api_key, **options)` that asks an endpoint for chat completions, each of
+which is a turn, and returns what the last one earned, or a dict of a Step's fields. What it does
+follows from the row (`row["seed"]` is the group's) and the completions alone, unless it has the
+attribute `replayable = False`.
 """
 
 import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +39,19 @@ BUILT_IN = {
     "calculator": "environments.built_in:Calculator",
     "guess": "environments.built_in:Guess",
     "pag": "environments.built_in:Pag",
+    "command": "agent:environments.built_in:command",
 }
+ADAPTERS = {
+    "trl": "environments.adapters.trl:episodes",
+    "gymnasium": "environments.adapters.games:gymnasium",
+    "textarena": "environments.adapters.games:textarena",
+    "verifiers": "environments.adapters.verifiers:episodes",
+}
+"""Names that take the environment of another library by their options."""
+
+
+AGENT = "agent:"
+"""Begins the name of a coroutine that asks for turns."""
 
 
 class NoEnvironmentError(Exception):
@@ -58,26 +77,27 @@ def maker_of(
 ) -> tuple[Callable[[], Environment], Environment]:
     """What makes environments of this name, and a first one; NoEnvironmentError where nothing
     does. `calls`: how a policy writes calls of tools."""
-    target = BUILT_IN.get(name, name)
-    source, _, thing = target.rpartition(":")
-    if not source:
-        known = ", ".join(BUILT_IN)
+    names = BUILT_IN | ADAPTERS
+    target = names.get(name, name)
+    if ":" not in target.removeprefix(AGENT):
+        known = ", ".join(names)
         raise NoEnvironmentError(
             f"no environment {name!r}: take {known}, FILE.py:THING or PACKAGE:THING"
         )
     try:
-        module = _load(source)
-        make = getattr(module, thing, None)
-        if make is None:
-            raise NoEnvironmentError(f"{source} has no {thing}")
+        make = thing_of(target.removeprefix(AGENT))
+        if name in ADAPTERS:
+            make, options = make(calls=calls, **options), {}
         if isinstance(functions := make, list | tuple):
             make = lambda: Tools(functions, calls)  # noqa: E731
+        elif target.startswith(AGENT):
+            if not inspect.iscoroutinefunction(make):
+                raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
+            make = partial(Agent, make)
         first = make(**options)
-    except NoEnvironmentError:
-        raise
-    except ToolError as error:
+    except (NoEnvironmentError, ToolError) as error:
         raise NoEnvironmentError(f"environment {name}: {error}") from error
-    except Exception as error:  # it is somebody else's code
+    except (Exception, SystemExit) as error:  # it is somebody else's code
         line = " ".join(str(error).split())
         raise NoEnvironmentError(f"environment {name}: {type(error).__name__}: {line}") from error
     for method in ("reset", "step"):
@@ -86,23 +106,46 @@ def maker_of(
     return lambda: make(**options), first
 
 
-def _load(source: str) -> Any:
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
+class Agent:
+    """An environment that is played by a coroutine, in the time of its reset."""
+
+    def __init__(self, play: Callable[..., Any], **options: Any) -> None:
+        inspect.signature(play).bind({}, base_url="", api_key="", **options)
+        self._play, self._options = play, options
+        self.replayable = getattr(play, "replayable", True)
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        """The whole episode."""
+        keys = {name: row[name] for name in ("base_url", "api_key")}
+        said = await self._play(row["row"], **keys, **self._options)
+        return {"reward": float(said or 0)} if said is None or isinstance(said, Real) else said
+
+    async def step(self, turn: PolicyTurn) -> Any:
+        """Never asked for: a completion is the answer to an agent."""
+        raise InvalidStepError("an agent answers no turns")
+
+
+def thing_of(target: str) -> Any:
+    """What `FILE.py:THING` or `PACKAGE:THING` names; NoEnvironmentError where it is not there."""
+    source, _, thing = target.rpartition(":")
     path = Path(source).expanduser()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise NoEnvironmentError(f"there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if path.suffix != ".py":
+        module = importlib.import_module(source)
+    else:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if not path.is_file() or spec is None or spec.loader is None:
+            raise NoEnvironmentError(f"there is no file {path}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    if not hasattr(module, thing):
+        raise NoEnvironmentError(f"{source} has no {thing}")
+    return getattr(module, thing)
 
 
 def waits(environment: Environment) -> bool:
     """Whether its steps are coroutines, so that many of them wait together."""
-    if isinstance(environment, Tools):
-        return environment.waits
-    return inspect.iscoroutinefunction(environment.step)
+    known = getattr(environment, "waits", None)
+    return inspect.iscoroutinefunction(environment.step) if known is None else bool(known)
 
 
 async def begin(environment: Environment, row: Mapping[str, Any], seed: int) -> Step:
@@ -118,6 +161,13 @@ async def answer(environment: Environment, turn: PolicyTurn) -> Step:
     """The answer to a turn; InvalidStepError where it is none."""
     said = environment.step(turn)
     return _step_of(await said if inspect.isawaitable(said) else said)
+
+
+async def close(environment: Environment) -> None:
+    """The end of an episode."""
+    said = environment.close() if hasattr(environment, "close") else None
+    if inspect.isawaitable(said):
+        await said
 
 
 def _step_of(said: Any) -> Step:

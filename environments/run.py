@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 
+from environments.endpoint import pool_of
 from environments.worker import serve
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -28,7 +29,7 @@ async def work(link: Link, name: str) -> None:
 async def _answer(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Message]) -> None:
     if config.environment is None:
         raise UserError("this run has no environment")
-    await serve(dealer, config.environment, messages)
+    await serve(dealer, pool_of(config.environment), messages)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -166,11 +166,13 @@ class Tools:
     """
 
     keeps_state = False
+    pays = False
 
     def __init__(self, functions: Sequence[Callable[..., Any]], form: CallFormat) -> None:
         """ToolError where one of them is no tool."""
         made = [Tool.of(function) for function in functions]
         self.tools = {tool.arguments.__name__: tool for tool in made}
+        self.schemas = [tool.schema for tool in made]
         self.waits = any(inspect.iscoroutinefunction(tool.function) for tool in made)
         self._form = form
 

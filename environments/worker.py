@@ -66,13 +66,15 @@ class Child:
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.places = asyncio.Semaphore(1)
         """Steps that it can take now: one, or many where they wait together."""
-        self.tools: list[dict[str, Any]] = []
         self.is_gone = False
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
         """A child that has the environment; UserError where it cannot be had."""
-        other = {} if config.python is None else {"PYTHONPATH": _own_packages()}
+        # What follows the order of a set has to follow it in every child.
+        other = {"PYTHONHASHSEED": "0"}
+        if config.python is not None:
+            other["PYTHONPATH"] = _own_packages()
         try:
             process = await asyncio.create_subprocess_exec(
                 config.python or sys.executable, "-m", "environments.child", str(os.getpid()),
@@ -90,13 +92,14 @@ class Child:
                 ready = await child.ready
         except (ChildGoneError, TimeoutError) as gone:
             await child.kill()
-            needs = f"; {config.python} needs msgspec" if config.python else ""
-            raise UserError(f"environment {config.name} was not loaded: {gone}{needs}") from gone
+            why = str(gone) or f"it took more than {START_S:g} s"
+            if config.python and isinstance(gone, ChildGoneError):
+                why += f"; {config.python} has to be Python 3.10 or newer, and needs msgspec"
+            raise UserError(f"environment {config.name} was not loaded: {why}") from gone
         if ready.error:
             await child.kill()
             raise UserError(ready.error)
         child.places = asyncio.Semaphore(MOST_WAITING if ready.waits else 1)
-        child.tools = ready.tools
         return child
 
     def say(self, message: msgspec.Struct) -> None:
@@ -158,15 +161,15 @@ def _own_packages() -> str:
     return str(folder)
 
 
-async def tools_of(config: EnvironmentConfig) -> list[dict[str, Any]]:
-    """JSON schemas of the tools that an environment has; UserError where it cannot be had."""
+async def ready_of(config: EnvironmentConfig) -> Ready:
+    """What an environment says of itself; UserError where it cannot be had."""
     reaper = Reaper()
     try:
         child = await Child.start(config, reaper)
         await child.kill()
     finally:
         reaper.close()
-    return child.tools
+    return child.ready.result()
 
 
 @dataclass
@@ -279,11 +282,8 @@ class Pool:
                 self._children[index] = await Child.start(self._config, self._reaper)
 
 
-async def serve(
-    dealer: Dealer, config: EnvironmentConfig, messages: AsyncIterator[Message]
-) -> None:
+async def serve(dealer: Dealer, pool: Pool, messages: AsyncIterator[Message]) -> None:
     """Answer until there are no more messages."""
-    pool = Pool(config)
 
     async def answer(ask: StepAsk) -> None:
         await dealer.send(StepReplies(replies=[await pool.reply(ask)]))

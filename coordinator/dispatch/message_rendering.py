@@ -9,9 +9,10 @@ conversation that ends with an answer, and the same with the messages behind it.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import TemplateError
 
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage, Role
@@ -49,20 +50,29 @@ class Rendering:
             self._frame([InsertedMessage("user", "")], is_first=False)
 
     def ids(
-        self, messages: Sequence[InsertedMessage], *, most: int, is_first: bool = False
+        self,
+        messages: Sequence[InsertedMessage],
+        *,
+        most: int,
+        is_first: bool = False,
+        whole: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> "Rendered | None":
         """At most `most` ids; None where there is no room for any, or for a chat's frame.
-        `is_first`: they follow the prompt."""
+        `is_first`: they follow the prompt. `whole`: they are all there is, and `tools` are shown
+        with them."""
         texts = [message.content for message in messages]
         frames = [""] * (len(texts) + 1)
         if self._is_chat:
-            frames = self._frame(messages, is_first=is_first)
+            frames = self._frame(messages, is_first=is_first, whole=whole, tools=tools)
+        elif tools:
+            raise UserError("the model has no chat template that would show tools")
         inside = [self._encode(text, special=False) for text in texts]
         around = [self._encode(frame, special=True) for frame in frames]
         room = most - sum(map(len, around))
         if room < 0 or most == 0:
             return None
-        roles: list[Role | Literal["assistant"]] = [*(one.role for one in messages), "assistant"]
+        roles: list[Role] = [*(one.role for one in messages), "assistant"]
         parts: list[tuple[Source, Speaker, list[int]]] = [("template", roles[0], around[0])]
         cut = 0
         for content, role, frame, then in zip(inside, roles, around[1:], roles[1:], strict=False):
@@ -79,7 +89,14 @@ class Rendering:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)
         return list(ids["input_ids"])
 
-    def _frame(self, messages: Sequence[InsertedMessage], *, is_first: bool) -> list[str]:
+    def _frame(
+        self,
+        messages: Sequence[InsertedMessage],
+        *,
+        is_first: bool,
+        whole: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[str]:
         """What stands before, between and behind the texts of the messages."""
         marks = [_MARK.format(number) for number in range(len(messages))]
         said = [
@@ -87,17 +104,21 @@ class Rendering:
             for message, mark in zip(messages, marks, strict=True)
         ]
         opening = _OPENING[:1] if is_first else _OPENING
-        before = chat_text(self._tokenizer, opening, begins_answer=False)
-        whole = chat_text(self._tokenizer, [*opening, *said], begins_answer=True)
-        ends = [len(before)] * 2 if is_first else [self._behind(before), self._behind(whole)]
-        changes = before[: ends[0]] != whole[: ends[1]] and not (self._appends and not is_first)
-        if changes or any(whole.count(mark) != 1 for mark in marks):
+        if whole:
+            opening, before = [], ""
+        else:
+            before = chat_text(self._tokenizer, opening, begins_answer=False)
+        text = chat_text(self._tokenizer, [*opening, *said], begins_answer=True, tools=tools)
+        is_first |= whole
+        ends = [len(before)] * 2 if is_first else [self._behind(before), self._behind(text)]
+        changes = before[: ends[0]] != text[: ends[1]] and not (self._appends and not is_first)
+        if changes or any(text.count(mark) != 1 for mark in marks):
             raise UserError(
                 "the model's chat template changes earlier messages when others follow them, so "
                 "that an environment's messages cannot be appended; set environment.template = "
                 '"append" where only reasoning is dropped, or take another template'
             )
-        frames, rest = [], whole[ends[1] :]
+        frames, rest = [], text[ends[1] :]
         for mark in marks:
             frame, rest = rest.split(mark, 1)
             frames.append(frame)
@@ -122,16 +143,20 @@ def chat_text(
 ) -> str:
     """A conversation by the tokenizer's template. Where that shows no tools, a system message says
     what there are, and how Hermes calls them."""
-    plain = tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=begins_answer
-    )
-    if not tools:
-        return str(plain)
-    shown = tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=begins_answer, tools=list(tools)
-    )
-    if shown != plain:
-        return str(shown)
+
+    def by_template(**more: Any) -> str:
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=begins_answer, **more
+            )
+        except TemplateError as error:
+            raise UserError(f"the model's chat template takes no such chat: {error}") from error
+        return str(text)
+
+    plain = by_template()
+    shown = by_template(tools=list(tools)) if tools else ""
+    if not tools or shown != plain:
+        return shown or plain
     text, rest = _TOOLS.format("\n".join(map(json.dumps, tools))), list(messages)
     if rest and rest[0]["role"] == "system":
         text = f"{rest.pop(0)['content']}\n\n{text}"

@@ -90,8 +90,12 @@ class Prompts:
                 self._check_labels(longest, task.max_terms)
 
     def encode(self, row: Row) -> EncodedPrompt:
-        """The prompt as the policy sees it: through the chat template if there is to be one."""
-        mode = self._config.model.chat_template
+        """The prompt as the policy sees it: through the chat template if there is to be one. Where
+        an agent asks, that has no tokens: the policy sees what the agent makes of it."""
+        mode, environment = self._config.model.chat_template, self._config.environment
+        if environment is not None and environment.is_agent:
+            text = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
+            return EncodedPrompt(text, _ids([]), "" if text == row.prompt else text)
         if isinstance(row.prompt, str) and mode != "always":
             return EncodedPrompt(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
         if mode == "never":
@@ -101,7 +105,6 @@ class Prompts:
         digests = self._stored(row)
         asked = with_images(row.prompt, digests)
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        environment = self._config.environment
         text = chat_text(
             self._tokenizer,
             messages,
@@ -149,6 +152,12 @@ class Prompts:
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def is_chat(self, messages: str) -> bool:
+        """Whether a prompt with these messages ("": it has none) goes through the template."""
+        environment, mode = self._config.environment, self._config.model.chat_template
+        asks = environment is not None and environment.is_agent and mode == "auto"
+        return bool(messages or mode == "always" or (asks and self._tokenizer.chat_template))
 
     def rendering(self, *, is_chat: bool) -> Rendering:
         """How an environment's messages become tokens."""

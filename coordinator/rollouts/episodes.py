@@ -125,16 +125,32 @@ class Episodes:
         group = self._hub.account.groups[trajectory.group_id]
         first = self._hub.account.members(trajectory.group_id)[0]
         count = len(trajectory.steps)
-        own = [trajectory.turn(i) for i in range(0 if fresh else max(0, count - 1), count)]
-        row = {"id": group.prompt_id, "prompt": group.prompt, "answer": group.answer}
+        is_agent = self._config.is_agent
+        said = json.loads(group.messages) if is_agent and group.messages else group.prompt
+        row = {"id": group.prompt_id, "prompt": said, "answer": group.answer}
+        if group.messages and not is_agent:
+            row["messages"] = json.loads(group.messages)
         return StepAsk(
             trajectory_id=trajectory.trajectory_id,
             turn=count,
-            turns=[PolicyTurn(self._prompts.decode(ids), ids.size) for ids in own],
+            turns=[
+                self._turn(trajectory, number, whole=is_agent)
+                for number in range(0 if fresh else max(0, count - 1), count)
+            ],
             known=[step.digest for step in trajectory.steps] if fresh else [],
             row=json.dumps(json.loads(group.info) | row),
             seed=first.seed,
         )
+
+    def _turn(self, trajectory: Trajectory, number: int, *, whole: bool) -> PolicyTurn:
+        places = trajectory.turn_positions(number)
+        ids = trajectory.tokens[places]
+        text = self._prompts.decode(ids)
+        if not whole:
+            return PolicyTurn(text, ids.size)
+        before = trajectory.opening.size + int(places[0] if places.size else trajectory.length)
+        logprobs = trajectory.logprobs[places].tolist()
+        return PolicyTurn(text, ids.size, ids.tolist(), logprobs, before)
 
     # -- in ---------------------------------------------------------------------------------------
 
@@ -187,7 +203,7 @@ class Episodes:
         """What follows a turn, or at first the prompt: a chat's begins its answer even where a
         reset says nothing."""
         group, is_first = self._hub.account.groups[trajectory.group_id], not trajectory.steps
-        is_chat = bool(group.messages) or self._hub.config.model.chat_template == "always"
+        is_chat, is_agent = self._prompts.is_chat(group.messages), self._config.is_agent
         if not step.messages and not (is_chat and is_first):
             return NOTHING
         if is_chat not in self._rendering:
@@ -196,11 +212,15 @@ class Episodes:
         if self._config.max_context is not None:
             used = trajectory.opening.size + trajectory.length
             room = min(room, self._config.max_context - used - 1)
-        found = self._rendering[is_chat].ids(step.messages, most=max(0, room), is_first=is_first)
+        found = self._rendering[is_chat].ids(
+            step.messages, most=max(0, room), is_first=is_first,
+            whole=is_first and is_agent, tools=step.tools,
+        )  # fmt: skip
         if found is None or found.cut:
             text = f"trajectory {trajectory.trajectory_id}: its environment says more than that"
             limits = "environment.max_inserted, environment.max_context"
             self._hub.incident("info", "environment_cut", f"{text} ({limits})")
+            found = NOTHING if is_agent else found  # What it asks is not answered in part.
         return found or NOTHING
 
     def _record(self, name: str, trajectory: Trajectory, reply: StepReply, said: Rendered) -> None:

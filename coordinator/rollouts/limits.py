@@ -31,7 +31,9 @@ def limit_of_episode(trajectory: Trajectory, config: RunConfig) -> str | None:
     left = tokens_left(trajectory, config) | {
         "environment.max_turns": environment.max_turns - step.turn,
         # What goes on has been told something, unless there was no room for it.
-        "environment.max_inserted": int(step.turn == 0 or told == step.turn),
+        "environment.max_inserted": int(
+            told == step.turn or not (step.turn or environment.is_agent)
+        ),
     }
     if environment.episode_timeout_s is not None:
         spent = sum(step.seconds for step in trajectory.steps)

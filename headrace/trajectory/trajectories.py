@@ -8,6 +8,7 @@ its chunk said.
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.protocol.messages.control import Purpose
 from headrace.protocol.records.record_types import (
@@ -120,12 +121,16 @@ class Trajectory:
 
     def turn(self, number: int) -> Int32:
         """[n] what the policy sampled in a turn; -1: in its last one."""
+        return self.tokens[self.turn_positions(number)]
+
+    def turn_positions(self, number: int) -> npt.NDArray[np.int64]:
+        """[n] where the tokens of a turn stand; -1: of the last one."""
         own = [p for p in self.pieces if p.source == "policy"]
         if not self.pieces:
-            return self.tokens
+            return np.arange(self.length)
         number = own[-1].turn if own and number < 0 else number
-        runs = [self.tokens[p.start : p.end] for p in own if p.turn == number]
-        return np.concatenate([self.tokens[:0], *runs])
+        runs = [np.arange(p.start, p.end) for p in own if p.turn == number]
+        return np.concatenate([np.arange(0), *runs])
 
     @property
     def tokens(self) -> Int32:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from environments.protocol import NoEnvironmentError, maker_of
-from environments.worker import Pool, tools_of
+from environments.worker import Pool, ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
@@ -254,8 +254,8 @@ def test_tools_are_called_in_a_child_and_one_that_hangs_ends_its_episode_alone()
         assert (await player.say(2, "42")).step.done
 
     play("TOOLS", story, timeout_s=0.3)
-    found = asyncio.run(tools_of(EnvironmentConfig(name=f"{FILE}:TOOLS")))
-    assert [tool["function"]["name"] for tool in found] == ["double", "stuck"]
+    found = asyncio.run(ready_of(EnvironmentConfig(name=f"{FILE}:TOOLS")))
+    assert [tool["function"]["name"] for tool in found.tools] == ["double", "stuck"]
 
 
 def test_an_environment_runs_in_a_python_that_has_msgspec_alone(tmp_path: Path) -> None:
@@ -293,5 +293,5 @@ def test_an_environment_runs_in_a_python_that_has_msgspec_alone(tmp_path: Path) 
 )
 def test_a_python_that_is_none_is_one_line(program: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as found:
-        asyncio.run(tools_of(EnvironmentConfig(name="guess", python=program)))
+        asyncio.run(ready_of(EnvironmentConfig(name="guess", python=program)))
     assert "\n" not in str(found.value)

@@ -7,6 +7,7 @@ datasets resolved against the recipe's folder, then the working directory. Every
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ NULL = "null"
 
 PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
+    "environment.name",
 )  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
 PATH_OPTIONS = {
@@ -34,6 +36,8 @@ PATH_OPTIONS = {
     "bradley_terry": ("model",),
 }  # fmt: skip
 """The options of a kind of rewards that are paths."""
+_FILE_IN_NAME = re.compile(r"(agent:)?(.*?)((?<=\.py):\w+)?", re.S)
+"""A path, alone or in the name of an environment."""
 LONGEST_LINE = 1000
 """Characters of a mistake that are shown."""
 Table = dict[str, Any]
@@ -130,11 +134,12 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
         value = place.get(key)
         if not isinstance(value, str) or value == NULL:
             continue
+        before, value, behind = _FILE_IN_NAME.fullmatch(value).groups("")  # type: ignore[union-attr]
         for folder in folders:
             try:
                 candidate = folder / Path(value).expanduser()
                 if candidate.exists():
-                    place[key] = str(candidate.resolve())
+                    place[key] = before + str(candidate.resolve()) + behind
                     break
             except (OSError, RuntimeError) as error:  # too long a name, a loop of links, no home
                 shown = json.dumps(value)[:80]

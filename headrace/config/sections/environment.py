@@ -12,7 +12,8 @@ class EnvironmentConfig(StrictModel):
 
     name: str
     """A built-in name (`calculator`, `guess`, `pag`), `FILE.py:THING` or `PACKAGE:THING`: a class,
-    a function that makes an environment, or a list of functions (tools)."""
+    a function that makes an environment, or a list of functions (tools). `agent:FILE.py:FUNCTION`:
+    a coroutine that asks for chat completions; `command`: a program that does."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments of the class or the function."""
@@ -63,6 +64,11 @@ class EnvironmentConfig(StrictModel):
 
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """Maximum time of an episode's steps together; then it is truncated. None: no bound."""
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it asks for turns of the policy itself, at an endpoint."""
+        return self.name == "command" or self.name.startswith("agent:")
 
     @property
     def call_format(self) -> Literal["hermes", "qwen", "llama"]:

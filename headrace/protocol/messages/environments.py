@@ -5,20 +5,24 @@ that a child can run in a Python that has nothing else.
 """
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from headrace.protocol import fields
 
-Role = Literal["system", "user", "tool"]
+Role = Literal["system", "user", "tool", "assistant"]
 
 
 class PolicyTurn(msgspec.Struct, frozen=True, array_like=True):
-    """A turn of the policy: its text without special tokens, and how many tokens it has."""
+    """A turn of the policy: its text without special tokens, and how many tokens it has. For an
+    agent also their ids and logprobs, and how many tokens stand before them."""
 
     text: str
     tokens: fields.Position
+    ids: list[int] = []
+    logprobs: list[float] = []
+    before: fields.Position = 0
 
 
 class InsertedMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -34,7 +38,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         messages: what the policy reads next. reward: what the turn earned. done: the episode is
         over. success: whether it was won; None: if it earned anything above 0. metrics: numbers by
-        name. act: of the turn that follows, see `algorithm.advantages.whiten_by_act`.
+        name. act: of the turn that follows, see `algorithm.advantages.whiten_by_act`. tools: JSON
+        schemas of what an agent's policy may call, at the reset.
     """
 
     messages: list[InsertedMessage] = []
@@ -43,12 +48,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     success: bool | None = None
     metrics: dict[fields.Label, float] = {}
     act: fields.Act = 0
+    tools: list[dict[str, Any]] = []
 
     @property
     def digest(self) -> str:
         """Names what a replay has to say again."""
         said = msgspec.msgpack.encode(
-            (self.messages, self.reward, self.done, self.success, self.act)
+            (self.messages, self.reward, self.done, self.success, self.act, self.tools)
         )
         return hashlib.sha256(said).hexdigest()
 
@@ -72,11 +78,11 @@ class StepAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepReply(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a StepAsk. `diverged`: an episode that was built again answered otherwise
-    than before; `lost`: it cannot be built again."""
+    than before; `lost`: it cannot be built again; `rewritten`: its agent changed its history."""
 
     trajectory_id: fields.Count
     turn: fields.Position
-    status: Literal["ok", "timeout", "crashed", "invalid", "diverged", "lost"]
+    status: Literal["ok", "timeout", "crashed", "invalid", "diverged", "lost", "rewritten"]
     step: Step = Step()
     seconds: fields.Seconds = 0.0
     error: fields.Prose = ""

@@ -18,11 +18,12 @@ def check_environment(config: RunConfig) -> RunConfig:
     if environment is None:
         return config
     from coordinator.dispatch.message_rendering import Rendering
-    from environments.worker import tools_of
+    from environments.worker import ready_of
     from tasks.datasets.source import build_source
 
-    tools = asyncio.run(tools_of(environment))
-    if not tools and config.reward != RewardConfig() and not environment.scored:
+    ready = asyncio.run(ready_of(environment))
+    tools = ready.tools
+    if ready.pays and config.reward != RewardConfig() and not environment.scored:
         raise UserError(
             "reward: an environment pays itself; leave the section out, or let it score the last "
             "turn besides, by environment.scored = true"
@@ -37,9 +38,9 @@ def check_environment(config: RunConfig) -> RunConfig:
         return config
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     Rendering(tokenizer, is_chat=True, appends=environment.template == "append")
-    found: dict[str, Any] = {"tools": tools}
+    found: dict[str, Any] = {"tools": tools, "scored": environment.scored or not ready.pays}
     if tools:
-        found |= {"scored": True, "calls": _call_format(environment, str(tokenizer.chat_template))}
+        found["calls"] = _call_format(environment, str(tokenizer.chat_template))
     return config.model_copy(update={"environment": environment.model_copy(update=found)})
 
 

@@ -106,11 +106,11 @@ class Model(Person):
 
 
 async def _episodes(config: RunConfig, player: Person, number: int) -> None:
-    from environments.worker import Pool
+    from environments.endpoint import pool_of
     from tasks.datasets.source import build_source
 
     assert config.environment is not None
-    pool, source = Pool(config.environment), build_source(config.task, config.seed)
+    pool, source = pool_of(config.environment), build_source(config.task, config.seed)
     try:
         await pool.start()
         for key in range(number):
@@ -123,6 +123,8 @@ async def _episodes(config: RunConfig, player: Person, number: int) -> None:
 async def _play(pool: Any, row: Any, key: int, player: Person, config: EnvironmentConfig) -> bool:
     """One episode; False where no more turns come."""
     seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
+    if not isinstance(row.prompt, str):
+        seen["messages"] = row.prompt
 
     async def ask(number: int, turns: Sequence[PolicyTurn]) -> Step:
         reply = await pool.reply(

@@ -1,0 +1,151 @@
+"""Classic environments of `verifiers`, 0.2.1 to 0.3.1.
+
+In: an environment by its id, a row of its dataset. Out: what makes episodes. Promise: its own loop
+runs, with its stop conditions and its rubric; where it asks a model, the policy's next turn is the
+reply, and what it asks with beyond what the policy has read is inserted. A history that it rewrote
+is refused, an error of the rollout is one of the episode.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from environments.protocol import InvalidStepError, thing_of
+from environments.tools import CallFormat, ToolError, calls_in
+from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+
+Said = list[tuple[str, str]]
+"""Role and text of messages."""
+
+
+class RolloutError(Exception):
+    """The rollout ended with an error of its own."""
+
+
+class Episode:
+    """One rollout, which waits for the policy wherever it would ask a model."""
+
+    waits = True
+
+    def __init__(self, environment: Any, calls: CallFormat) -> None:
+        self._environment, self._calls = environment, calls
+        shown = ("name", "description", "parameters")
+        self.schemas = [
+            {"type": "function", "function": {key: getattr(each, key) for key in shown}}
+            for each in environment.tool_defs or []
+        ]
+        self._known: Said = []
+        self._asked: asyncio.Queue[Said] = asyncio.Queue()
+        self._turns: asyncio.Queue[PolicyTurn] = asyncio.Queue()
+        self._rollout: asyncio.Task[Any] | None = None
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Step:
+        """Begin the rollout; what it says before it asks, if anything."""
+        prompt = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+        self._known = _said(prompt)
+        given = {"example_id": 0, "task": "", "info": {}, **row, "prompt": prompt}
+        run = self._environment.run_rollout(given, _client()(self), "policy", {})
+        self._rollout = asyncio.create_task(run)
+        return await self._answer()
+
+    async def step(self, turn: PolicyTurn) -> Step:
+        """Reply to the rollout; what it asks next, or what its rubric pays."""
+        self._turns.put_nowait(turn)
+        return await self._answer()
+
+    def close(self) -> None:
+        """End a rollout that is not over."""
+        if self._rollout is not None:
+            self._rollout.cancel()
+
+    async def _answer(self) -> Step:
+        assert self._rollout is not None
+        asked = asyncio.create_task(self._asked.get())
+        await asyncio.wait({self._rollout, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            said = asked.result()
+            pairs = enumerate(zip(self._known, said, strict=False))
+            same = next(
+                (i for i, (one, other) in pairs if one != other), min(map(len, (said, self._known)))
+            )
+            if same < len(self._known):
+                raise InvalidStepError(f"it rewrote message {same} of its history")
+            new, self._known = said[same:], said
+            return Step(messages=[InsertedMessage(role, text) for role, text in new])  # type: ignore[arg-type]
+        asked.cancel()
+        output = self._rollout.result()
+        if error := output.get("error"):
+            raise RolloutError(json.dumps(error, default=str))
+        metrics = {key: float(value) for key, value in (output["metrics"] or {}).items()}
+        return Step(reward=float(output["reward"]), done=True, metrics=metrics)
+
+    async def response(self, prompt: Any) -> Any:
+        """What the rollout's client answers: the policy's turn as a `Response`."""
+        types = import_module("verifiers.types")
+        said = _said(prompt)
+        self._asked.put_nowait(said)
+        turn = await self._turns.get()
+        calls = calls_in(turn.text, self._calls) if self.schemas else []
+        text = turn.text
+        if calls:
+            text = "" if self._calls == "llama" else text.partition("<tool_call>")[0].strip()
+        made = [
+            types.ToolCall(id=f"call_{len(said)}_{number}", name="", arguments=str(call))
+            if isinstance(call, ToolError)
+            else types.ToolCall(
+                id=f"call_{len(said)}_{number}",
+                name=call.name,
+                arguments=json.dumps(call.arguments),
+            )
+            for number, call in enumerate(calls)
+        ]
+        self._known = [*said, ("assistant", text)]
+        reason = "tool_calls" if made else "stop"
+        message = types.ResponseMessage(
+            content=text, tool_calls=made or None, finish_reason=reason, is_truncated=False
+        )
+        usage = types.Usage(
+            prompt_tokens=0, reasoning_tokens=0, completion_tokens=turn.tokens,
+            total_tokens=turn.tokens,
+        )  # fmt: skip
+        return types.Response(
+            id=f"turn_{len(said)}", created=int(time.time()), model="policy", usage=usage,
+            message=message,
+        )  # fmt: skip
+
+
+@cache
+def _client() -> Any:
+    """The class of a client of verifiers that asks an episode."""
+
+    class Policy(import_module("verifiers.clients").Client):  # type: ignore[misc]
+        async def get_response(self, prompt: Any, *args: Any, **others: Any) -> Any:
+            return await self._client.response(prompt)
+
+    Policy.__abstractmethods__ = frozenset()
+    return Policy
+
+
+def _said(messages: Any) -> Said:
+    found = []
+    for message in messages:
+        given = message if isinstance(message, Mapping) else message.model_dump()
+        content = given.get("content") or ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        found.append((given["role"], content))
+    return found
+
+
+def episodes(*, calls: CallFormat, id: str, **options: Any) -> Callable[[], Any]:
+    """Args:
+    id: as `verifiers.load_environment` takes it, or `FILE.py:THING`, a function that returns an
+        environment. options: of either.
+    """
+    package = import_module("verifiers")
+    made = thing_of(id)(**options) if ".py:" in id else package.load_environment(id, **options)
+    return lambda: Episode(made, calls)

@@ -1,0 +1,475 @@
+"""Agents that ask for turns themselves: an endpoint of OpenAI's chat completions on the loopback.
+
+In: StepAsks, and requests of agents, which run in the worker's children. Out: StepReplies, and
+completions. Promises: a key names one attempt at one episode; each request is a turn, whose new
+messages become a step and whose reply is the policy's turn; what an agent may not ask is refused in
+one line and changes nothing; an agent whose process died plays again, gets the same turns, and has
+to ask the same.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from environments.child import Ended
+from environments.tools import Call, calls_in
+from environments.worker import TRIES, Child, ChildGoneError, Pool
+from headrace.config.sections.environment import EnvironmentConfig
+from headrace.protocol.messages.environments import (
+    InsertedMessage,
+    PolicyTurn,
+    Step,
+    StepAsk,
+    StepReply,
+)
+
+MOST_BODY = 2 << 20
+"""Bytes of a request."""
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+         "tool": "tool"}  # fmt: skip
+ASIDE = {
+    "messages", "model", "tools", "user", "metadata", "store", "service_tier", "logprobs",
+    "top_logprobs", "parallel_tool_calls", "return_token_ids", "prompt_cache_key",
+    "safety_identifier",
+}  # fmt: skip
+"""What is read, or changes nothing."""
+OVERRULED = {
+    "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "presence_penalty",
+    "frequency_penalty", "reasoning_effort",
+}  # fmt: skip
+"""What the recipe says in the agent's place."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1), "stream": (None, False), "stream_options": (None,), "stop": (None, []),
+    "tool_choice": (None, "auto"), "response_format": (None, {"type": "text"}),
+}  # fmt: skip
+"""What is taken with these values alone."""
+
+
+class RefusedError(Exception):
+    """A request that gets no turn; one line, and the HTTP status."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A message of a chat, as far as two of them can differ."""
+
+    role: str
+    content: str
+    calls: list[Call] = []
+
+
+@dataclass
+class Session:
+    """One attempt of an agent at an episode.
+
+    Attributes:
+        attempt: names it among all; 0: its process starts. turns: of the policy, those of earlier
+        attempts included. known: digests of the steps that have to be the same again. steps: what
+        the agent has asked. chat: all messages so far. last: the request that waits, or has been
+        answered last. rewritten: why a history was refused.
+    """
+
+    ask: StepAsk
+    turns: list[PolicyTurn]
+    known: list[str]
+    attempt: int = 0
+    steps: list[Step] = field(default_factory=list)
+    chat: list[Said] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list)
+    last: "asyncio.Task[dict[str, Any]] | None" = None
+    last_asked: list[Said] = field(default_factory=list)
+    end: StepReply | None = None
+    rewritten: str = ""
+    counts: dict[str, float] = field(default_factory=lambda: {"refused": 0.0, "wrong_calls": 0.0})
+    playing: "asyncio.Task[None] | None" = None
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def move(self) -> None:
+        """Something of it has changed."""
+        self._moved.set()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Wait for a change that makes it so."""
+        while not ready():
+            self._moved.clear()
+            await self._moved.wait()
+
+    def goes_on(self, turns: list[PolicyTurn]) -> bool:
+        """Whether these turns are what it has heard, or one more."""
+        heard = len(self.turns)
+        return self.turns == turns[:heard] and len(turns) <= heard + 1
+
+    def finish(self, status: str, step: Step, error: str) -> None:
+        """End it, unless it has ended."""
+        if self.end is None:
+            self.end = StepReply(
+                trajectory_id=self.ask.trajectory_id, turn=0, status=status,  # type: ignore[arg-type]
+                step=step, error=error,
+            )  # fmt: skip
+            self.move()
+
+
+class Agents(Pool):
+    """A pool whose episodes are played by agents, and the endpoint that these ask."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        super().__init__(config)
+        self._sessions: dict[int, Session] = {}
+        self._secret, self._attempts = secrets.token_bytes(32), 0
+        self._told: set[str] = set()
+        self._slow: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._watching: set[asyncio.Task[None]] = set()
+        self._runner: web.AppRunner
+        self.base_url = ""
+
+    async def start(self) -> None:
+        """Open the endpoint, and start the children."""
+        app = web.Application(client_max_size=MOST_BODY)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        await super().start()
+
+    async def close(self) -> None:
+        """End the agents, and close the endpoint."""
+        for task in self._watching:
+            task.cancel()
+        self.end(list(self._sessions))
+        await super().close()
+        await self._runner.cleanup()
+
+    # -- the coordinator's side -------------------------------------------------------------------
+
+    def end(self, trajectory_ids: list[int]) -> None:
+        """These episodes are over: their agents are stopped."""
+        for key in trajectory_ids:
+            if session := self._sessions.pop(key, None):
+                session.finish("lost", Step(), "the episode is over")
+                self._child(session).say(Ended([session.attempt]))
+
+    async def reply(self, ask: StepAsk) -> StepReply:
+        """What its agent asks next, or how it ended."""
+        began, key = time.monotonic(), ask.trajectory_id
+        session, turn = self._sessions.get(key), ask.turn
+        fresh = len(ask.known) == turn
+        if fresh and (session is None or not session.goes_on(ask.turns)):
+            self.end([key])
+            session = self._sessions[key] = Session(ask, list(ask.turns), list(ask.known))
+            session.playing = asyncio.create_task(self._play(session))
+        if session is None:
+            return self._failed(ask, "lost", began, "its agent is gone")
+        if len(session.turns) < turn:
+            session.turns.append(ask.turns[-1])
+            session.move()
+        try:
+            while len(session.steps) <= turn and session.end is None:
+                await self._progress(session)
+        except TimeoutError:
+            self._stop(session)
+            return self._failed(
+                ask, "timeout", began, "the agent asked nothing before the deadline"
+            )
+        if len(session.steps) > turn and (session.end is None or session.end.status == "ok"):
+            answer = StepReply(trajectory_id=key, turn=turn, status="ok", step=session.steps[turn])
+        else:
+            assert session.end is not None
+            self._sessions.pop(key, None)
+            answer = session.end
+        return msgspec.structs.replace(answer, turn=turn, seconds=time.monotonic() - began)
+
+    async def _progress(self, session: Session) -> None:
+        """Until its next request, which has to come before a deadline, or its end."""
+
+        def where() -> tuple[int, int, bool]:
+            return session.attempt, len(session.steps), session.end is not None
+
+        seen, config = where(), self._config
+        seconds = config.timeout_s if session.steps else config.reset_timeout_s or config.timeout_s
+        async with asyncio.timeout(seconds if session.attempt else None):
+            playing = session.playing
+            assert playing is not None
+            await session.until(lambda: where() != seen or playing.done())
+        if playing.done():
+            playing.result()
+
+    async def _play(self, session: Session) -> None:
+        """Have the agent play, again where its process ends. That is counted where it may be the
+        cause: not while it waits for the policy."""
+        ask, deaths, error = session.ask, 0, ""
+        while deaths < TRIES:
+            session.attempt = self._attempts = self._attempts + 1
+            key = self._signed(f"{ask.trajectory_id}-{session.attempt}")
+            row = {"seed": ask.seed, **json.loads(ask.row)}
+            told = json.dumps({"row": row, "base_url": self.base_url, "api_key": key})
+            child = self._child(session)
+            session.move()
+            if session.known and not child.ready.result().replayable:
+                session.finish("lost", Step(), "its process ended, and it cannot be built again")
+                return
+            try:
+                reply = await child.step(
+                    StepAsk(trajectory_id=session.attempt, turn=0, turns=[], known=[],
+                            row=told, seed=ask.seed)
+                )  # fmt: skip
+            except ChildGoneError as gone:
+                if session.end is not None:
+                    return
+                error, acts = str(gone), session.last is None or session.last.done()
+                deaths += acts and child not in self._slow
+                self._begin_again(session)
+                await self._replace(child)
+                continue
+            child.say(Ended([session.attempt]))
+            self._conclude(session, reply)
+            return
+        session.finish("crashed", Step(), error)
+
+    def _child(self, session: Session) -> Child:
+        return self._children[session.ask.trajectory_id % len(self._children)]
+
+    def _begin_again(self, session: Session) -> None:
+        said = [step.digest for step in session.steps]
+        session.known = said + session.known[len(said) :]
+        session.attempt, session.steps, session.chat, session.tools = 0, [], [], []
+        if session.last is not None:
+            session.last.cancel()
+        session.last = None
+        session.move()
+
+    def _conclude(self, session: Session, reply: StepReply) -> None:
+        """The agent has ended."""
+        status, error, step = reply.status, reply.error, reply.step
+        if status == "ok" and not session.steps:
+            status, error = "invalid", "the agent ended and has asked nothing"
+        elif status == "crashed" and session.rewritten:
+            status, error = "rewritten", session.rewritten
+        metrics = {**step.metrics, **session.counts}
+        session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
+
+    def _stop(self, session: Session) -> None:
+        """End an agent that takes too long; its process, too, if that does not listen as long."""
+        child, playing = self._child(session), session.playing
+        self.end([session.ask.trajectory_id])
+        assert playing is not None
+
+        async def watch() -> None:
+            await asyncio.wait([playing], timeout=self._config.timeout_s)
+            if not playing.done() and not child.is_gone:
+                self._slow.add(child)
+                await self._replace(child)
+
+        self._watching.add(task := asyncio.create_task(watch()))
+        task.add_done_callback(self._watching.discard)
+
+    async def _replace(self, child: Child) -> None:
+        """Another child in the place of this one, if it is still there."""
+        if child in self._children:
+            await self._renew(self._children.index(child), child)
+
+    def _signed(self, name: str) -> str:
+        seal = hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+        return f"{name}-{seal[:32]}"
+
+    # -- the agents' side -------------------------------------------------------------------------
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        try:
+            answer = await self._completion(request)
+            return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        except RefusedError as refused:
+            said = {"message": str(refused), "type": "invalid_request_error", "code": None}
+            return web.json_response({"error": said}, status=refused.status)
+
+    async def _completion(self, request: web.Request) -> dict[str, Any]:
+        session = self._session_of(request.headers.get("Authorization", ""))
+        try:
+            body = msgspec.json.decode(await request.read(), type=dict[str, Any])
+            self._check(body)
+            asked = _chat(body.get("messages"))
+        except web.HTTPRequestEntityTooLarge:
+            raise RefusedError(f"a request has at most {MOST_BODY} bytes", 413) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RefusedError(f"this is no request: {error}") from error
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        if session.last is not None and again and asked == session.last_asked:
+            return await self._answered(session)  # The client had no answer, or lost it.
+        if session.last is not None and not session.last.done():
+            raise RefusedError("a request of this key is under way: ask one after the other")
+        step = self._step(session, asked, body.get("tools") or [])
+        number = len(session.steps)
+        if number < len(session.known) and step.digest != session.known[number]:
+            text = f"played again, the agent asked otherwise in request {number}"
+            session.finish("diverged", Step(), text)
+            raise RefusedError(text, 410)
+        session.last_asked = asked
+        session.last = asyncio.create_task(self._turn(session, step, body))
+        return await self._answered(session)
+
+    async def _answered(self, session: Session) -> dict[str, Any]:
+        assert session.last is not None
+        try:
+            return await asyncio.shield(session.last)
+        except asyncio.CancelledError:
+            raise RefusedError("the episode is over", 410) from None
+
+    def _session_of(self, header: str) -> Session:
+        key = header.removeprefix("Bearer ").strip()
+        name, _, _ = key.rpartition("-")
+        if not hmac.compare_digest(key.encode(), self._signed(name).encode()):
+            raise RefusedError("this key names no episode", 401)
+        trajectory_id, attempt = map(int, name.split("-"))
+        session = self._sessions.get(trajectory_id)
+        if session is None or session.attempt != attempt or session.end is not None:
+            raise RefusedError("the episode of this key is over", 410)
+        return session
+
+    def _check(self, body: Mapping[str, Any]) -> None:
+        for name, value in body.items():
+            if name in OVERRULED and name not in self._told:
+                self._told.add(name)
+                print(f"agents set {name}: the recipe says it instead", file=sys.stderr, flush=True)
+            if name in NEUTRAL and value not in NEUTRAL[name]:
+                raise RefusedError(f"{name} = {value!r} is not to be had: leave it out")
+            if name not in ASIDE and name not in OVERRULED and name not in NEUTRAL:
+                raise RefusedError(f"unknown parameter {name!r}")
+
+    def _step(self, session: Session, asked: list[Said], tools: list[Any]) -> Step:
+        """What a request says that is new; RefusedError where it changes what was said."""
+        known, begins = session.chat, not session.steps
+        differs = next((i for i, one in enumerate(known) if asked[i : i + 1] != [one]), None)
+        if differs is None and not begins and tools != session.tools:
+            raise self._rewritten(session, "the tools are not those of the first request")
+        if differs is not None:
+            raise self._rewritten(
+                session,
+                f"message {differs} is not what it was: an agent may add to its history, and not "
+                "change it (environment.rewritten)",
+            )
+        new = asked[len(known) :]
+        if not new or new[-1].role == "assistant":
+            raise RefusedError("the last message is the assistant's: there is nothing to answer")
+        if any(one.calls for one in new):
+            raise RefusedError("a call of a tool that the policy did not make")
+        session.tools = tools
+        said = [InsertedMessage(one.role, one.content) for one in new]  # type: ignore[arg-type]
+        return Step(messages=said, tools=tools if begins else [])
+
+    def _rewritten(self, session: Session, text: str) -> RefusedError:
+        session.rewritten = text
+        session.counts["refused"] += 1
+        return RefusedError(text)
+
+    async def _turn(self, session: Session, step: Step, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The completion, as soon as the policy's turn has come."""
+        number = len(session.steps)
+        session.steps.append(step)
+        session.move()
+        await session.until(lambda: len(session.turns) > number or session.end is not None)
+        if len(session.turns) <= number:
+            raise RefusedError("the episode is over", 410)
+        turn = session.turns[number]
+        reply = self._reply_to(session, turn)
+        session.chat = [*session.last_asked, reply]
+        calls = [
+            {
+                "id": f"call_{number}_{place}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for place, call in enumerate(reply.calls)
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+        if calls:
+            message |= {"content": reply.content or None, "tool_calls": calls}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "tool_calls" if calls else "stop",
+            "token_ids": turn.ids,
+            "logprobs": None,
+        }
+        if body.get("logprobs"):
+            choice["logprobs"] = {
+                "content": [
+                    {"token": f"token_id:{i}", "logprob": p, "bytes": None, "top_logprobs": []}
+                    for i, p in zip(turn.ids, turn.logprobs, strict=True)
+                ]
+            }
+        return {
+            "id": f"chatcmpl-{session.ask.trajectory_id}-{number}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body.get("model") or "policy",
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": turn.before,
+                "completion_tokens": turn.tokens,
+                "total_tokens": turn.before + turn.tokens,
+            },
+        }
+
+    def _reply_to(self, session: Session, turn: PolicyTurn) -> Said:
+        """The policy's turn as a message: its calls apart, unless one cannot be read."""
+        form = self._config.call_format
+        found = calls_in(turn.text, form) if session.tools else []
+        calls = [call for call in found if isinstance(call, Call)]
+        if len(calls) < len(found):
+            session.counts["wrong_calls"] += 1
+        if not calls or len(calls) < len(found):
+            return Said("assistant", turn.text)
+        content = "" if form == "llama" else re.split("<tool_call>|<function=", turn.text)[0]
+        return Said("assistant", content.strip(), calls)
+
+
+def _chat(messages: Any) -> list[Said]:
+    """The messages of a request; RefusedError where one is none."""
+    if not isinstance(messages, list) or not messages:
+        raise RefusedError("messages: a list of at least one message")
+    found = []
+    for index, message in enumerate(messages):
+        try:
+            content = message.get("content") or ""
+            if not isinstance(content, str):
+                kinds = [part["type"] for part in content if part["type"] != "text"]
+                if kinds:
+                    raise RefusedError(f"messages[{index}]: a part is {kinds[0]}, and not text")
+                content = "".join(part["text"] for part in content)
+            calls = [
+                Call(call["function"]["name"], _arguments(call["function"]["arguments"]))
+                for call in message.get("tool_calls") or ()
+            ]
+            found.append(Said(ROLES[message["role"]], content, calls))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            text = f"messages[{index}] is no message: {type(error).__name__}: {error}"
+            raise RefusedError(text) from error
+    return found
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("arguments are a JSON object")
+    return found
+
+
+def pool_of(config: EnvironmentConfig) -> Pool:
+    """The environments of a worker."""
+    return Agents(config) if config.is_agent else Pool(config)

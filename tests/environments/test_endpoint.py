@@ -1,0 +1,255 @@
+"""Agents in real children, asking a real endpoint with the `openai` client; the policy is
+scripted."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.endpoint import Agents
+from environments.worker import ready_of
+from headrace.config.sections.environment import EnvironmentConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+
+FILE = str(Path(__file__).parent / "agents.py")
+PROGRAM = """
+import json, sys
+from openai import OpenAI
+
+row, client = json.load(sys.stdin), OpenAI()
+print("some words", flush=True)
+said = client.chat.completions.create(
+    model="policy", messages=[{"role": "user", "content": row["prompt"]}]
+).choices[0].message.content
+print(json.dumps({"reward": float(said == row["answer"])}))
+"""
+
+
+class Episode:
+    """One that a coordinator plays."""
+
+    def __init__(self, pool: Agents, key: int, prompt: str = "p") -> None:
+        self.pool, self.key, self.prompt = pool, key, prompt
+        self.turns: list[PolicyTurn] = []
+        self.known: list[str] = []
+
+    async def ask(self, *, fresh: bool = True) -> StepReply:
+        ask = StepAsk(
+            trajectory_id=self.key, turn=len(self.turns),
+            turns=self.turns if fresh else self.turns[-1:], known=self.known if fresh else [],
+            row=json.dumps({"prompt": self.prompt, "answer": "a"}), seed=7,
+        )  # fmt: skip
+        reply = await self.pool.reply(ask)
+        self.known.append(reply.step.digest)
+        return reply
+
+    async def say(self, text: str, *, fresh: bool = False) -> StepReply:
+        self.turns.append(PolicyTurn(text, 3, [7, 8, 9], [-0.5] * 3, 10))
+        return await self.ask(fresh=fresh)
+
+
+def play(
+    name: str, story: Callable[[Agents], Awaitable[None]], *, timeout_s: float = 30.0,
+    reset_timeout_s: float = 60.0, children: int = 1, **options: Any,
+) -> None:  # fmt: skip
+    config = EnvironmentConfig(
+        name=name if name == "command" else f"agent:{FILE}:{name}", options=options,
+        timeout_s=timeout_s, reset_timeout_s=reset_timeout_s, children=children,
+    )  # fmt: skip
+
+    async def whole() -> None:
+        pool = Agents(config)
+        try:
+            await pool.start()
+            await story(pool)
+        finally:
+            await pool.close()
+
+    asyncio.run(whole())
+
+
+def texts(reply: StepReply) -> list[str]:
+    assert reply.status == "ok", reply
+    return [message.content for message in reply.step.messages]
+
+
+def test_each_request_is_a_turn_and_the_result_ends_the_episode() -> None:
+    async def story(pool: Agents) -> None:
+        episodes = [Episode(pool, key) for key in range(8)]
+        begun = await asyncio.gather(*(e.ask() for e in episodes))
+        assert [texts(reply) for reply in begun] == [["0:p"]] * 8
+        said = await asyncio.gather(*(e.say(f"x{e.key}") for e in episodes))
+        assert [texts(reply) for reply in said] == [[f"1:x{key}"] for key in range(8)]
+        ended = await episodes[3].say("stop")
+        assert (ended.step.done, ended.step.reward, ended.step.success) == (True, 0.5, True)
+        assert ended.step.metrics == {"words": 2.0, "refused": 0.0, "wrong_calls": 0.0}
+        # A coordinator that begins again asks for the whole; the agent goes on where it was.
+        assert texts(await episodes[4].say("more", fresh=True)) == ["2:more"]
+        # One that has other turns: the agent plays again.
+        other = Episode(pool, 5)
+        other.known, other.turns = episodes[5].known[:1], [PolicyTurn("y", 3, [7, 8, 9], [0.0] * 3)]
+        assert texts(await other.ask()) == ["1:y"]
+
+    play("echo", story, children=2)
+
+
+def test_tools_and_their_results_go_both_ways() -> None:
+    async def story(pool: Agents) -> None:
+        episode = Episode(pool, 0)
+        (tool,) = (await episode.ask()).step.tools
+        assert tool["function"]["name"] == "add"
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+        reply = await episode.say(call)
+        assert [(m.role, m.content) for m in reply.step.messages] == [("tool", "4")]
+        ended = await episode.say("4")
+        assert (ended.status, ended.step.reward) == ("ok", 1.0), ended
+
+    play("with_tools", story)
+
+
+WRONG = {
+    "rewritten": "message 0 is not what it was",
+    "key": "this key names no episode",
+    "no key": "this key names no episode",
+    "long": "at most 2097152 bytes",
+    "nothing": "nothing to answer",
+    "image": "messages[2]: a part is image_url",
+    "stream": "stream = True is not to be had",
+    "two": "n = 2 is not to be had",
+    "guided_json": "unknown parameter 'guided_json'",
+}
+
+
+def test_what_may_not_be_asked_is_refused_and_changes_nothing() -> None:
+    async def ask(pool: Agents, key: int, what: str) -> None:
+        episode = Episode(pool, key, prompt=what)
+        assert texts(await episode.ask()) == ["hello"]
+        (said,) = texts(await episode.say("x"))
+        assert WRONG[what] in said
+        ended = await episode.say("y")
+        assert (ended.step.done, ended.step.reward) == (True, 1.0)
+        assert ended.step.metrics["refused"] == float(what == "rewritten")
+
+    async def story(pool: Agents) -> None:
+        await asyncio.gather(*(ask(pool, key, what) for key, what in enumerate(WRONG)))
+
+    play("bad", story)
+
+
+def test_two_requests_at_once_are_one_turn() -> None:
+    async def story(pool: Agents) -> None:
+        episode = Episode(pool, 0, prompt="twice")
+        await episode.ask()
+        assert texts(await episode.say("x")) == ["one"]
+        await asyncio.sleep(0.5)
+        (said,) = texts(await episode.say("y"))
+        assert "is under way" in said
+        assert (await episode.say("z")).step.done
+
+    play("bad", story)
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("silent", "invalid", "has asked nothing"),
+        ("rewritten", "rewritten", "message 0 is not"),
+        ("stream", "crashed", "BadRequestError: "),
+    ],
+)
+def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> None:
+    async def story(pool: Agents) -> None:
+        episode = Episode(pool, 0, prompt=what)
+        reply = await episode.ask()
+        if reply.status == "ok":
+            reply = await episode.say("x")
+        assert reply.status == status, reply
+        assert words in reply.error
+
+    play("bad", story, catches=False)
+
+
+def test_who_asks_after_the_end_hears_that_it_is_over(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    async def story(pool: Agents) -> None:
+        episode = Episode(pool, 0)
+        await episode.ask()
+        assert (await episode.say("x")).step.done
+        while not flag.exists():
+            await asyncio.sleep(0.1)
+        assert "the episode of this key is over" in flag.read_text()
+
+    play("late", story, flag=str(flag))
+
+
+def test_an_agent_that_takes_too_long_ends_alone() -> None:
+    async def story(pool: Agents) -> None:
+        late, child = Episode(pool, 0), pool._children[0]
+        await late.ask()
+        began = time.monotonic()
+        assert (await late.say("x")).status == "timeout"
+        assert time.monotonic() - began < 2.5
+        assert pool._children[0] is child
+        assert texts(await Episode(pool, 1).ask()) == ["hello"]
+
+    play("slow", story, timeout_s=1.5)
+
+
+def test_an_agent_that_blocks_its_process_costs_those_nothing_that_wait(tmp_path: Path) -> None:
+    async def story(pool: Agents) -> None:
+        other, late, child = Episode(pool, 1), Episode(pool, 0), pool._children[0]
+        assert texts(await other.ask()) == texts(await late.ask()) == ["hello"]
+        (tmp_path / "flag").touch()
+        assert (await late.say("x")).status == "timeout"
+        while pool._children[0] is child:
+            await asyncio.sleep(0.1)
+        (tmp_path / "flag").unlink()
+        assert (await other.say("y")).step.done
+
+    play("blocking", story, timeout_s=2.0, flag=str(tmp_path / "flag"))
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("deadly", "ok"), ("fickle", "lost"), ("otherwise", "diverged")]
+)
+def test_an_agent_whose_process_dies_plays_again(name: str, status: str, tmp_path: Path) -> None:
+    async def story(pool: Agents) -> None:
+        episode = Episode(pool, 0)
+        reply = await episode.ask()
+        for number in range(3):
+            if reply.status != "ok":
+                break
+            assert texts(reply) == [str(number) if name != "otherwise" else "first"]
+            reply = await episode.say(f"x{number}")
+        assert (reply.status, reply.step.done) == (status, status == "ok"), reply
+
+    play(name, story, flag=str(tmp_path / "flag"))
+
+
+def test_a_program_may_be_an_agent(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+
+    async def story(pool: Agents) -> None:
+        for key, (said, reward) in enumerate((("a", 1.0), ("b", 0.0))):
+            episode = Episode(pool, key)
+            assert texts(await episode.ask()) == ["p"]
+            ended = await episode.say(said)
+            assert (ended.step.done, ended.step.reward) == (True, reward)
+
+    play("command", story, run=[sys.executable, str(path)])
+
+
+def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def play(row, **_): ...\nasync def odd(row): ...\n")
+    for thing, words in (("play", "no coroutine"), ("odd", "unexpected keyword")):
+        with pytest.raises(UserError, match=words):
+            asyncio.run(ready_of(EnvironmentConfig(name=f"agent:{path}:{thing}")))
