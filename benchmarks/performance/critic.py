@@ -5,6 +5,10 @@ drawn at random among all their tokens, several times. Out: explained variance o
 on the answers, and the attainable share: what the prefix decides of the return, by the
 continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
 answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again.
+
+With --again, the learner alone trains the run's own batches again with other settings instead, and
+each update's explained variance and the value model's seconds are printed: the same answers for
+every value model.
 """
 
 import asyncio
@@ -20,6 +24,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.kit.command_line import command_line
+from benchmarks.kit.recorded_batches import critic_record
+from headrace.config.loading.recipe import merge_overrides
 from headrace.config.sections.run import RunConfig
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
@@ -130,8 +136,7 @@ def values_of(
 ) -> tuple[Floats, Floats]:
     """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
     device, work = torch.device("cpu"), Work()
-    torch.set_num_threads(config.learner.threads)
-    join_ranks(rank=0, world_size=1, port=free_port(), device=device)
+    _join(config)
     algorithm = build_algorithm(
         config.algorithm, window=config.window, max_length=config.task.max_response_length
     )
@@ -219,11 +224,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prefixes", type=int, default=128, help="of their answers")
     parser.add_argument("--continuations", type=int, default=4, help="of each prefix, at least 2")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    parser.add_argument(
+        "--again", nargs="+", metavar="KEY=VALUE[,KEY=VALUE...]",
+        help="settings of a learner that trains the run's batches again; `-`: the run's own",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     run_dir = find_run(options.root, options.run)
     config = read_config(run_dir)
     if config.algorithm.value is None:
         raise UserError(f"{run_dir.name} has no value model")
+    if options.again:
+        return _again(run_dir, config, options.again, as_json=options.json)
     steps = sorted((run_dir / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
     chosen = [p for p in steps if options.step in (None, int(p.name[5:]))]
     if not chosen:
@@ -244,6 +255,28 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in result.items():
         print(f"{name:<28} {value}")
     return 0
+
+
+def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: bool) -> int:
+    """Value models side by side on the batches of the run."""
+    _join(config)
+    found = {}
+    for text in wanted:
+        table = config.model_dump(mode="json")
+        merge_overrides(table, [] if text == "-" else text.split(","))
+        record = critic_record(run_dir, RunConfig.model_validate(table))
+        found[text] = record._asdict()
+        if not as_json:
+            print(f"{text}\n  explained  {record.explained}\n  seconds    {record.seconds}")
+    if as_json:
+        print(json.dumps({"run": run_dir.name, "again": found}))
+    return 0
+
+
+def _join(config: RunConfig) -> None:
+    """Be the only rank."""
+    torch.set_num_threads(config.learner.threads)
+    join_ranks(rank=0, world_size=1, port=free_port(), device=torch.device("cpu"))
 
 
 def figures(

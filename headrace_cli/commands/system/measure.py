@@ -54,6 +54,7 @@ RUN = (
 )  # fmt: skip
 NO_WARM_UP = (
     "algorithm.value.warmup_updates=0", "algorithm.value.warmup_explained_variance=null",
+    "algorithm.value.warmup_prompts=null",
 )  # fmt: skip
 FORECAST = "seconds per update"
 _WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids)
