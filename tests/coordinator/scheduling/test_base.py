@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.records.record_types import ClosedWindow
+from headrace.protocol.token_spans import Mark, Streams
 from headrace.trajectory.windows import Window, trajectory_of
-from tests.coordinator.world import World, make_config, policy_windows
+from tests.coordinator.world import World, make_config, policy_windows, value_trajectories
 
 LENGTHS = {"a": 3, "b": 10, "c": 6, "d": 99, "e": 2, "f": 5, "g": 7, "h": 4, "i": 8, "j": 1}
 CAP, WINDOW = 12, 4
@@ -368,6 +369,67 @@ def test_a_warm_up_takes_what_is_there_where_nothing_more_may_begin(
     assert prepared is not None
     assert prepared.taken.value_trajectories == [t.trajectory_id for t in leased]
     assert not prepared.taken.windows
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "windowed", "streaming"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_warm_up_waits_for_all_answers_to_its_prompts(mode: str, restarts: bool) -> None:
+    """Also for the slow ones, beyond the bound, and for no others; one that cannot be scored is
+    left out."""
+    config = make_config(
+        schedule={"mode": mode, "max_staleness": 0, "batch_windows": 4}
+        | ({"window": 12} if mode == "synchronous" else {}),
+        algorithm={"value": {"warmup_updates": 1, "warmup_prompts": 9, "fit": "least_squares"}},
+    )
+    world = World(config)
+    first: list[int] = []
+    for step in range(60):
+        world.fill(12)
+        if restarts and step % 3 == 2:
+            world.restart()
+            continue
+        for trajectory in world.leased():
+            number = trajectory.trajectory_id
+            left = (2 if number else 11) - trajectory.length
+            world.chunk(trajectory, 1, "stop" if left == 1 else None)
+            if trajectory.ended:
+                world.reward(trajectory, None if number == 3 else 1.0)
+        through = [t.ended and t.reward_status for t in world.account.trajectories.values()]
+        prepared = world.take()
+        if prepared is not None:
+            first = prepared.taken.value_trajectories
+            break
+        assert not all(through[:9]) or len(through) < 9
+    assert first == [0, 1, 2, 4, 5, 6, 7, 8]
+    world.commit()
+    assert not world.scheduler.warming
+    assert world.account.ledger.balance() == 0
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_windows_bring_what_the_sampler_thought_before_them(hot: bool) -> None:
+    """Five numbers, of all sampled tokens before the window; a hot one counts as certain. Answers
+    bring their logprobs and marks."""
+    fit = {"fit": "least_squares"}
+    world = World(make_config(algorithm={"value": fit}, schedule={"batch_windows": 1}))
+    (trajectory,) = world.fill(1)
+    marks = [Mark("hot", 0, 1)] if hot else []
+    world.chunk(trajectory, 4, "window", streams=Streams(marks=marks))
+    prepared = world.take()
+    assert prepared is not None
+    (opening,) = policy_windows(prepared)
+    assert opening.confidence == [0.0] * 5
+    world.commit()
+    world.fill(1)
+    world.chunk(trajectory, 2, "stop")
+    world.reward(trajectory)
+    prepared = world.take()
+    assert prepared is not None
+    (window,) = policy_windows(prepared)
+    assert window.confidence == [-0.5, 0.0, -1.5 if hot else -2.0, -0.5, -0.5]
+    (value,) = value_trajectories(prepared)
+    assert value.logprobs.tolist() == [-0.5] * 6
+    assert value.marks == marks
 
 
 @settings(deadline=None, max_examples=30)
