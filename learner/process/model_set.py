@@ -155,7 +155,8 @@ class ModelSet:
             return
         self.networks[name].save_pretrained(folder, state_dict=weights)
         if isinstance(engine := self.engines[name], FeatureEngine):
-            save_file(engine.head.state(), folder / VALUE_HEAD)
+            head = {"weights": engine.head.weights, "offset": engine.head.offset}
+            save_file(head, folder / VALUE_HEAD)
         (self._processor or self.tokenizer).save_pretrained(folder)
 
     def _load_ranker(self, checkpoint: Path | None, training: RankerTraining) -> SessionRanker:

@@ -312,8 +312,8 @@ def numbers(metric: Metric) -> float | list[float]:
     return metric
 
 
-def run_config(model: Path, **learner: object) -> RunConfig:
-    """A T-PPO run on the tiny model in float32."""
+def run_config(model: Path, *, value: Any = None, **learner: object) -> RunConfig:
+    """A T-PPO run on the tiny model in float32; `value`: keys of its value model."""
     return RunConfig.model_validate(
         {
             "model": {"path": str(model)},
@@ -325,7 +325,7 @@ def run_config(model: Path, **learner: object) -> RunConfig:
             "schedule": {"mode": "streaming", "window": 16},
             "algorithm": {
                 "advantages": {"kind": "egae", "length_adaptive_alpha": 0.05},
-                "value": {"value_clip_low": 0.5, "value_clip_high": 0.6},
+                "value": value or {"value_clip_low": 0.5, "value_clip_high": 0.6},
                 "penalties": {"positive_nll_coef": 0.1},
             },
             "learner": {

@@ -209,11 +209,21 @@ def in_a_stream() -> list[Shard]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("context", "shards"), [("full", unrelated()), ("carried", in_a_stream())])
-def test_restart_goes_on_to_the_bit(tmp_path: Path, context: str, shards: list[Shard]) -> None:
+@pytest.mark.parametrize(
+    ("context", "value", "shards"),
+    [
+        ("full", None, unrelated()),
+        ("carried", None, in_a_stream()),
+        ("full", {"fit": "least_squares"}, unrelated()),
+    ],
+    ids=["full", "carried", "fitted"],
+)
+def test_restart_goes_on_to_the_bit(
+    tmp_path: Path, context: str, value: dict[str, object] | None, shards: list[Shard]
+) -> None:
     """Killed after a checkpoint and asked to end later: the same weights as without. Keys that were
     carried over are dropped at a checkpoint, so that nobody goes on with more than the others."""
-    config = run_config(save_tiny_model(tmp_path / "model"), context=context)
+    config = run_config(save_tiny_model(tmp_path / "model"), value=value, context=context)
     batches = [
         batch_of(shard, update=u, version=u - 1, checkpoint=u == 2)
         for u, shard in enumerate(shards, start=1)
@@ -230,6 +240,10 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path, context: str, shards: list[S
             hits.append(done.metrics.get("perf/carried_hits"))
         if context == "carried":
             assert [bool(count) for count in hits] == [False, True, False, True]
+        if value is not None:
+            critic = tmp_path / "run-2" / "checkpoints" / "step_2" / "critic"
+            assert AutoModelForTokenClassification.from_pretrained(critic).score.weight.eq(0).all()
+            assert load_file(critic / "value_head.safetensors")["offset"] > 0
         coordinator.processes[0].send_signal(signal.SIGKILL)
         coordinator.processes[0].wait()
 
