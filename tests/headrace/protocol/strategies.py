@@ -63,6 +63,7 @@ _PLAIN: dict[type, Strategy] = {
     inspect.BytesType: st.binary(max_size=16),
     inspect.BoolType: st.booleans(),
     inspect.NoneType: st.none(),
+    inspect.AnyType: st.text(max_size=8),
 }
 
 
