@@ -10,10 +10,8 @@ libraries of models, nor later, at the process's end least of all.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
-import platform
 from collections.abc import Iterator
 
 OWN_MAP_BYTES = 1 << 20
@@ -27,6 +25,10 @@ _MALLOPT = {OWN_MAP: (-3, OWN_MAP_BYTES), ARENA_MAX: (-8, ARENAS)}
 
 def give_back() -> None:
     """Call it when the process begins, before it has threads."""
+    # Here, and not above: `lasting` is imported before it holds garbage collections back.
+    import ctypes
+    import platform
+
     if platform.libc_ver()[0] != "glibc":
         return
     heap = ctypes.CDLL(None)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
@@ -81,7 +81,7 @@ def a_chunk() -> Chunks:
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=15, deadline=None)
 def test_every_message_comes_back_as_it_went(kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(structs(kind))
     codec = message_codec(max_bytes=LIMIT)
