@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 
 from coordinator.persistence.state import State
-from coordinator.scheduling.base import Selection
-from coordinator.training.batches import prepare
+from coordinator.training.replayed_batch import sent_batch
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import batch_rules
 from headrace.protocol.messages.batches import Shard
@@ -38,31 +37,18 @@ class CriticRecord(NamedTuple):
 def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, Shard]]:
     """Each batch that left for the learner, for a learner of one rank with this configuration."""
     state, rules = State(config), batch_rules(config)
-    value = config.algorithm.value
     for records in read_journal(run_dir / "journal"):
         for _, record in records:
             if isinstance(record, BatchTaken):
-                epochs = config.learner.value.epochs
-                if value is not None and not record.windows:
-                    epochs = value.warmup_epochs
-                windows = [state.account.window(item.window_id) for item in record.windows]
-                finished = [state.account.trajectories[key] for key in record.value_trajectories]
-                prepared = prepare(
-                    Selection(windows, finished, epochs), state, rules, ranks=1,
-                    max_bytes=config.transport.part_bytes,
-                )  # fmt: skip
-                header = Batch(
-                    batch_id=record.batch_id or record.update, update=record.update,
-                    lineage=record.lineage, version=record.version,
-                    publish_as=record.version + int(prepared.trains_policy),
-                    parts=[len(prepared.parts[0])], value_epochs=epochs, checkpoint=False,
-                )  # fmt: skip
-                yield header, merged(prepared.parts[0])
+                sent = sent_batch(record, state, rules, config, {})
+                yield sent.header(), merged(sent.parts)
             state.apply(record)
 
 
 def critic_record(run_dir: Path, config: RunConfig) -> CriticRecord:
     """Train a run's batches again; needs a joined process group of one rank."""
+    learner = config.learner.model_copy(update={"ranks": 1})
+    config = config.model_copy(update={"learner": learner})
     found = CriticRecord([], [])
     with tempfile.TemporaryDirectory(prefix="headrace-critic-") as folder:
         trainer = Trainer(config, Path(folder), rank=0, device=torch.device("cpu"))

@@ -42,12 +42,11 @@ from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
 from learner.batching.batch import policy_half, totals_of, value_half
 from learner.models.deepspeed_engine import join_ranks
-from learner.models.feature_network import FeatureEngine
 from learner.process.checkpoint import CRITIC, POLICY
 from learner.process.checkpointing import Checkpoints
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
-from learner.updates.critic_update import CriticUpdate, LeastSquaresUpdate
+from learner.updates.critic_update import update_of
 from rewards.labeling.offline_scoring import open_desk
 from tasks.datasets.source import build_source
 
@@ -178,8 +177,7 @@ def values_of(
     )  # fmt: skip
     engine, slots = models.engines[CRITIC], algorithm.value
     assert slots is not None
-    kind = LeastSquaresUpdate if isinstance(engine, FeatureEngine) else CriticUpdate
-    critic = kind(
+    critic = update_of(engine)(
         slots, engine, models.place, batch, finished, totals_of(windows, finished, models.place),
         parts=1, window=config.window,
     )  # fmt: skip
@@ -190,8 +188,13 @@ def values_of(
 
 def explained(values: Floats, returns: Floats, weights: Floats) -> float:
     """1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
-    mean = lambda x: float((weights * x).sum() / weights.sum())  # noqa: E731
-    spread = lambda x: mean(x * x) - mean(x) ** 2  # noqa: E731
+
+    def mean(x: Floats) -> float:
+        return float((weights * x).sum() / weights.sum())
+
+    def spread(x: Floats) -> float:
+        return mean(x * x) - mean(x) ** 2
+
     return 1.0 - spread(returns - values) / spread(returns) if spread(returns) else float("nan")
 
 

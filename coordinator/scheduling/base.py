@@ -9,6 +9,7 @@ critic that has trained on its outcome; in a warm-up, where the policy trains no
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 from coordinator.dispatch.leases import Leases
@@ -152,8 +153,9 @@ class BatchSelector:
     def warmup_set(self, prompts: int) -> list[Trajectory] | None:
         """All scored answers to the first prompts; None while one of them is still to come."""
         account = self._account
-        groups = sorted(g.group_id for g in account.groups.values() if g.purpose == "train")
-        first = set(groups[:prompts])
+        # Groups stand in the order in which they were issued.
+        groups = (g.group_id for g in account.groups.values() if g.purpose == "train")
+        first = set(islice(groups, prompts))
         if len(first) < prompts or any(t.group_id in first for t in account.active.values()):
             return None
         return [t for t in self.waiting() if t.group_id in first]

@@ -4,7 +4,8 @@ the learner itself.
 Promises: windows in play (being generated, waiting, ready, or with the learner) never exceed
 `ScheduleConfig.bound` except by windows that were already under way when their trajectory was held;
 a stream of staleness 0 makes the same batches whoever arrives first. Each event costs constant
-time; only a batch that is about to leave looks at all windows.
+time, but for the prompts that a warm-up waits for; only a batch that is about to leave looks at all
+windows.
 """
 
 from collections.abc import Iterable

@@ -6,9 +6,8 @@ state is folded and the batch compiled by the code that did both then, so a diff
 records; of several updates of that number it is the one on the surviving line.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Selection
@@ -29,14 +28,13 @@ from headrace.trajectory.windows import Window
 
 
 @dataclass(frozen=True)
-class PastBatch:
-    """An update as it was sent out.
+class SentBatch:
+    """A batch as it was sent out.
 
     Attributes:
         recorded: what the journal says of the batch. prepared: the same batch, compiled again.
         windows: those of both, by id. value_epochs: passes of the value model over its half. after:
-        the batch that was the last one in the weights; None: none, or one without an id. commit:
-        what came of it.
+        the batch that was the last one in the weights; None: none, or one without an id.
     """
 
     recorded: BatchTaken
@@ -44,7 +42,6 @@ class PastBatch:
     windows: dict[int, Window]
     value_epochs: int
     after: int | None
-    commit: UpdateCommitted
 
     @property
     def parts(self) -> list[Shard]:
@@ -66,22 +63,29 @@ class PastBatch:
         )
 
 
+@dataclass(frozen=True)
+class PastBatch(SentBatch):
+    """An update as it was sent out, and `commit`: what came of it."""
+
+    commit: UpdateCommitted
+
+
 def past_batch(
     records: Iterable[Record], config: RunConfig, update: int, ranks: Mapping[int, int]
 ) -> PastBatch:
     """The batch of an update on the surviving line; UserError where there is none. `ranks`: how
     many learner ranks batches were for, by id, where those were not as many as configured."""
     state, rules = State(config), batch_rules(config)
-    out: Callable[[UpdateCommitted], PastBatch] | None = None
+    out: SentBatch | None = None
     found: PastBatch | None = None
     for record in records:
         match record:
             case BatchTaken() if record.update == update:
-                out = _compiled(record, state, rules, config, ranks)
+                out = sent_batch(record, state, rules, config, ranks)
             case BatchReturned() if record.update == update:
                 out = None
             case UpdateCommitted() if record.update == update and out is not None:
-                found, out = out(record), None
+                found, out = PastBatch(**vars(out), commit=record), None
             case LineageBegan() if record.update < update:
                 found = out = None
         state.apply(record)
@@ -91,14 +95,14 @@ def past_batch(
     return found
 
 
-def _compiled(
+def sent_batch(
     taken: BatchTaken,
     state: State,
     rules: BatchRules,
     config: RunConfig,
     ranks: Mapping[int, int],
-) -> Callable[[UpdateCommitted], PastBatch]:
-    """The batch from the state that it was taken from; what came of it is missing."""
+) -> SentBatch:
+    """The batch from the state that it was taken from. `ranks` as in `past_batch`."""
     account, value = state.account, config.algorithm.value
     epochs = config.learner.value.epochs
     if value is not None and not taken.windows:
@@ -118,4 +122,4 @@ def _compiled(
     )
     windows = {window.window_id: window for window in selection.windows}
     after = state.line.get(taken.update - 1)
-    return partial(PastBatch, taken, prepared, windows, epochs, after)
+    return SentBatch(taken, prepared, windows, epochs, after)

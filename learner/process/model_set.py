@@ -127,7 +127,7 @@ class ModelSet:
     def _value_engine(
         self, model: PreTrainedModel, value: ValueTargetConfig
     ) -> DeepSpeedEngine | FeatureEngine:
-        if value.fit == "least_squares":
+        if self._config.algorithm.fits_value:
             frozen = FeatureNetwork(model, most=value.features, autocast=self._autocast)
             self._let_see(frozen)
             return FeatureEngine(frozen, memory=value.memory_answers)

@@ -8,6 +8,7 @@ their start values; targets and old values never change within the update.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,8 @@ class CriticUpdate(ModelUpdate):
     """
 
     name, prefix, loss_figure, stream = "value model", "critic", "vf_loss", 1
+    most_parts: ClassVar[int | None] = None
+    """Most optimizer steps in one pass, whatever is asked for; None: no bound."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class CriticUpdate(ModelUpdate):
         """`parts`: most optimizer steps in one pass over the trajectories. `window`: most tokens of
         a window, where a finished answer was cut before. `carried`: keys and values of what stands
         before windows of unfinished answers; whole answers need none."""
+        parts = self.most_parts or parts
         super().__init__(engine, finished.reads, place, batch, parts=parts, step="value step")
         self._slots, self._finished, self._totals = slots, finished, totals
         self._window, self._carried = window, carried
@@ -195,6 +199,7 @@ class LeastSquaresUpdate(CriticUpdate):
     `train` takes the finished answers in and solves once, whatever the epochs."""
 
     engine: FeatureEngine
+    most_parts = 1
 
     def _values_of_others(self, reads: Reads, windows: PolicyHalf, *, at_cuts: bool) -> Tensor:
         every, width = range(len(reads.token_ids)), (self.engine.network.width,)
@@ -263,3 +268,8 @@ class LeastSquaresUpdate(CriticUpdate):
         logprobs = torch.where(hot, 0.0, behaviour).cpu().numpy()
         pieces = np.split(logprobs, np.cumsum(lengths)[:-1]) if lengths.size else []
         return [before_each(*piece) for piece in zip(pieces, starts, strict=True)]
+
+
+def update_of(engine: Engine) -> type[CriticUpdate]:
+    """What makes the value model's part of an update with this engine."""
+    return LeastSquaresUpdate if isinstance(engine, FeatureEngine) else CriticUpdate

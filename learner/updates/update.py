@@ -30,10 +30,9 @@ from learner.algorithms.segment_advantages import WindowAdvantages, judge
 from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
 from learner.device import Place
 from learner.models.deepspeed_engine import Engine, StepLog
-from learner.models.feature_network import FeatureEngine
 from learner.models.inference import infer
 from learner.models.prefix_cache import PrefixCache
-from learner.updates.critic_update import CriticUpdate, LeastSquaresUpdate
+from learner.updates.critic_update import CriticUpdate, update_of
 from learner.updates.metrics import Stopwatch, figures_of
 from learner.updates.model_update import ModelUpdate
 from learner.updates.policy_update import PolicyUpdate
@@ -123,13 +122,11 @@ class Updater:
             policy.prepare(self._reference, self.carried.get("reference"))
             finished = self._with_penalty(finished, policy.log)
         critics = [
-            (LeastSquaresUpdate if fitted else CriticUpdate)(
-                slots, engine, place, batch, finished, totals,
-                parts=1 if fitted else config.value.minibatches,
+            update_of(engine)(
+                slots, engine, place, batch, finished, totals, parts=config.value.minibatches,
                 window=algorithm.window, carried=self.carried.get("critic"),
             )
             for slots, engine in self._critics
-            for fitted in [isinstance(engine, FeatureEngine)]
         ]  # fmt: skip
         models: list[ModelUpdate] = [policy, *critics]
         with watch.measure("value"):

@@ -46,16 +46,16 @@ def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Weights, gradients and optimizer state of one rank, policy and value model together, and the
     models that never change."""
     learner, ranks = config.learner, config.learner.ranks
-    value = config.algorithm.value
-    fits = value is not None and value.fit == "least_squares"
-    models = 2 if value is not None and not fits else 1
+    algorithm = config.algorithm
+    fits = algorithm.fits_value
+    models = 2 if algorithm.value is not None and not fits else 1
     weights, gradients, moments = 4.0, 4.0, 8.0
     if learner.precision == "bfloat16":
         weights, gradients, moments = 2.0, 4.0, 12.0
     stage = learner.zero_stage or 0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
-    frozen = weights * (fits + (config.algorithm.kl is not None))
+    frozen = weights * (fits + (algorithm.kl is not None))
     weights /= ranks if stage >= 3 else 1
     return int(shape.parameters * (models * (weights + gradients + moments) + frozen))
 

@@ -265,6 +265,11 @@ class AlgorithmConfig(StrictModel):
     """Divergence from the starting policy. None: not asked for."""
 
     @property
+    def fits_value(self) -> bool:
+        """Whether there is a value model that is fitted, and not trained by gradient."""
+        return self.value is not None and self.value.fit == "least_squares"
+
+    @property
     def reads_anchors(self) -> bool:
         """Whether the value model reads anchors."""
         return self.value is not None and self.value.context == "anchor"

@@ -62,16 +62,15 @@ def batch_rules(config: RunConfig) -> BatchRules:
     if isinstance(advantages, GroupAdvantageConfig):
         compares = "group" if config.schedule.unit == "group" else "itself"
     fire = config.generator.fire
-    value = algorithm.value
-    fits = value is not None and value.fit == "least_squares"
     masks_hot = fire is not None and fire.correction == "mask"
     return BatchRules(
         boundary_mask=advantages.boundary_mask if isinstance(advantages, EgaeConfig) else 0,
         skips_truncated=algorithm.overlong is not None and algorithm.overlong.filter,
         max_age=config.schedule.max_staleness,
         compares=compares,
-        value_logprobs=fits or (algorithm.kl is not None and algorithm.kl.where == "reward"),
-        value_statistics=fits,
+        value_logprobs=algorithm.fits_value
+        or (algorithm.kl is not None and algorithm.kl.where == "reward"),
+        value_statistics=algorithm.fits_value,
         mixed_groups=algorithm.admit == "mixed_groups",
         masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
         by_turn=algorithm.turns == "turn",

@@ -367,7 +367,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.value.gae_lambda_value",
         lambda c: (value := c.algorithm.value) is not None
-        and value.fit == "least_squares"
+        and c.algorithm.fits_value
         and value.gae_lambda_value < 1,
         'is 1 for fit = "least_squares", which fits returns',
     ),
