@@ -359,7 +359,7 @@ def test_kills_of_a_child_at_random_moments_change_nothing(bare: str) -> None:
                 os.kill(child._process.pid, signal.SIGKILL)
 
     options: dict[str, Any] = {"environment_factory": f"{TRL}:Counter"}
-    found = played("trl", cases, python=bare, story=kill, **options)
+    found = played("trl", cases, together=False, python=bare, story=kill, **options)
     expected = [1.0 if n % 9 == 6 else -abs(n % 9 - 6) / 10 for n in range(60)]
     ended = [replies[-1] for replies in found]
     assert all(reply.step.done or reply.error for reply in ended)
