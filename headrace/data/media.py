@@ -261,4 +261,5 @@ def _check_size(size: int, where: str) -> None:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+    """Quoted; a long one without its middle, since a path's end names the file."""
+    return repr(text if len(text) <= 160 else f"{text[:77]}...{text[-77:]}")

@@ -45,7 +45,7 @@ def test_an_evaluation_without_a_learner(tmp_path: Path) -> None:
     assert started == ["coordinator", "generator-0", "reward-0"]
     shown = call("show", result["run_id"], "--json", "--root", str(tmp_path / "runs"))
     assert json.loads(shown.stdout)["run_id"] == result["run_id"]
-    assert not (tmp_path / "runs" / "latest").exists()
+    assert (tmp_path / "runs" / "latest").read_text().strip() == result["run_id"]
     audited = call("audit", str(run_dir), "--json")
     assert audited.returncode == 0, audited.stdout + audited.stderr
 
