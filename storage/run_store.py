@@ -40,7 +40,7 @@ from storage.projection.rows import Placed
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
-"""At most so often SQL that could not be written is tried again."""
+"""Minimum seconds between attempts to write SQL again after a failure."""
 MUCH = 20_000
 """So many records that SQLite lacks, a second's work or more, are brought up beside the run."""
 LATE_S = 5.0
@@ -118,7 +118,7 @@ class RunStore:
         """When the oldest record came that SQL does not have."""
         self._catch_up_at, self._moved_at = 0.0, time.monotonic()
         self._wake, self._closing, self._news = threading.Condition(), False, list[Placed]()
-        """What the run tells the thread beside it."""
+        """Requests of the run to its background thread."""
         self._beside: Future[None] | None = None
         lacks, is_server = rows - seen, config.storage.database is not None
         if lacks > (0 if is_server else MUCH):

@@ -3,7 +3,7 @@ journal than the state still needs, however long the run is.
 
 Comes in: the state; or the journal's snapshots and records. Goes out: a Snapshot record; or the
 state that a successor begins with. Promises: it is the state that folding all records gives; a
-snapshot that cannot be used is told and passed over for the one before it, and without any the
+snapshot that cannot be used is reported and replaced by the one before it, and without any the
 whole journal is folded.
 """
 
@@ -141,7 +141,7 @@ def restored(config: RunConfig, journal: Journaled) -> State:
 
 
 def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset: int) -> State:
-    """The state that a snapshot at `offset` tells."""
+    """The state stored in the snapshot at `offset`."""
     values = _DECODER.decode(snapshot.state)
     if values.format != FORMAT:
         raise ValueError(f"it has format {values.format}, and this version of Headrace {FORMAT}")

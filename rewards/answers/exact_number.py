@@ -11,8 +11,8 @@ LONGEST = 1000
 """Longer texts are not read: the time to read an integer grows with the square of its digits."""
 
 PLACES = 6
-"""A decimal with so many places stands for a fraction that has no finite decimal, if all of its
-digits are right (the last one rounded or not)."""
+"""A decimal with at least this many places may stand for a fraction without a finite decimal, if
+all its digits are right (the last one rounded or not)."""
 
 _LAYOUT = re.compile(r"\\[!,;: $]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"

@@ -1,4 +1,4 @@
-"""What a source of kind `judge` can be told.
+"""Options of a source of kind `judge`.
 
 In: the options of a recipe. Out: a strict model; `check_options` says in one line what cannot work.
 """
@@ -118,7 +118,7 @@ class Options(StrictModel):
     """Deadline of one attempt. None: the source's."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Most requests of one scoring child."""
+    """Maximum number of concurrent requests of one scoring child."""
 
     cache: int = Field(default=4096, ge=0)
     """Answers that a scoring child keeps."""

@@ -1,7 +1,7 @@
 """How often a server may be asked, and how long to wait after a failure.
 
-In: failures and a limit. Out: waits. `Pace` holds whoever asks until it is his turn; a server
-that asks for patience (`Retry-After`) gets it from all.
+In: failures and a limit. Out: waits. `Pace` delays each caller until its turn; a server's
+`Retry-After` delays all.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ MINUTE_S = 60.0
 
 
 def backoff_s(failures: int, *, first_s: float, longest_s: float, chance: float) -> float:
-    """Seconds to wait after so many failures in a row: between a half and the whole of a time that
-    doubles, by `chance` in [0, 1), so that those who failed together do not return together."""
+    """Seconds to wait after a number of failures in a row: between a half and the whole of a time
+    that doubles, by `chance` in [0, 1), so that clients that failed together retry apart."""
     # 2**60 is longer than any wait, and a float.
     whole = min(longest_s, first_s * 2.0 ** min(failures - 1, 60))
     return whole * (0.5 + 0.5 * chance)

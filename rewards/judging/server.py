@@ -2,8 +2,8 @@
 
 In: prompts. Out: replies, and a tally of what they took. Promises: the same question is asked once
 as long as its answer is kept; what may pass (no connection, 408, 409, 425, 429, 5xx, an answer that
-is none) is tried again, ever later, as the server asks for it, within the deadline of whoever
-waits; anything else is a JudgeError at once. The key is in no text.
+is none) is tried again, ever later, as the server asks for it, within the caller's deadline;
+anything else is a JudgeError at once. The key is in no text.
 """
 
 import hashlib

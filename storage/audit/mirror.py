@@ -125,7 +125,7 @@ def _tell(
 def _parts(
     table: Table, names: list[str], keys: list[str], reader: RunReader, is_file: bool
 ) -> Iterator[list[_AnyRow]]:
-    """Rows in the order of their keys, so many at a time; as files have them if both sides are."""
+    """Rows in the order of their keys, in batches; in file order if both sides are files."""
     is_text = reader.engine.dialect.name == "postgresql"  # where each database has its own order
     order = [
         collate(table.c[name], "C") if is_text and isinstance(table.c[name].type, Text)

@@ -188,7 +188,7 @@ class Updates:
         trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
 
     def _out(self, record: BatchReturned | UpdateCommitted) -> BatchTaken | None:
-        """The batch that a record names, after a check that it is the one that is out."""
+        """The batch that a record names, after a check that it is the one in flight."""
         taken, self._facts.taken = self._facts.taken, None
         name = f"update {record.update} of lineage {record.lineage}"
         if taken is None or (taken.lineage, taken.update) != (record.lineage, record.update):

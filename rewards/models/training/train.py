@@ -50,7 +50,7 @@ MOST_DROPPED = 20
 
 
 class Watch(Protocol):
-    """Who is told how it goes."""
+    """Receives the training's progress."""
 
     def note(self, text: str) -> None:
         """Something worth a line."""
