@@ -1,7 +1,7 @@
 """`headrace export`, `sql`, `select`, `sink` and `replay`: their options.
 
-In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
-has is named here once more, and a test compares.
+In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: storage's
+names are repeated here, and a test compares.
 """
 
 from pathlib import Path

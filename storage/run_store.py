@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """Minimum seconds between attempts to write SQL again after a failure."""
 MUCH = 20_000
-"""So many records that SQLite lacks, a second's work or more, are brought up beside the run."""
+"""If SQLite lacks more records than this (about one second of work), a background thread adds
+them."""
 LATE_S = 5.0
 """SQL that has not had a record for so long is behind."""
 CLOSING_S = 60.0

@@ -151,7 +151,7 @@ def chosen(study: Study, options: argparse.Namespace) -> tuple[list[str], list[i
 
 
 def measure_of(study: Study) -> Measure:
-    """What makes a run a row, with the study's own facts of it."""
+    """Turns a run into a row, with the study's own facts of it."""
     if study.file.facts is None:
         return run_arm
     module, _, function = study.file.facts.partition(":")

@@ -94,7 +94,7 @@ class Comparison:
         return self.studies[SPEED].file.seeds
 
     def arm(self, part: str, mode: str, point: Point) -> Arm:
-        """The arm of a part at a point; what else TRL is told is its point."""
+        """The arm of a part at a point; TRL's other settings are its point."""
         arm = self.studies[part].arm(mode, point)
         return TrlArm(arm.name, arm.recipe, arm.overrides, point) if mode == TRL else arm
 

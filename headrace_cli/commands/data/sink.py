@@ -1,10 +1,10 @@
-"""`headrace sink`: tell another program of a run's figures, while the run goes on or afterwards.
+"""`headrace sink`: stream a run's metrics to TensorBoard, Trackio or a file.
 
 In: a run, a sink. Out: whatever the sink makes. What wakes it: the clock. How it ends: with the
-run, with --once when all there is was told, or by Ctrl-C. Promises: it reads the run's store from a
-process of its own, so that the run never waits for a sink; how far the sink was told is kept, so
-that another call goes on from there; a sink that fails is one line, is opened again after a while,
-and is told again of what it did not take.
+run, with --once when all metrics were sent, or by Ctrl-C. Promises: it reads the run's store from a
+process of its own, so that the run never waits for a sink; the position in the run is stored, so
+that another call goes on from there; a sink that fails is reported in one line, opened again after
+a while, and sent again what it did not take.
 """
 
 import argparse
@@ -53,8 +53,8 @@ class Teller:
     def __init__(
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
     ) -> None:
-        """`folder`: the sink's, where its position is kept as well. UserError: it was told of
-        another run."""
+        """`folder`: the sink's, where its position is kept as well. UserError: the sink has figures
+        of another run."""
         self._sink, self._run_dir, self._folder, self._sleep = target, run_dir, folder, sleep
         self._place = folder / POSITION
         self._position = self._last_position()
@@ -62,8 +62,8 @@ class Teller:
         self._steps = self._failures = 0
 
     def follow(self, *, once: bool) -> int:
-        """Go on until the run has ended; how many steps were told. RunFailedError: the sink fails
-        again and again, and the run is over."""
+        """Go on until the run has ended; return the number of sent steps. RunFailedError: the sink
+        fails again and again, and the run is over."""
         try:
             while True:
                 # Looked at before the news, so that none is missed.

@@ -17,7 +17,7 @@ from headrace.metrics.registry import METRICS
 
 
 class RunFacts(NamedTuple):
-    """The run that is told about. `config`: its resolved configuration, without a password.
+    """The run whose metrics are sent. `config`: its resolved configuration, without a password.
     `folder`: where the sink may write; what it wrote there in an earlier process is still there."""
 
     run_id: str
@@ -27,7 +27,7 @@ class RunFacts(NamedTuple):
 
 
 class Sink(Protocol):
-    """What a sink does. It may be slow and may raise: whoever calls it is a process of its own."""
+    """What a sink does. It may be slow and may raise: its caller is a separate process."""
 
     def open(self, run: RunFacts) -> None:
         """Begin, or go on."""

@@ -1,9 +1,9 @@
 """`headrace reward label`: labels for the lines of answers, for training a line reward model.
 
-In: a recipe, and answers from a file or sampled from its policy. Out: a file with a row an answer:
-its lines, a label for each (see `rewards.labeling.line_labels`), and what it took. Completions come
-from the recipe's generator, whose engine works on all searches side by side; whole answers are
-judged by the recipe's sources of rewards.
+In: a recipe, and answers from a file or sampled from its policy. Out: a file with one row per
+answer: its lines, a label for each (see `rewards.labeling.line_labels`), and what it took.
+Completions come from the recipe's generator, whose engine works on all searches side by side; whole
+answers are judged by the recipe's sources of rewards.
 """
 
 import argparse
