@@ -51,7 +51,8 @@ CLOSING_S = 60.0
 SILENT_S = 10.0
 """and it waits no longer for one that has taken nothing for so long."""
 AT_ONCE = 2_000
-"""So many records wait in memory for SQL; it gets others from the journal, as many at a time."""
+"""Maximum records waiting in memory for SQL; others are read from the journal in batches of this
+size."""
 STATEMENT_S = 60
 """A server's longest statement."""
 YIELD_S, MOST_YIELD_S = 1e-5, 0.25

@@ -37,7 +37,7 @@ REAP_S = 15.0
 APPEAR_S = 60.0
 """How long a fault waits for whom it is to be done to."""
 MOST_RESUMES = 3
-"""So many resumes in a row without an update, and the run counts as one that cannot be resumed."""
+"""Consecutive resumes without an update after which a run counts as not resumable."""
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 SMALL = (
     "schedule.batch_windows=16", "algorithm.value.warmup_updates=1", "dashboard.enabled=false",

@@ -169,7 +169,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
-    parser.add_argument("--seeds", type=int, help="so many seeds, instead of the study's")
+    parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
     parser.add_argument("--updates", type=int, help="of a run of its speed, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
     take_rows(parser, ROWS, resumes=True)

@@ -42,7 +42,7 @@ from tasks.rows import Row, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
-"""So many prompts in a row are passed over by bands, and the next one is asked all the same."""
+"""Maximum number of consecutive prompts skipped by bands; the next one is used regardless."""
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:

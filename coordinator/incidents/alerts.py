@@ -127,7 +127,7 @@ def _knows(number: int, seen: RewardStatistics) -> bool:
 KEPT = 20
 """Number of alerts that a monitor receives."""
 MOST = 1000
-"""So many are written down in a coordinator's life."""
+"""Maximum number of alerts recorded in a coordinator's life."""
 CAUGHT_UP = "SQL has caught up with the journal"
 Level = Literal["info", "warning", "error"]
 

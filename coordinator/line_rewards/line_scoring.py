@@ -27,7 +27,7 @@ from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window, trajectory_of
 
 REMEMBERED = 256
-"""So many answers' numbers of lines are averaged to expect those of the next ones."""
+"""Number of answers whose line counts are averaged to predict those of the next."""
 _SPARE = 1024
 
 

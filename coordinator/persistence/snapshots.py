@@ -28,7 +28,7 @@ FORMAT = 3
 """Raise it when a field of the state, or what a record does to one, changes its meaning: snapshots
 of before are then passed over."""
 SAY_EVERY_S = 10.0
-"""So often a long replay says how far it is; who waits for it waits on (the supervisor does)."""
+"""Seconds between progress messages of a long replay, which keep the supervisor waiting."""
 MOST = 200_000
 """A state with more trajectories, some hundred MiB of values, gets no snapshot. Only a run that has
 no checkpoint to go back to comes to that."""

@@ -49,7 +49,7 @@ from headrace.trajectory.trajectories import Trajectory
 _BATCH_ID_BITS = 52
 """Batch ids are random, so that none comes again where a journal lost its end."""
 MANY_BATCHES = 10
-"""So many batches of groups filtered in a row are worth a word."""
+"""Number of consecutively filtered batches of groups that raises a notice."""
 
 
 DECILES = 10

@@ -24,7 +24,7 @@ RETRY_S = 2.0
 SLOW_S = 60.0
 """A write that takes longer is worth a word."""
 ANYWAY_S = 60.0
-"""So often a write is tried although there seems to be no room: some file systems do not say."""
+"""Number of attempts to write although the disk seems full: some file systems do not say."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WAITS = "waits: "
 """How the line begins in which a process that is being started says that it waits for a disk."""

@@ -36,7 +36,7 @@ class Work:
         self._bytes, self._looked_at = 0, 0.0
 
     def at(self, stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
-        """So many units of a stage are done; an empty stage: nothing is under way."""
+        """Finished units of a stage; an empty stage: nothing is under way."""
         self._now = Progress(stage=stage, done=done, total=total, unit=unit)
 
     @contextmanager

@@ -26,7 +26,7 @@ _KINDS = frozenset(
     {"WindowsClosed", "BatchTaken", "BatchReturned", "UpdateCommitted", "LineageBegan"}
 )
 _MOST = 4
-"""So many ids are named in a problem."""
+"""Maximum number of ids named in a problem."""
 
 
 class AppliedUpdate(NamedTuple):

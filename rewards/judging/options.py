@@ -85,7 +85,7 @@ class Options(StrictModel):
     """Ask for log-probabilities. False: only the text of an answer counts."""
 
     top_logprobs: int = Field(default=20, ge=2)
-    """Of so many tokens."""
+    """Number of most likely tokens to request."""
 
     pattern: str = rf"(?:score|rating)\W{{0,8}}(?P<{GROUP}>-?\d+(?:\.\d+)?)"
     """Expression of Python with a group `score`, whose last match is the score of free and of

@@ -25,7 +25,7 @@ from rewards.worker.concurrent_calls import fly
 from rewards.worker.pipe import Batch, Began, Outcome
 
 MAX_IDLE_DEATHS = 5
-"""So many children in a row that died before they scored anything end the worker."""
+"""Number of consecutive children dying before their first score that end the worker."""
 
 Status = Literal["ok", "timeout", "crashed", "invalid"]
 Glance = Callable[[ScoreItem], Outcome | None]

@@ -28,7 +28,7 @@ from storage.database.tables import Base, Run
 from storage.journal.store import read_journal
 
 TOGETHER = 4096
-"""So many records are projected in one transaction."""
+"""Records projected per transaction."""
 _AT_ONCE = 10_000
 _MOST_FAULTS = 5
 _AnyRow = tuple[Any, ...]

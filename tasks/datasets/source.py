@@ -49,7 +49,7 @@ PROCEDURAL_TASKS = {
 
 
 MOST_MADE = 1_000_000
-"""So many problems are made at a time."""
+"""Number of problems generated at a time."""
 
 
 class PromptSource(Protocol):

@@ -17,7 +17,7 @@ DIGITS = "0123456789"
 
 
 def draw(rng: Random, terms: int) -> str:
-    """So many digits."""
+    """Number of digits."""
     return "".join(rng.choices(DIGITS, k=terms)) + "?"
 
 

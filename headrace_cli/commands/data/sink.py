@@ -27,7 +27,7 @@ POSITION = "position.json"
 LOOK_EVERY_S = 2.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 TRIES = 5
-"""So often in a row a sink may fail once the run has ended."""
+"""Maximum number of consecutive failures of a sink once the run has ended."""
 Sleep = Callable[[float], None]
 
 

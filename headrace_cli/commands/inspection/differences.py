@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 MOST = 5
-"""So many differences of a quantity are named."""
+"""Maximum number of differences named per quantity."""
 Array = npt.NDArray[np.float64]
 
 
