@@ -301,8 +301,8 @@ class Generation:
     # -- stopping ---------------------------------------------------------------------------------
 
     def hold_all(self) -> None:
-        """Take back every training lease; tokens that exist are kept. Whoever asks again while no
-        lease was given in between does not look at all of them."""
+        """Take back every training lease; tokens that exist are kept. Further calls do nothing
+        until a new lease."""
         if self._all_held:
             return
         self._all_held = True
