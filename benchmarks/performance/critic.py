@@ -4,7 +4,9 @@ In: a run. Its policy writes fresh answers to held-out prompts, and continues pr
 drawn at random among all their tokens, several times. Out: explained variance of the value model
 on the answers, and the attainable share: what the prefix decides of the return, by the
 continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
-answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again.
+answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again. Besides,
+of the answers that the run trained until then: how the mean advantage of a window that was trained
+before its answer ended correlates with the return that came.
 
 With --again, the learner alone trains the run's own batches again with other settings instead, and
 each update's explained variance and the value model's seconds are printed: the same answers for
@@ -25,6 +27,7 @@ import torch
 
 from benchmarks.kit.command_line import command_line
 from benchmarks.kit.recorded_batches import critic_record
+from dashboard.reads.critic import worth
 from headrace.config.loading.recipe import merge_overrides
 from headrace.config.sections.run import RunConfig
 from headrace.data.media import MediaStore
@@ -48,6 +51,7 @@ from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
 from learner.updates.critic_update import update_of
 from rewards.labeling.offline_scoring import open_desk
+from storage.queries import critic_sample
 from tasks.datasets.source import build_source
 
 Floats = npt.NDArray[np.float64]
@@ -252,6 +256,8 @@ def main(argv: list[str] | None = None) -> int:
     values, returns = values_of(config, run_dir, checkpoint, held)
     result = figures(held, prefixes, values, returns)
     result = {"run": run_dir.name, "checkpoint": checkpoint.name, **result}
+    trained = worth(critic_sample(run_dir, 1, int(checkpoint.name[5:])).tokens)
+    result["advantage against return"] = trained._asdict()
     if options.json:
         print(json.dumps(result))
         return 0
