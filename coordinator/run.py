@@ -21,6 +21,8 @@ with lasting():
     import time
     from pathlib import Path
 
+    import xxhash
+
     from coordinator.dispatch.leases import Leases
     from coordinator.dispatch.prompts import Prompts
     from coordinator.hub import Clock, Hub
@@ -156,7 +158,7 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
             f"an evaluation reads weights from one file, and {weights.parent} has no {weights.name}"
         )
     with weights.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
     size = weights.stat().st_size
     hub = coordinator.hub
     if hub.state.versions.issued < 0:  # Else a coordinator before this one wrote it down.
@@ -165,7 +167,7 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
             VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size)
         )
     coordinator.parts.generation.notice = WeightNotice(
-        version=0, update=0, sha256=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
+        version=0, update=0, digest=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
     )
 
 

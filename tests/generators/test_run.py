@@ -2,7 +2,6 @@
 and leaves nothing behind when it is killed."""
 
 import asyncio
-import hashlib
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import xxhash
 
 from headrace.config.sections.run import RunConfig
 from headrace.host import stack_dumps
@@ -53,7 +53,7 @@ def make_notice(path: Path, version: int) -> WeightNotice:
     return WeightNotice(
         version=version,
         update=version,
-        sha256=hashlib.sha256(data).hexdigest(),
+        digest=xxhash.xxh3_128(data).hexdigest(),
         num_bytes=len(data),
         sources=[f"file:{path}"],
     )

@@ -262,7 +262,8 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
 
     version: fields.Count
     update: fields.Count
-    sha256: fields.Digest
+    digest: fields.Digest
+    """XXH3 of 128 bits: it finds damage. Who may send weights is settled by the keys."""
     num_bytes: fields.Count
     sources: list[fields.Line]
     ranker: ModelVersion | None = None
