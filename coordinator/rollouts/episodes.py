@@ -25,14 +25,7 @@ from headrace.config.sections.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Hello, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk, StepReply
-from headrace.protocol.records.record_types import (
-    ChunkArrived,
-    GroupIssued,
-    Record,
-    RewardArrived,
-    TrajectoryEnded,
-    TrajectoryStatus,
-)
+from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Streams
 from headrace.trajectory.trajectories import Trajectory
 
@@ -70,12 +63,12 @@ class Episodes:
 
     # -- out --------------------------------------------------------------------------------------
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: r.Record) -> None:
         """Who begins, or has ended a turn, waits for the environment."""
         match record:
-            case GroupIssued(trajectory_ids=keys):
+            case r.GroupIssued(trajectory_ids=keys):
                 self._queue.extend(keys)
-            case ChunkArrived(trajectory_id=key, finish="stop"):
+            case r.ChunkArrived(trajectory_id=key, finish="stop"):
                 self._queue.append(key)
 
     def restore(self) -> None:
@@ -231,7 +224,7 @@ class Episodes:
             pieces.append(Piece(source, role, reply.turn, at, at := at + size))
         paid = step.reward and trajectory.spans
         self._hub.record_event(
-            ChunkArrived(
+            r.ChunkArrived(
                 at=time.time(),
                 trajectory_id=trajectory.trajectory_id,
                 lease_id=NO_LEASE,
@@ -279,9 +272,9 @@ class Episodes:
             worker.ended += over
         self._hub.settle_windows(cut_short)
 
-    def _end(self, trajectory: Trajectory, status: TrajectoryStatus, error: str = "") -> None:
+    def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
         self._hub.record_event(
-            TrajectoryEnded(
+            r.TrajectoryEnded(
                 at=time.time(),
                 trajectory_id=trajectory.trajectory_id,
                 status=status,
@@ -304,7 +297,7 @@ class Episodes:
             return
         total = sum(step.reward for step in trajectory.steps)
         told = trajectory.steps[-1].success if trajectory.steps else None
-        arrived = RewardArrived(
+        arrived = r.RewardArrived(
             at=time.time(),
             trajectory_id=trajectory.trajectory_id,
             status="ok",
