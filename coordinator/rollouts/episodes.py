@@ -10,7 +10,6 @@ the reason, and never as a reward of 0.
 
 import json
 import math
-import time
 from collections import deque
 
 import numpy as np
@@ -225,7 +224,6 @@ class Episodes:
         paid = step.reward and trajectory.spans
         self._hub.record_event(
             r.ChunkArrived(
-                at=time.time(),
                 trajectory_id=trajectory.trajectory_id,
                 lease_id=NO_LEASE,
                 chunk_index=trajectory.next_chunk,
@@ -275,7 +273,6 @@ class Episodes:
     def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
         self._hub.record_event(
             r.TrajectoryEnded(
-                at=time.time(),
                 trajectory_id=trajectory.trajectory_id,
                 status=status,
                 length=trajectory.length,
@@ -298,7 +295,6 @@ class Episodes:
         total = sum(step.reward for step in trajectory.steps)
         told = trajectory.steps[-1].success if trajectory.steps else None
         arrived = r.RewardArrived(
-            at=time.time(),
             trajectory_id=trajectory.trajectory_id,
             status="ok",
             reward=total,

@@ -120,7 +120,6 @@ class Generation:
         if tokens > 0:
             self._hub.record_event(
                 TokensLost(
-                    at=time.time(),
                     generator=name,
                     tokens=tokens,
                     reason=reason,
@@ -158,7 +157,6 @@ class Generation:
             self._hub.progress("weights")
         self._hub.recorder.write(
             VersionLoaded(
-                at=time.time(),
                 generator=name,
                 version=message.version,
                 gap_s=message.gap_s,
@@ -219,7 +217,6 @@ class Generation:
             by_generator.setdefault(name, []).append(lease)
             self._hub.record_event(
                 LeaseIssued(
-                    at=time.time(),
                     lease_id=lease.lease_id,
                     trajectory_id=trajectory.trajectory_id,
                     generator=name,

@@ -12,7 +12,6 @@ window that goes on waits for those that end in it, until their deadline. A wind
 turn waits for the environment's word. Windows of a trajectory get ready in order.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 
 from coordinator.line_rewards.line_scoring import LineScoring
@@ -39,10 +38,10 @@ class WindowLifecycle:
         known = {t.trajectory_id: t for t in trajectories if t.purpose == "train"}
         closed = [window for t in known.values() for window in self._closings(t)]
         if closed:
-            yield r.WindowsClosed(at=time.time(), windows=closed)
+            yield r.WindowsClosed(windows=closed)
         recalled = [w.window_id for t in known.values() for w in _recalls(t)]
         if recalled:
-            yield r.WindowsRecalled(at=time.time(), window_ids=recalled)
+            yield r.WindowsRecalled(window_ids=recalled)
         if self._unit == "group":
             groups = {t.group_id for t in known.values()}
             members = (t for group in sorted(groups) for t in self._account.members(group))
@@ -50,7 +49,7 @@ class WindowLifecycle:
         waiting = [(t, w) for t in known.values() for w in _closed(t)]
         lost = [w.window_id for t, w in waiting if self._is_lost(t, w)]
         if lost:
-            yield r.WindowsDropped(at=time.time(), window_ids=sorted(lost), reason="reward_failed")
+            yield r.WindowsDropped(window_ids=sorted(lost), reason="reward_failed")
         ready: dict[int, r.LinesState | None] = {}
         held: set[int] = set()
         for trajectory, window in waiting:
@@ -65,7 +64,7 @@ class WindowLifecycle:
                     held.add(trajectory.trajectory_id)
         if ready:
             lines = {key: state for key, state in sorted(ready.items()) if state is not None}
-            yield r.WindowsReady(at=time.time(), window_ids=sorted(ready), lines=lines)
+            yield r.WindowsReady(window_ids=sorted(ready), lines=lines)
 
     def drop_for_warmup(self, trajectory_ids: Iterable[int]) -> Iterator[r.Record]:
         """Records that drop the windows of trajectories that a warm-up has used: the value model
@@ -77,16 +76,16 @@ class WindowLifecycle:
             if window.state in ("closed", "ready")
         ]
         if ids:
-            yield r.WindowsDropped(at=time.time(), window_ids=ids, reason="value_warmup")
+            yield r.WindowsDropped(window_ids=ids, reason="value_warmup")
 
     def discard(self, trajectory: Trajectory, reason: r.DropReason) -> Iterator[r.Record]:
         """Records that drop all of a trajectory that no update has, its last tokens included."""
         if trajectory.open_tokens:
             rest = self._window(trajectory, trajectory.spans[-1].end, final=False)
-            yield r.WindowsClosed(at=time.time(), windows=[rest])
+            yield r.WindowsClosed(windows=[rest])
         left = [w.window_id for w in trajectory.windows if w.state in ("closed", "ready")]
         if left:
-            yield r.WindowsDropped(at=time.time(), window_ids=left, reason=reason)
+            yield r.WindowsDropped(window_ids=left, reason=reason)
 
     # -- closing ----------------------------------------------------------------------------------
 

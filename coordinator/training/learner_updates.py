@@ -114,7 +114,7 @@ class Training:
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
-        self._hub.record_event(r.VersionIssued(at=time.time(), version=version))
+        self._hub.record_event(r.VersionIssued(version=version))
         return version
 
     async def published(self, notice: m.WeightNotice) -> None:
@@ -122,7 +122,6 @@ class Training:
         self.orders.published(notice.version)
         self._hub.record_event(
             r.VersionPublished(
-                at=time.time(),
                 version=notice.version,
                 lineage=self._hub.state.lineage,
                 update=notice.update,
@@ -216,7 +215,7 @@ class Training:
             self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
         if stale:
             ids = [window.window_id for window in stale]
-            hub.record_event(r.WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
+            hub.record_event(r.WindowsDropped(window_ids=ids, reason="stale"))
 
     def _share_metrics(self, taken: r.BatchTaken) -> dict[str, Metric]:
         """Of what the batch trains and leaves out, and what was dropped since the last one."""
@@ -255,7 +254,6 @@ class Training:
         if message.skipped:
             hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
         record = r.UpdateCommitted(
-            at=time.time(),
             update=message.update,
             lineage=taken.lineage,
             version=taken.version,
@@ -313,7 +311,6 @@ class Training:
         evaluated = [e.accuracy for e in hub.state.evaluations if e.update == update]
         hub.record_event(
             r.CheckpointWritten(
-                at=time.time(),
                 update=update,
                 lineage=hub.state.lineage,
                 path=path,
@@ -321,7 +318,7 @@ class Training:
             )
         )
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
-        hub.record_event(r.Forgotten(at=time.time(), update=kept[0]))
+        hub.record_event(r.Forgotten(update=kept[0]))
         hub.progress("learner")
 
 
