@@ -15,12 +15,27 @@ from sqlalchemy import Connection, delete, insert, make_url, select, update
 
 from headrace.metrics.registry import METRICS
 from headrace.protocol.records import record_types as r
-from storage.database.tables import Base, MetricInfo, Projection, Run
+from storage.database.tables import (
+    Base,
+    Checkpoint,
+    Evaluation,
+    MetricInfo,
+    Projection,
+    Run,
+    VersionLoad,
+)  # fmt: skip
 from storage.projection import history, trajectories
-from storage.projection.rows import Placed, upsert
+from storage.projection.rows import Placed, add_metrics, insert_records, upsert
 from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
 
 Project = Callable[[Connection, int, list[Placed]], None]
+
+
+def _rows_of(table: type[Base], *names: str) -> Project:
+    """A row for each record, of its fields of these names."""
+    return lambda connection, run, records: insert_records(connection, run, table, names, records)
+
+
 _PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
     ((r.GroupIssued,), trajectories.issue_groups),
     ((r.LeaseIssued,), trajectories.assign_leases),
@@ -34,10 +49,10 @@ _PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
     (BATCHES, move_updates),
     ((r.TokensLost,), history.add_losses),
     ((r.VersionPublished,), history.add_versions),
-    ((r.VersionLoaded,), history.add_loads),
-    ((r.EvaluationDone,), history.add_evaluations),
-    ((r.CheckpointWritten,), history.add_checkpoints),
-    ((r.MetricsSampled,), history.add_samples),
+    ((r.VersionLoaded,), _rows_of(VersionLoad, "at", "generator", "version", "gap_s", "load_s")),
+    ((r.EvaluationDone,), _rows_of(Evaluation, *Evaluation.__table__.columns.keys()[2:])),
+    ((r.CheckpointWritten,), _rows_of(Checkpoint, "at", "lineage", "update", "path", "accuracy")),
+    ((r.MetricsSampled,), add_metrics),
     ((r.ProcessChanged,), history.change_processes),
     ((r.Incident,), history.add_incidents),
     ((r.Restarted,), history.add_restarts),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -84,13 +84,6 @@ def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any
 
     for row, ids in islice(training_prompts(config, tokenizer), samples):
         yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
-
-
-class Rows(Protocol):
-    """Where rows go."""
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep a row."""
 
 
 def label(arguments: argparse.Namespace) -> int:
@@ -170,7 +163,7 @@ class Work:
         """Answers that could not be labelled, in words."""
         self.tokens = 0
 
-    async def label_all(self, answers: Sequence[Answer], file: Rows, total: int) -> None:
+    async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.labeling.line_labels import PrefixLabeler
         from rewards.labeling.offline_scoring import open_desk
@@ -245,7 +238,9 @@ class Work:
         assert answer.ids is not None
         if len(answer.ids) > task.max_response_length:
             raise UnjudgedError(f"it has {len(answer.ids)} tokens")
-        lines = split_lines(self._token_texts(answer.ids), fenced=self._fenced)
+        special, decode = self._special, self._tokenizer.decode
+        texts = ["" if i in special else str(decode([i])) for i in answer.ids]
+        lines = split_lines(texts, fenced=self._fenced)
         passed = await passes(answer, answer.ids, answer.finished)
         key = (answer.item.source, answer.item.answer, answer.item.info)
         found = await labeler.label(
@@ -284,9 +279,6 @@ class Work:
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def _token_texts(self, ids: Sequence[int]) -> list[str]:
-        return ["" if i in self._special else str(self._tokenizer.decode([i])) for i in ids]
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
