@@ -205,9 +205,7 @@ class Hub:
         if summary := self.repeats.summary(at_once=at_once):
             self._write_incident("warning", "incidents_summed_up", summary)
         for (name, reason), tokens in self.refused_tokens.items():
-            self.record_event(
-                TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason)
-            )
+            self.record_event(TokensLost(generator=name, tokens=tokens, reason=reason))
         self.refused_tokens.clear()
         if at_once:
             self.rejections.close()
@@ -215,7 +213,6 @@ class Hub:
     def _write_incident(self, level: str, kind: str, text: str) -> None:
         self.recorder.write(
             Incident(
-                at=time.time(),
                 level=level,  # type: ignore[arg-type]
                 kind=kind,
                 text=cut(text) or "",

@@ -181,7 +181,6 @@ class SelfTest:
         if chunk.finish is not None:
             check.account.apply(
                 TrajectoryEnded(
-                    at=time.time(),
                     trajectory_id=check.trajectory_id,
                     status="finished" if chunk.finish == "stop" else "truncated",
                     length=check.trajectory.length,

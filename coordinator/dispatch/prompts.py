@@ -8,7 +8,6 @@ needs.
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -265,7 +264,6 @@ class Prompts:
         trains = purpose == "train"
         size = config.schedule.num_generations if trains else config.evaluation.samples
         return GroupIssued(
-            at=time.time(),
             group_id=group_id,
             prompt_id=row.id,
             position=position,

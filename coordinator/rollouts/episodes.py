@@ -10,7 +10,6 @@ the reason, and never as a reward of 0.
 
 import json
 import math
-import time
 from collections import deque
 
 import numpy as np
@@ -25,14 +24,7 @@ from headrace.config.sections.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Hello, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk, StepReply
-from headrace.protocol.records.record_types import (
-    ChunkArrived,
-    GroupIssued,
-    Record,
-    RewardArrived,
-    TrajectoryEnded,
-    TrajectoryStatus,
-)
+from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Streams
 from headrace.trajectory.trajectories import Trajectory
 
@@ -70,12 +62,12 @@ class Episodes:
 
     # -- out --------------------------------------------------------------------------------------
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: r.Record) -> None:
         """Who begins, or has ended a turn, waits for the environment."""
         match record:
-            case GroupIssued(trajectory_ids=keys):
+            case r.GroupIssued(trajectory_ids=keys):
                 self._queue.extend(keys)
-            case ChunkArrived(trajectory_id=key, finish="stop"):
+            case r.ChunkArrived(trajectory_id=key, finish="stop"):
                 self._queue.append(key)
 
     def restore(self) -> None:
@@ -231,8 +223,7 @@ class Episodes:
             pieces.append(Piece(source, role, reply.turn, at, at := at + size))
         paid = step.reward and trajectory.spans
         self._hub.record_event(
-            ChunkArrived(
-                at=time.time(),
+            r.ChunkArrived(
                 trajectory_id=trajectory.trajectory_id,
                 lease_id=NO_LEASE,
                 chunk_index=trajectory.next_chunk,
@@ -279,10 +270,9 @@ class Episodes:
             worker.ended += over
         self._hub.settle_windows(cut_short)
 
-    def _end(self, trajectory: Trajectory, status: TrajectoryStatus, error: str = "") -> None:
+    def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
         self._hub.record_event(
-            TrajectoryEnded(
-                at=time.time(),
+            r.TrajectoryEnded(
                 trajectory_id=trajectory.trajectory_id,
                 status=status,
                 length=trajectory.length,
@@ -304,8 +294,7 @@ class Episodes:
             return
         total = sum(step.reward for step in trajectory.steps)
         told = trajectory.steps[-1].success if trajectory.steps else None
-        arrived = RewardArrived(
-            at=time.time(),
+        arrived = r.RewardArrived(
             trajectory_id=trajectory.trajectory_id,
             status="ok",
             reward=total,

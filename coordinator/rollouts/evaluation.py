@@ -96,7 +96,6 @@ class Evaluation:
         known = self._hub.account.trajectories
         self._lengths = {p: max(known[i].sampled for i in ids) for p, ids in self._asked}
         record = EvaluationDone(
-            at=time.time(),
             label=self._label,
             update=state.committed,
             version=state.versions.current,

@@ -14,16 +14,7 @@ from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.lease_reconciliation import LeaseReconciliation
 from coordinator.rollouts.limits import tokens_left
-from headrace.protocol.messages.control import (
-    FireSampling,
-    GeneratorReport,
-    Hello,
-    Hold,
-    Lease,
-    Leases,
-    WeightNotice,
-    WeightsLoaded,
-)
+from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import LeaseIssued, TokensLost, VersionLoaded
 from headrace.trajectory.trajectories import Trajectory
 
@@ -35,12 +26,12 @@ class Generation:
         self._hub = hub
         self._prompts = prompts
         self.reconciliation = LeaseReconciliation(hub)
-        self.notice: WeightNotice | None = None
+        self.notice: m.WeightNotice | None = None
         self.draining = False
         fire = hub.config.generator.fire
-        self._fire: FireSampling | None = None
+        self._fire: m.FireSampling | None = None
         if fire is not None:
-            self._fire = FireSampling(
+            self._fire = m.FireSampling(
                 temperature=fire.temperature,
                 top_k=fire.top_k,
                 top_p=fire.top_p,
@@ -57,7 +48,7 @@ class Generation:
 
     # -- generators come and go -------------------------------------------------------------------
 
-    async def join(self, hello: Hello) -> None:
+    async def join(self, hello: m.Hello) -> None:
         """A generator said Hello. The same process may say it again (its engine is ready now, or it
         heard nothing for a while) and keeps its leases, also where a restart or a long silence lies
         between; a different process under the same name starts without any."""
@@ -104,7 +95,7 @@ class Generation:
         if died:
             self._note_lost(name, generator.pending, "died")
 
-    def report(self, name: str, report: GeneratorReport) -> None:
+    def report(self, name: str, report: m.GeneratorReport) -> None:
         """Once a second: how it works and waits, what it threw away at holds since, and which
         leases it has. One that was sent and never came is over."""
         generator = self._hub.peers.generators.get(name)
@@ -129,7 +120,6 @@ class Generation:
         if tokens > 0:
             self._hub.record_event(
                 TokensLost(
-                    at=time.time(),
                     generator=name,
                     tokens=tokens,
                     reason=reason,
@@ -140,19 +130,19 @@ class Generation:
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def publish(self, notice: WeightNotice) -> None:
+    def publish(self, notice: m.WeightNotice) -> None:
         """New weights: every generator is told."""
         self.notice = notice
         for name in self._hub.peers.generators:
             self._notify(name, notice)
 
-    def _notify(self, name: str, notice: WeightNotice) -> None:
+    def _notify(self, name: str, notice: m.WeightNotice) -> None:
         generator = self._hub.peers.generators[name]
         generator.noticed.add(notice.version)
         generator.not_loaded_at = None
         self._hub.send_after(name, notice, hurry=True)
 
-    def loaded(self, name: str, message: WeightsLoaded) -> None:
+    def loaded(self, name: str, message: m.WeightsLoaded) -> None:
         """A generator samples from new weights, or could not load them."""
         generator = self._hub.peers.generators[name]
         # A notice that was overtaken is never answered.
@@ -167,7 +157,6 @@ class Generation:
             self._hub.progress("weights")
         self._hub.recorder.write(
             VersionLoaded(
-                at=time.time(),
                 generator=name,
                 version=message.version,
                 gap_s=message.gap_s,
@@ -218,7 +207,7 @@ class Generation:
         await self._lease(chosen)
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
-        by_generator: dict[str, list[Lease]] = {}
+        by_generator: dict[str, list[m.Lease]] = {}
         idle = self._hub.peers.room.any_idle
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
@@ -228,7 +217,6 @@ class Generation:
             by_generator.setdefault(name, []).append(lease)
             self._hub.record_event(
                 LeaseIssued(
-                    at=time.time(),
                     lease_id=lease.lease_id,
                     trajectory_id=trajectory.trajectory_id,
                     generator=name,
@@ -252,7 +240,7 @@ class Generation:
             self._cached_at = {i: n for i, n in self._cached_at.items() if i in known}
         return name
 
-    async def _send_leases(self, name: str, leases: list[Lease]) -> None:
+    async def _send_leases(self, name: str, leases: list[m.Lease]) -> None:
         """Send those that are still in force."""
         given = self._hub.leases.given
         now = [
@@ -261,10 +249,10 @@ class Generation:
             if (mine := given.get(lease.trajectory_id)) and mine.lease_id == lease.lease_id
         ]
         if now:
-            await self._hub.send(name, Leases(leases=now))
+            await self._hub.send(name, m.Leases(leases=now))
         self.reconciliation.sent(name, leases[-1].lease_id + 1)
 
-    def _make_lease(self, trajectory: Trajectory) -> Lease:
+    def _make_lease(self, trajectory: Trajectory) -> m.Lease:
         config, state = self._hub.config, self._hub.state
         total = trajectory.length + min(tokens_left(trajectory, config).values())
         evaluation = trajectory.purpose == "eval"
@@ -277,7 +265,7 @@ class Generation:
         sampling = config.evaluation if evaluation else config.generator
         kept = config.environment is not None and not config.prefix_is_fresh
         begun = trajectory.spans[0].version if trajectory.spans and kept else -1
-        return Lease(
+        return m.Lease(
             lease_id=state.next_lease,
             trajectory_id=trajectory.trajectory_id,
             purpose=trajectory.purpose,
@@ -313,7 +301,7 @@ class Generation:
                 by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
         for name, leases in by_generator.items():
             # After the leases, which may be on their way to the disk.
-            self._hub.send_after(name, Hold(leases=leases))
+            self._hub.send_after(name, m.Hold(leases=leases))
 
     def live(self) -> int:
         """Training trajectories with a lease."""

@@ -109,7 +109,8 @@ def flat_responses(
         last = batch.column("offset")[batch.num_rows - 1].as_py()
         if waiting and (tokens >= most_tokens or last >= final):
             chunks = pa.concat_batches(waiting)
-            ends = last_offsets_of(chunks, wanted)
+            whose = np.searchsorted(wanted.ids, chunks.column("trajectory_id"))
+            ends = wanted.last_offsets[whose]
             for page in _pages(chunks, ends, last, most_tokens, most_rows):
                 yield _flat(page)
             waiting, tokens = [chunks.filter(pa.array(ends > last))], 0
@@ -169,11 +170,6 @@ def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
         is_chunk & (wanted.ids[places] == trajectories) & (offsets <= wanted.last_offsets[places])
     )
     return batch.filter(pa.array(mask))
-
-
-def last_offsets_of(chunks: pa.RecordBatch, wanted: Wanted) -> npt.NDArray[np.int64]:
-    """For each chunk of a wanted trajectory, where the trajectory's last chunk is."""
-    return wanted.last_offsets[np.searchsorted(wanted.ids, chunks.column("trajectory_id"))]
 
 
 def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:

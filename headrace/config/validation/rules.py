@@ -346,7 +346,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.value.context",
-        lambda c: c.algorithm.reads_anchors and not c.reward.has_kind("pairwise"),
+        lambda c: (
+            c.algorithm.reads_anchors
+            and all(source.kind != "pairwise" for source in c.reward.each().values())
+        ),
         '"anchor" is for rewards of the kind "pairwise", and there are none',
     ),
     Rule(
