@@ -1,0 +1,119 @@
+"""Generation in eight turns with an environment between them, against as many tokens in one turn.
+
+Both sides are evaluations through the whole path, of a model that draws every token with the same
+chance, so that a turn has 32 tokens on average, or an answer 256. The environment takes 50 ms for a
+step, many of them at once, and says two tokens. They run in turn, `repeats` times; `ratio` is many
+turns over one, in sampled tokens a second. `prefill_per_token` is what the engine computed of
+prompts and prefixes for each sampled token. The scripted engine takes 10 ms a token, so that a slot
+that waits is seen.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.command_line import command_line, offer_row, take_engine
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
+from benchmarks.performance.whole_path import evaluate
+from generators.run import FAKE_STEP
+from headrace.host.install import ROOT
+from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
+from storage.queries import metric_series
+
+TURNS, TOKENS, VOCABULARY = 8, 32, 512
+STEP_S = 0.05
+
+
+class Turns:
+    """An environment that says the same in each of eight turns, after a while."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        """Begin."""
+        self._left = TURNS
+
+    async def step(self, turn: PolicyTurn) -> Step:
+        """Count."""
+        await asyncio.sleep(STEP_S)
+        self._left -= 1
+        return Step(messages=[InsertedMessage("user", "12")], done=not self._left)
+
+
+def model_of(folder: Path, tokens: int) -> Path:
+    """The calculator's model with its output weights set to 0: answers of so many tokens on
+    average."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source, out = ROOT / "recipes" / "models" / "products-cold", folder / f"model-{tokens}"
+    shutil.copytree(source, out)
+    config = AutoConfig.from_pretrained(source)
+    config.vocab_size, config.max_position_embeddings = VOCABULARY, 4096
+    model = AutoModelForCausalLM.from_config(config)
+    model.get_output_embeddings().weight.data.zero_()
+    model.generation_config.eos_token_id = list(range(2, 2 + VOCABULARY // tokens))
+    model.save_pretrained(out)
+    return out
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Both sides in turns."""
+    if options.engine == "fake":
+        os.environ[FAKE_STEP] = "0.01"
+    common = [
+        f"generator.engine={options.engine}", f"evaluation.num_prompts={options.prompts}",
+        f"generator.max_num_seqs={options.slots}", "transport.self_test_s=null", *options.overrides,
+    ]  # fmt: skip
+    longest = 4 * TURNS * TOKENS
+    sides = {
+        "turns": [
+            "environment.name=benchmarks.performance.turns:Turns", "environment.children=1",
+            f"environment.max_turns={TURNS}", f"environment.max_turn_tokens={4 * TOKENS}",
+        ],
+        "one": ["environment=null", "reward.kind=exact"],
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        for name, tokens in (("turns", TOKENS), ("one", TURNS * TOKENS)):
+            path = json.dumps(str(model_of(Path(folder), tokens)))
+            sides[name] += [f"model.path={path}", f"task.max_response_length={longest}"]
+            sides[name] += [f"schedule.window={longest}", *common]
+
+        prefill: dict[str, list[float]] = {side: [] for side in sides}
+
+        def rate(side: str, turn: int) -> float:
+            found, run = evaluate(
+                options.recipe, sides[side], root=Path(folder), name=f"{side}-{turn}"
+            )
+            gauge = metric_series(run, ["perf/prefill_per_token"], "wall", samples=True)
+            prefill[side].append(round(float(gauge["value"].iloc[-1]), 3))
+            return found
+
+        rates = in_turns(
+            {side: partial(rate, side) for side in sides}, options.repeats, warm_up=False,
+            seen=lambda turn: print(json.dumps(turn), flush=True),
+        )  # fmt: skip
+    return {
+        **spread(ratios(rates["turns"], rates["one"])),
+        "engine": options.engine,
+        "prefill_per_token": prefill,
+        "tokens_per_s": {side: [round(rate, 1) for rate in found] for side, found in rates.items()},
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print."""
+    parser = command_line("turns", __doc__)
+    parser.add_argument("overrides", nargs="*", help="key=value")
+    parser.add_argument("--recipe", default="recipes/calculator.toml", help="the rest of the run")
+    take_engine(parser, "fake")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
+    parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
+    parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")
+    offer_row(parser)
+    options = parser.parse_args(argv)
+    return conclude("turns", options, partial(measure, options))
