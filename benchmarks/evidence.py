@@ -179,8 +179,8 @@ def finished_arms(study: Study) -> dict[str, list[Row]]:
 
 
 def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """The smoothed curves that crossings are read from: a line a seed, up to its run's end, their
-    median while all run, and the target."""
+    """The smoothed curves that crossings are read from: one line per seed, up to its run's end,
+    their median while all run, and the target."""
     target = target_of(race_of(study), dict(enumerate(arms[study.file.reference])))
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     for colour, (mode, rows) in zip(COLOURS, arms.items(), strict=False):

@@ -220,8 +220,8 @@ class Hub:
         )
 
     def progress(self, mover: Mover) -> None:
-        """This part moved: the watchdog starts anew. Not for what changes nothing, such as a chunk
-        that is refused or known, or weights that a generator has loaded before."""
+        """This part made progress: reset the watchdog. Not for what changes nothing, such as a
+        chunk that is refused or known, or weights that a generator has loaded before."""
         self.moved[mover] = self.progress_at = time.monotonic()
 
     def does(self, name: str, said: Progress) -> None:
@@ -233,8 +233,8 @@ class Hub:
             self.progress("learner" if name.startswith("learner") else "weights")
 
     def let_in(self, name: str, identity: str) -> None:
-        """The process that has just said Hello has this name from now on: what it says and what it
-        is told arrives once and in order."""
+        """Give this name to the process that has just said Hello: its messages, in both directions,
+        arrive once and in order."""
         before = self.peers.identities.get(name, identity)
         if before != identity:
             self.router.end_delivery(before)
@@ -246,7 +246,7 @@ class Hub:
         return await self.router.send(self.peers.identities.get(name, name), message)
 
     def send_after(self, name: str, message: Message, *, hurry: bool = False) -> None:
-        """Send once everything noted so far is on disk, to whoever has the name then."""
+        """Send once everything noted so far is on disk, to the process that has the name then."""
 
         async def send() -> None:
             await self.send(name, message)

@@ -1,10 +1,10 @@
 """The heart of the coordinator: messages in, decisions out.
 
-Comes in: every message of every role. Goes out: leases, batches, acknowledgements, weight
-notices. Waits for: a message, or a tenth of a second. Woken by: the socket. What blocks it:
-nothing; the disk is written by the recorder's thread. At shutdown: training leases are taken back
-with the tokens they have, the learner writes a checkpoint, the ledger is closed, everyone is
-told. On failure: the first cause is kept in `Hub.failed`, written down, and everyone is told.
+Comes in: every message of every role. Goes out: leases, batches, acknowledgements, weight notices.
+Waits for: a message, or a tenth of a second. Woken by: the socket. What blocks it: nothing; the
+disk is written by the recorder's thread. At shutdown: training leases are taken back with the
+tokens they have, the learner writes a checkpoint, the ledger is closed, all processes are notified.
+On failure: the first cause is kept in `Hub.failed`, written down, and all processes are notified.
 """
 
 import asyncio

@@ -50,8 +50,8 @@ class Membership:
         receive."""
 
     async def ask_hello(self, identity: str) -> None:
-        """Ask a process that lives for its Hello; now and then, and only so many of them, because
-        whoever is asked need not be one that reads."""
+        """Ask a live process for its Hello, at a bounded rate and number, because it may not
+        read."""
         now = time.monotonic()
         before = self._asked.get(identity)
         if len(self._asked) < MOST_ASKED if before is None else now - before >= ASK_EVERY_S:
@@ -59,8 +59,8 @@ class Membership:
             await self.hub.router.send(identity, m.AskHello())
 
     async def join(self, identity: str, hello: m.Hello) -> None:
-        """A process says Hello: it is welcomed, refused, or waits until whoever has its name is
-        known to be gone."""
+        """Welcome or refuse a process that says Hello, or let it wait until the holder of its name
+        is known to be gone."""
         hub, name = self.hub, hello.name
         problem = hello_problem(identity, hello, hub.state.given)
         if hello.role == "environment" and self.parts.episodes is None:

@@ -1,10 +1,10 @@
 """The phases of a run: starting, evaluating, training, draining, closing, leaving, closed.
 
 Comes in: `advance` after every message and ten times a second. Goes out: what each phase lets
-happen (leases, batches, evaluations, the last checkpoint) and the records that say so. Draining
-is the way from training to an evaluation or to the end: leases are taken back with the tokens
-they have, the batch that is out comes home, the newest weights are loaded everywhere. One table
-says under which condition which phase follows.
+happen (leases, batches, evaluations, the last checkpoint) and the records that say so. Draining is
+the way from training to an evaluation or to the end: leases are taken back with the tokens they
+have, the batch in flight comes back, the newest weights are loaded everywhere. One table says under
+which condition which phase follows.
 """
 
 import asyncio
@@ -264,8 +264,7 @@ class Phases:
     # -- the end ----------------------------------------------------------------------------------
 
     def _write_end(self) -> None:
-        """Write down that the run is over; everyone hears of it when that is on the disk, whatever
-        the disk is waited for."""
+        """Record that the run is over; notify all processes once the record is on disk."""
         hub = self.hub
         if hub.failed:
             self.outcome = "failed"

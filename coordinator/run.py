@@ -51,7 +51,7 @@ LAST_WRITER_S = 20.0
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
-    """Everything the loop needs; on resume the state is the one that the journal tells."""
+    """Everything the loop needs; on resume the state is rebuilt from the journal."""
     run_id = run_dir.name
     media = MediaStore(run_dir / MEDIA)
     prompts = Prompts(config, media)

@@ -1,8 +1,8 @@
 """Colours and the style sheet of all pages.
 
-Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). They are for
-marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by
+Every colour keeps a contrast of 3 to 1 against both backgrounds, and neighbouring ones are
+distinguishable with any of the common colour deficiencies (a test computes both). They are for
+marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is shown by
 colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
 drawn stays until the new is there. Charts are drawn from the top of a page to its end.
 """

@@ -74,9 +74,9 @@ class Pag:
     right, and answers again where it says `wrong`; a verdict that is neither word ends the episode.
 
     An answer earns 1 where it is the row's `answer`, a verdict 1 where it is true, a revision
-    `alpha` times what it has won over the attempt besides (Eq. of section 3.2: 2, 1, 0 or -1). So
-    often as `given` says the attempt is inserted, a random one of `candidates`, so that there
-    are wrong ones to judge. `always`: every verdict is followed by a revision, for comparison.
+    `alpha` times what it has won over the attempt besides (Eq. of section 3.2: 2, 1, 0 or -1). With
+    probability `given` a random one of `candidates` is inserted as the attempt, so that there are
+    wrong ones to judge. `always`: every verdict is followed by a revision, for comparison.
     """
 
     def __init__(

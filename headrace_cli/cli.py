@@ -23,14 +23,14 @@ EPILOG = """\
 first steps:
   headrace train recipes/quickstart.toml                    train the demonstration, watch it
   headrace train recipes/quickstart.toml stop.updates=5     any key of a recipe can be overridden
-  headrace train --resume latest                            go on with the newest run
+  headrace train --resume latest                            resume the newest run
   headrace config explain recipes/quickstart.toml           what a recipe means in numbers
   headrace dashboard                                        look at all runs in a browser
   headrace reward try RECIPE answers.jsonl                  score finished answers without a run
   headrace reward train recipes/reward-models/lines.toml    train a reward model
-  headrace show latest --json                               one run's figures and its ledger
-  headrace audit latest                                     count its tokens again, check it
-  headrace replay latest --update 5                         make an update again, compare numbers
+  headrace show latest --json                               a run's metrics and token account
+  headrace audit latest                                     verify its token accounting
+  headrace replay latest --update 5                         recompute an update, compare numbers
   headrace export latest trajectories --format parquet --out trajectories.parquet
   headrace sql latest "select avg(reward) from trajectories where purpose = 'train'"
 
@@ -125,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _training(command: Maker) -> None:
     train = command(
-        "train", "train a model by a recipe, or go on with a run",
+        "train", "train a model by a recipe, or resume a run",
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
         takes="recipe? overrides root",
     )  # fmt: skip
@@ -136,7 +136,7 @@ def _training(command: Maker) -> None:
     _launching(command)
 
     generator = command(
-        "generator", "one more generator for a run that is going on",
+        "generator", "add a generator to a live run",
         "headrace generator --connect runs/RUN",
         takes="root",
     )  # fmt: skip
@@ -161,7 +161,7 @@ def _training(command: Maker) -> None:
     )
 
     evaluate = command(
-        "eval", "accuracy of a model on a recipe's held-out prompts",
+        "eval", "measure a model's accuracy on a recipe's held-out prompts",
         "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
         takes="json root",
     )  # fmt: skip
@@ -172,18 +172,18 @@ def _training(command: Maker) -> None:
     take(evaluate, "overrides")
 
     play = command(
-        "try-environment", "play episodes of a recipe's environment, a line for each turn",
+        "try-environment", "play episodes of a recipe's environment, one line per turn",
         "headrace try-environment recipes/calculator.toml --episodes 3",
         takes="recipe overrides root",
     )  # fmt: skip
     play.add_argument(
         "--policy", nargs="?", const="", metavar="DIR",
-        help="let a model play: the recipe's, or that of a folder",
+        help="let a model play: the recipe's, or one in a folder",
     )  # fmt: skip
     play.add_argument("--episodes", type=int, default=1, metavar="N", help="how many (1)")
 
     score = command(
-        "score", "what a policy's answers to each training prompt earn, to select from",
+        "score", "score a policy's answers to each training prompt, for `select`",
         "headrace score recipes/smollm2.toml --samples 16",
         takes="recipe? overrides json root",
     )  # fmt: skip
@@ -207,15 +207,15 @@ def _looking(command: Maker) -> None:
     page.add_argument("--host", default="127.0.0.1", help="where it listens (127.0.0.1)")
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one (8501)")
 
-    runs = command("runs", "list what ran", "headrace runs --json", takes="json root")
+    runs = command("runs", "list all runs", "headrace runs --json", takes="json root")
     runs.add_argument("--archived", action="store_true", help="list archived runs, too")
 
     command(
-        "show", "one run's figures and its ledger", "headrace show latest", takes="run json root"
+        "show", "show a run's metrics and account", "headrace show latest", takes="run json root"
     )
 
     audit = command(
-        "audit", "count a run's tokens again and check its account, or repair its journal",
+        "audit", "verify a run's token accounting, or repair its journal",
         "headrace audit latest --json",
         takes="run json root",
     )  # fmt: skip
@@ -229,13 +229,13 @@ def _looking(command: Maker) -> None:
 
 def _checking(command: Maker) -> None:
     config = command(
-        "config", "look at a recipe without starting anything",
+        "config", "inspect a recipe without starting a run",
         "headrace config explain recipes/quickstart.toml",
     )  # fmt: skip
     inner = config.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in (
         ("show", "every key with its value, defaults included"),
-        ("check", "all that is wrong with a recipe on this machine"),
+        ("check", "errors of a recipe on this machine"),
         ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
     ):
         made = command(
@@ -260,12 +260,12 @@ def _checking(command: Maker) -> None:
     command("doctor", "check the installation", "headrace doctor", takes="json")
 
     box = command(
-        "sandbox", "run a program where it can do no harm",
+        "sandbox", "run a program in the sandbox",
         "headrace sandbox run program.py --json",
     )  # fmt: skip
     within = box.add_subparsers(dest="action", metavar="ACTION", required=True)
     made = command(
-        "run", "one Python file, with what came of it", "headrace sandbox run program.py",
+        "run", "run one Python file and print its result", "headrace sandbox run program.py",
         within=within,
         takes="json",
     )  # fmt: skip
@@ -280,10 +280,10 @@ def _checking(command: Maker) -> None:
     )  # fmt: skip
 
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
-    keys.add_argument("folder", type=Path, metavar="DIR", help="a folder that is made for them")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="the new folder for them")
 
     bench = command(
-        "bench", "run a benchmark; options are its own", "headrace bench generator --json"
+        "bench", "run a benchmark with its own options", "headrace bench generator --json"
     )
     bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
     bench.add_argument(

@@ -1,7 +1,7 @@
 """`headrace export`, `sql`, `select`, `sink` and `replay`: their options.
 
-In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
-has is named here once more, and a test compares.
+In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: storage's
+names are repeated here, and a test compares.
 """
 
 from pathlib import Path
@@ -56,8 +56,8 @@ REPLAY_EXAMPLES = """\
 headrace replay latest --update 5
   headrace replay latest --update 5 --store-only            without a model
 
-Batch, masks, advantages and figures are made again from the store. Where the checkpoint of the
-update before is kept, the models run too: logprobs, values, losses, gradients and weights. Each
+Batch, masks, advantages and metrics are recomputed from the store. If the checkpoint of the
+previous update is kept, the models run, too: logprobs, values, losses, gradients, weights. Each
 line is a quantity, how many numbers were compared and how far they lie apart. Exit code 1: some
 differ by more than --tolerance."""
 
@@ -94,7 +94,7 @@ def add_data(command: Maker) -> None:
     export.add_argument("--force", action="store_true", help="replace what is at PATH")
 
     sql = command(
-        "sql", "ask a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES)),
+        "sql", "query a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES)),
         takes="run root",
     )  # fmt: skip
     sql.add_argument(
@@ -121,7 +121,7 @@ def add_data(command: Maker) -> None:
     )  # fmt: skip
     select.add_argument(
         "--keep", required=True, type=float, metavar="K",
-        help="a share of all prompts below 1, or a number of them",
+        help="below 1 a share of all prompts, else a number of them",
     )  # fmt: skip
     select.add_argument("--out", required=True, type=Path, metavar="FILE", help="JSONL to write")
     select.add_argument(
@@ -141,7 +141,7 @@ def add_data(command: Maker) -> None:
     select.add_argument("--force", action="store_true", help="replace what is at FILE")
 
     sink = command(
-        "sink", "tell another program of a run's figures, while it goes on or afterwards",
+        "sink", "stream a run's metrics to TensorBoard, Trackio or a file",
         "headrace sink latest tensorboard --out boards/first",
         takes="run root",
     )  # fmt: skip
@@ -151,13 +151,13 @@ def add_data(command: Maker) -> None:
     sink.add_argument(
         "--out", type=Path, metavar="DIR", help="the sink's folder (RUN/sinks/SINK)"
     )  # fmt: skip
-    sink.add_argument("--once", action="store_true", help="tell what there is and end")
+    sink.add_argument("--once", action="store_true", help="send all present metrics, then end")
 
 
 def add_replay(command: Maker) -> None:
     """`replay`."""
     again = command(
-        "replay", "make one update again from what is stored, and say where numbers differ",
+        "replay", "recompute one update from stored data and report differences",
         REPLAY_EXAMPLES,
         takes="run json root",
     )  # fmt: skip
@@ -167,9 +167,9 @@ def add_replay(command: Maker) -> None:
     again.add_argument(
         "--store-only",
         action="store_true",
-        help="run no model, even where the checkpoint of the update before is there",
+        help="run no model, even if the previous update's checkpoint is kept",
     )
     again.add_argument(
         "--tolerance", type=float, default=1e-4, metavar="X",
-        help="how far numbers of models may lie apart (1e-4 of the stored one, or of 1)",
+        help="allowed difference of model outputs (1e-4 of the stored number, or of 1)",
     )  # fmt: skip

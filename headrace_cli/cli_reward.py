@@ -36,7 +36,7 @@ know it, model.critic_path and reward sources take it."""
 def add_reward(command: Maker) -> None:
     """The command with all its subcommands."""
     reward = command(
-        "reward", "try rewards, label lines or make anchors by them, train a reward model",
+        "reward", "try rewards, label lines, create anchors, train a reward model",
         "headrace reward try recipes/quickstart.toml answers.jsonl",
     )  # fmt: skip
     inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -47,7 +47,7 @@ def add_reward(command: Maker) -> None:
     )  # fmt: skip
     tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
     take(tried, "overrides")
-    tried.add_argument("--json", action="store_true", help="one JSON object a line")
+    tried.add_argument("--json", action="store_true", help="one JSON object per line")
     _labelling(command, inner)
     _anchors(command, inner)
     _training(command, inner, "a reward model", REWARD_EXAMPLES)
@@ -64,12 +64,12 @@ def _labelling(command: Maker, within: Any) -> None:
     labelled.add_argument(
         "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
     )
-    labelled.add_argument("--samples", type=int, metavar="N", help="sample so many answers instead")
+    labelled.add_argument("--samples", type=int, metavar="N", help="sample N answers instead")
     labelled.add_argument("--k", type=int, default=8, help="completions of a prefix at most (8)")
     labelled.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
     labelled.add_argument(
         "--revised-only", action="store_true",
-        help="keep only wrong answers that were good for a while",
+        help="keep only wrong answers that began well",
     )  # fmt: skip
     labelled.add_argument(
         "--fenced", action=argparse.BooleanOptionalAction, default=None,
@@ -79,7 +79,7 @@ def _labelling(command: Maker, within: Any) -> None:
 
 def _anchors(command: Maker, within: Any) -> None:
     made = command(
-        "anchors", "make the answer of each prompt that others have to beat", ANCHOR_EXAMPLES,
+        "anchors", "create for each prompt the anchor that answers have to beat", ANCHOR_EXAMPLES,
         within=within,
         takes="recipe overrides json root",
     )  # fmt: skip
@@ -101,7 +101,7 @@ RANK_EXAMPLES = """\
 headrace rank train recipes/reward-models/coca.toml
   headrace rank train my-log.toml objective.contrastive.epochs=0    no pretraining, to compare
   headrace rank eval runs/RUN/model --lists test.jsonl --trec run.txt
-  headrace rank eval run.txt --lists test.jsonl    figures of a TREC run file, whoever made it
+  headrace rank eval run.txt --lists test.jsonl    metrics of any TREC run file
 
 Sessions and lists are JSON lines with history (query, clicked), query, candidates and labels, or
 lines of COCA's released data: a label, then queries and documents in turn, with tabs between."""

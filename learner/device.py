@@ -50,14 +50,15 @@ class Place:
 
     Attributes:
         device: where its tensors are. rank, world: this rank among all. dtype: of losses and what
-        surrounds them (float64 for a float64 model). budget: most tokens of a micro-batch.
+        surrounds them (float64 for a float64 model). budget: maximum number of tokens per
+            micro-batch.
         frozen_context: no gradient flows through what stands before a sequence's first read. seed:
         of everything random in an update. shares_openings: a prompt that several sequences of a
         micro-batch begin with is computed
             once (our own attention alone knows how).
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
             parameters in them).
-        work: is told how far an update is. images: those of a model that sees any.
+        work: receives an update's progress. images: those of a model that sees any.
     """
 
     device: torch.device

@@ -1,10 +1,10 @@
 """A learner rank: `python -m learner.run --run-dir DIR --connect ADDR [--rank R ...]`.
 
-Its place among the ranks is told by its options or, where those are missing, by torchrun's
-variables (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Reads the run's resolved
-configuration, joins the other ranks, builds models and engines (from the newest checkpoint if there
-is one), and runs the loop. Rank 0 talks to the coordinator and serves weights. Exit codes: 0 done,
-1 ours, 2 the user's mistake, 130 interrupted.
+Its rank comes from its options or, without those, from torchrun's variables (RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Reads the run's resolved configuration, joins the other
+ranks, builds models and engines (from the newest checkpoint if there is one), and runs the loop.
+Rank 0 talks to the coordinator and serves weights. Exit codes: 0 done, 1 ours, 2 the user's
+mistake, 130 interrupted.
 """
 
 from headrace.host.memory import lasting
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def weights_of(trainer: Trainer) -> Weights:
-    """What the coordinator is told of a learner's weights."""
+    """The learner's report of its weights to the coordinator."""
     resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
     return Weights(trainer.position.update, trainer.position.batch_id, resumed_from)
 

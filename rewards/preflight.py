@@ -21,7 +21,7 @@ def check_sources(
 ) -> RewardConfig:
     """The section with what its functions ask for; UserError where one of them cannot be loaded or
     called as a reward function. `columns` is asked only where they need some. `every`: math and
-    exact, which have nothing to be told and take a while, are loaded too."""
+    exact, which take no options and load slowly, are loaded too."""
     asks_ids = False
     for name, source in config.each().items():
         plain = source.kind in ("math", "exact") and source.unit == "trajectory"

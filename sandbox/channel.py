@@ -6,7 +6,7 @@ not plain data stays with its owner, and the other side holds a `Remote`. A side
 operations that it was given, so that the program cannot look into what the checks hand it.
 
 An object cannot talk its way through a check by answering differently each time: what it converts
-to (or that it does not) is the same until it is called into, or handed over anew. Its parts
+to (or that it does not) is the same until it is called into, or handed over again. Its parts
 (attributes, items) share its fate, and so do objects that meet in one call or come from one.
 Attributes and items, and all about what the program defines by name, stay until anything of the
 program is called.
@@ -27,14 +27,14 @@ T = TypeVar("T")
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
 MAX_ITEMS = 20_000
-"""Most that one pass over an iterator of the other side gives."""
+"""Maximum number of items of one pass over an iterator of the other side."""
 _MUTABLE = (list, dict, set, bytearray)
 _INTO = ("call", "set", "put")
 """Operations that call into the objects that they are given."""
 _STOPS = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
 _NAMES = ("__name__", "__qualname__", "__dict__")
 """Names with two underscores that are data. Others are hooks of Python or of libraries, which take
-the answer on trust (numpy reads memory at the address that it is told)."""
+the answer on trust (numpy reads memory at the given address)."""
 
 
 class ProgramEndedError(Exception):
@@ -267,9 +267,9 @@ class Peer:
 
 
 class Remote:
-    """An object of the other side. It does what data can tell (calls, attributes, items, length,
-    truth, conversions); it compares equal to nothing but objects of the same side, and has neither
-    order nor arithmetic, because those answers would be the program's own verdict."""
+    """An object of the other side. It supports operations on data (calls, attributes, items,
+    length, truth, conversions); it compares equal to nothing but objects of the same side, and has
+    neither order nor arithmetic, because those answers would be the program's own verdict."""
 
     __slots__ = ("_family", "_number", "_peer")
 

@@ -1,7 +1,7 @@
 """The process of a cell in which the checks run. The program is in another one.
 
 In: the checks, over a socket that the program's process does not have. Out, over the same socket:
-one line a check, `{"held": true}` or the error. The names that checks do not define are looked up
+one line per check, `{"held": true}` or the error. The names that checks do not define are looked up
 in the program, and what its functions return arrives as plain data (`plain_data.py`). A module of
 the standard library that checks use without importing it is the examiner's own.
 """

@@ -56,7 +56,7 @@ _TYPES = (
     bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
     object,
 )  # fmt: skip
-"""Types that are told by name. None of them runs what it is given."""
+"""Types that are identified by name. None of them runs what it is given."""
 
 
 def _from_library(value: Any) -> Json | None:

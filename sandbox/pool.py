@@ -86,7 +86,7 @@ class Sandbox:
         self._next.append(asyncio.create_task(self._ready_cell(self.layer)))
 
     async def _ready_cell(self, layer: str) -> Cell:
-        """A cell that is ready; made once more where its launcher ended meanwhile."""
+        """A cell that is ready; created again if its launcher ended meanwhile."""
         workshop = await self._working_workshop()
         try:
             return await _made(workshop, layer, self.limits)

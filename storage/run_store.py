@@ -40,9 +40,10 @@ from storage.projection.rows import Placed
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
-"""At most so often SQL that could not be written is tried again."""
+"""Minimum seconds between attempts to write SQL again after a failure."""
 MUCH = 20_000
-"""So many records that SQLite lacks, a second's work or more, are brought up beside the run."""
+"""If SQLite lacks more records than this (about one second of work), a background thread adds
+them."""
 LATE_S = 5.0
 """SQL that has not had a record for so long is behind."""
 CLOSING_S = 60.0
@@ -50,7 +51,8 @@ CLOSING_S = 60.0
 SILENT_S = 10.0
 """and it waits no longer for one that has taken nothing for so long."""
 AT_ONCE = 2_000
-"""So many records wait in memory for SQL; it gets others from the journal, as many at a time."""
+"""Maximum records waiting in memory for SQL; others are read from the journal in batches of this
+size."""
 STATEMENT_S = 60
 """A server's longest statement."""
 YIELD_S, MOST_YIELD_S = 1e-5, 0.25
@@ -118,7 +120,7 @@ class RunStore:
         """When the oldest record came that SQL does not have."""
         self._catch_up_at, self._moved_at = 0.0, time.monotonic()
         self._wake, self._closing, self._news = threading.Condition(), False, list[Placed]()
-        """What the run tells the thread beside it."""
+        """Requests of the run to its background thread."""
         self._beside: Future[None] | None = None
         lacks, is_server = rows - seen, config.storage.database is not None
         if lacks > (0 if is_server else MUCH):

@@ -1,8 +1,8 @@
 """The command line of a benchmark: what `headrace bench NAME --help` shows.
 
-In: a benchmark's name and what it says of itself. Out: a parser whose help keeps that text as it
-is written and tells the default of every option that has one, and options that several benchmarks
-share. All results go out in one way: `--json` prints one JSON object as the last line.
+In: a benchmark's name and what it says of itself. Out: a parser whose help keeps that text as
+written and shows each option's default, and options that several benchmarks share. All results go
+out in one way: `--json` prints one JSON object as the last line.
 """
 
 import argparse

@@ -5,11 +5,11 @@ supervisor's own account). Out: a `MachineState` for the row. Looks at /proc abo
 figures are those of Linux, and nothing is known elsewhere.
 
 How it counts. Own: the tree of processes below the one that watches, itself included. A child that
-ended is counted with what its parent was told when it waited for it, or with what was last seen of
-it where that is more (nobody may have waited). A role has the processes and threads below its own
-process, so that an engine of a generator's is the generator's. Others: the processors' busy time
-less all own time. Interrupts are nobody's. Steal is what the host of a virtual machine kept back;
-it is told apart, because nobody on this machine could have left it.
+ended is counted with its parent's figure from waiting for it, or with its last sample if that is
+more (nobody may have waited). A role has the processes and threads below its own process, so that
+an engine of a generator's is the generator's. Others: the processors' busy time less all own time.
+Interrupts are nobody's. Steal is time that a virtual machine's host kept back; it is listed apart,
+because no process of this machine caused it.
 """
 
 import json

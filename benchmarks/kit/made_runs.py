@@ -43,7 +43,7 @@ STARTED = 1_767_268_800.0
 SECONDS = 20.0
 """Of an update."""
 RECORDS = 8_000
-"""About so many go into one append."""
+"""Approximate number of records per append."""
 CHECKPOINT_EVERY = 20
 EVALUATIONS = 10
 """While a run goes on."""
@@ -70,11 +70,11 @@ def stream(**own: Any) -> RunConfig:
 @dataclass(frozen=True)
 class Shape:
     """What a made run shall have: `trajectories` in updates of `batch`, rounded up, in groups of
-    `group`; answers of at least and at most so many tokens (`lengths`), in chunks of `chunk` and
-    windows of `window`, of which the last `masked` are not trained where the answer goes on.
-    `figures`: the share of the updates, the newest, of whose tokens the learner's figures are kept.
-    `mishaps`: some answers fail, some scores are lost, some windows are dropped. `late`: the first
-    answer of each group ends only in the next update."""
+    `group`; answers within the token limits `lengths`, in chunks of `chunk` and windows of
+    `window`, of which the last `masked` are not trained where the answer goes on. `figures`: the
+    share of the updates, the newest, of whose tokens the learner's figures are kept. `mishaps`:
+    some answers fail, some scores are lost, some windows are dropped. `late`: the first answer of
+    each group ends only in the next update."""
 
     trajectories: int
     lengths: tuple[int, int] = (4, 128)
@@ -149,7 +149,7 @@ class MadeRun:
         self._rng = np.random.default_rng(0)
 
     def grow(self, updates: int) -> None:
-        """Go on until there were so many updates."""
+        """Go on until this many updates are written."""
         said = time.monotonic()
         records: list[r.Record] = []
         for number in range(self.state.committed + 1, updates + 1):
@@ -394,8 +394,8 @@ def make_run(run_dir: Path, shape: Shape) -> Path:
 
 
 class Living:
-    """Let a run that is whole go on while the block lasts: a sample a second, an update every few,
-    as its coordinator would write them. `samples` counts what was written."""
+    """Let a complete run go on inside the block: one sample per second, an update every few, as its
+    coordinator would write them. `samples` counts what was written."""
 
     def __init__(
         self, run_dir: Path, shape: Shape, *, every_s: float = 1.0, update: int = 5

@@ -120,7 +120,7 @@ class Server(CoordinatorProcess):
 
 @contextlib.contextmanager
 def sockets_for(address: str, peers: int) -> Iterator[dict[str, Any]]:
-    """What so many peers are made with, beside their names: one context of their sockets."""
+    """What the peers share: one context of their sockets."""
     context = zmq.asyncio.Context()
     context.max_sockets = peers + 16
     try:
@@ -149,7 +149,7 @@ def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
 
 
 def allow_files(peers: int) -> None:
-    """Let this process open the files of so many peers, as far as it may."""
+    """Raise this process's file limit for this many peers, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = peers * FILES + 256
     if soft < wanted:

@@ -42,7 +42,7 @@ def in_turns(
     warm_up: bool = True,
     seen: Callable[[Mapping[str, F]], object] = lambda turn: None,
 ) -> dict[str, list[F]]:
-    """The figures of each side in turns 1 to `repeats`. `seen` hears of each turn that counts."""
+    """The figures of each side in turns 1 to `repeats`. `seen` receives each turn that counts."""
     names = list(sides)
     figures: dict[str, list[F]] = {name: [] for name in names}
     for turn in range(0 if warm_up else 1, repeats + 1):

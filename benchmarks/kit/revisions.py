@@ -1,12 +1,12 @@
 """The same recipe at two or more commits, seed by seed: what a change of the code did to learning.
 
 Each commit is checked out into a folder of its own below `.cache/revisions/`, and its own `headrace
-train` runs there, with the packages of this environment. For each seed the commits take turns, in
-an order drawn anew; a row holds the accuracy before and after, the training seconds, tokens and
-idle shares as that commit's own `headrace show --json` gives them. Rows are appended to `--rows`
-under `revisions/<recipe>/<commit>/<seed>`; what is there already is not run again. `difference` is
-the last commit's accuracy after training less the first's, seed by seed. The quickstart takes some
-five minutes a run on two calm cores.
+train` runs there, with the packages of this environment. For each seed the commits take turns, in a
+new random order; a row holds the accuracy before and after, the training seconds, tokens and idle
+shares as that commit's own `headrace show --json` gives them. Rows are appended to `--rows` under
+`revisions/<recipe>/<commit>/<seed>`; what is there already is not run again. `difference` is the
+last commit's accuracy after training less the first's, seed by seed. The quickstart takes some five
+minutes a run on two calm cores.
 """
 
 import json

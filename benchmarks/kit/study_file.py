@@ -54,7 +54,7 @@ class ArmTable(_Table):
 
 
 class Reduced(_Table):
-    """What `--reduced` leaves: these arms, so many seeds."""
+    """What `--reduced` leaves: these arms, this number of seeds."""
 
     arms: tuple[str, ...]
     seeds: int
@@ -70,7 +70,7 @@ class Column(_Table):
 
 
 class Panel(_Table):
-    """Axes of a plot, one of three: `dots` (a figure, one line an arm), `x` and `y` (a curve an
+    """Axes of a plot, one of three: `dots` (a figure, one line per arm), `x` and `y` (a curve per
     arm), or `y` over a sweep: by its label the arm at each x."""
 
     dots: str | None = None
@@ -140,8 +140,8 @@ class Part(_Table):
 
 
 class Race(_Table):
-    """The target is a share of the median of what the study's reference ends with; other shares
-    are told, too. `ratio`: the arm whose seconds the reference's are divided by. `quotients`: by
+    """The target is a share of the median of what the study's reference ends with; other shares are
+    reported, too. `ratio`: the arm whose seconds the reference's are divided by. `quotients`: by
     name, two arms and what the quotient of their seconds is, in words."""
 
     share: float

@@ -94,7 +94,7 @@ def curves(axes: Axes, arms: Mapping[str, Sequence[Any]], points: Callable[[Any]
 
 
 def dots(axes: Axes, arms: Mapping[str, Sequence[float]]) -> None:
-    """One line an arm, from the top: a dot a seed, a bar at the median."""
+    """One line per arm, from the top: a dot per seed, a bar at the median."""
     for place, values in enumerate(arms.values()):
         axes.plot(values, [place] * len(values), "o", color=COLOURS[0], alpha=0.45, markersize=4)
         axes.plot([statistics.median(values)], [place], "|", color="black", markersize=13)

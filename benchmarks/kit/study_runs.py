@@ -48,7 +48,7 @@ class Runner:
 
     def run_all(self, plan: Plan, *, keep_failures: bool = False) -> list[str]:
         """Run what is missing of the plan; the failures in words. `keep_failures`: they are rows,
-        and nobody is told."""
+        and are not reported."""
         missing = [one for one in plan if is_missing(key(*one[:2]), self.rows.rows)]
         failed: list[str] = []
         shares: queue.Queue[set[int]] = queue.Queue()

@@ -29,7 +29,7 @@ DENSE = 0.1
 RESAMPLES = 10_000
 LEVEL = 0.95
 NORMAL = 1.96
-"""Of a normal law, 95 % lie within so many standard deviations."""
+"""Standard deviations within which 95 % of a normal distribution lie."""
 
 
 class Time(NamedTuple):
@@ -51,7 +51,7 @@ class Crossing:
 
     @property
     def is_dense(self) -> bool:
-        """Whether evaluations were close enough for the time to be told to a tenth."""
+        """Whether evaluations were close enough for a time within a tenth."""
         return self.gap <= DENSE * self.at
 
 
@@ -197,7 +197,7 @@ def ratio_text(compared: Mapping[str, Any]) -> str:
 
 def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:
     """The smallest difference of two accuracies near `accuracy` that evaluations of `prompts`
-    prompts tell from none at 95 %, each arm averaged over `seeds` runs. Answers are taken as
-    independent; as both arms answer the same prompts, it is an upper bound."""
+    prompts detect at 95 %, each arm averaged over `seeds` runs. Answers are taken as independent;
+    as both arms answer the same prompts, it is an upper bound."""
     variance = 2 * accuracy * (1 - accuracy) / (prompts * seeds)
     return NORMAL * math.sqrt(variance)

@@ -37,7 +37,7 @@ IN_FLIGHT = 128
 """Messages sent and not acknowledged: some commits' worth, as from busy generators."""
 PATIENCE_S = 120.0
 Measure = Callable[[int, int], Awaitable[Used]]
-"""What so many chunks take, with so many in a message."""
+"""The cost of a number of chunks, by the number per message."""
 THREADS = ("loop", "recorder", "sockets")
 
 
@@ -52,7 +52,7 @@ def config() -> RunConfig:
 
 
 class Sender(ScriptedGenerator):
-    """Holds leases and sends chunks of them when it is told to."""
+    """Holds leases and sends chunks of them on command."""
 
     def __init__(self, *arguments: Any, **at: Any) -> None:
         super().__init__(*arguments, **at)
@@ -83,7 +83,7 @@ class Sender(ScriptedGenerator):
         self._chunks = [0] * self.capacity
 
     async def send(self, chunks: int, size: int) -> None:
-        """Send so many chunks of all trajectories in turn, `size` to a message, until all are
+        """Send chunks of all trajectories in turn, `size` to a message, until all are
         acknowledged."""
         goal = self._acked + chunks
         async with asyncio.timeout(PATIENCE_S):
@@ -116,8 +116,8 @@ class Sender(ScriptedGenerator):
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
-    """A coordinator in a new folder with so many active trajectories: what some chunks take there.
-    It is killed: what it would do at its end is no part of this."""
+    """The cost of chunks in a new coordinator with this many active trajectories. It is killed:
+    what it would do at its end is no part of this."""
     server = Server(folder, config(), core=core)
 
     async def measure(chunks: int, size: int) -> Used:

@@ -158,8 +158,8 @@ def first_paints(
 
 
 def refreshes(window: BrowserContext, server: Served, path: str, seconds: float) -> dict[str, Any]:
-    """Of a page of a run that goes on: bytes and the server's processor seconds for each refresh,
-    of as many refreshes as come in so many seconds."""
+    """Bytes and the server's processor seconds per refresh of a live run's page, over all refreshes
+    within the given seconds."""
     with painted(window, server, path) as (page, _, sizes):
         page.wait_for_timeout(1000)
         used, runs = server.cpu_s(), len(sizes)

@@ -67,7 +67,7 @@ def alone(program: str, run_dir: Path, out: Path) -> dict[str, float]:
 
 
 def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:
-    """Both arms so many times. The rewrite needs a file, so an export that does not count is
+    """Run both arms this many times. The rewrite needs a file, so an export that does not count is
     first; it also brings the run into the machine's memory, for all turns alike."""
     alone(EXPORT, run_dir, out)
     sides = {
@@ -90,7 +90,7 @@ def summary(figures: Figures) -> dict[str, Any]:
 
 
 def shape(tokens: int, length: int) -> Shape:
-    """A run with so many tokens (rounded up to whole batches) in responses of this length."""
+    """A run with this many tokens (rounded up to whole batches) in responses of this length."""
     return Shape(
         -(-tokens // length), (length, length), window=128, chunk=64, masked=4, figures=1.0
     )

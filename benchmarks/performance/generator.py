@@ -124,8 +124,8 @@ async def _coordinate(pipe: Connection, batch: Batch, notice: m.WeightNotice) ->
 async def read_all(
     engine: VllmEngine, requests: Sequence[GenerationRequest], in_flight: int, *, salt: str = "raw"
 ) -> int:
-    """Tokens of plain consumers of vLLM, one task a request, so many at once. `salt`: requests of
-    another one find none of these prompts in the cache."""
+    """Tokens of plain consumers of vLLM: one task per request, a fixed number at once. `salt`:
+    requests of another one find none of these prompts in the cache."""
     from vllm.inputs import tokens_input
 
     slots = asyncio.Semaphore(in_flight)

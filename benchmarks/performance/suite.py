@@ -2,7 +2,7 @@
 
 Runs `make test` in this tree, passes its output on, and times it. In: what pytest shall get
 besides. Out: with --json, as the last line, one JSON object: `seconds` of everything, `steps`
-(seconds of each step, as `scripts/check.sh` tells them), `tests` (passed, skipped, failed, ...),
+(seconds of each step, as `scripts/check.sh` prints them), `tests` (passed, skipped, failed, ...),
 `exit_code`, and the machine's state: what others took beside it, and the processor seconds of the
 suite. A measurement is a row of the file `--rows`, by default `benchmarks/results/suite.jsonl`; one
 beside which others took more than a twentieth of a core is marked.

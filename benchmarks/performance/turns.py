@@ -46,8 +46,8 @@ class Turns:
 
 
 def model_of(folder: Path, tokens: int) -> Path:
-    """The calculator's model with its output weights set to 0: answers of so many tokens on
-    average."""
+    """The calculator's model with its output weights set to 0: answers of this average number of
+    tokens."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     source, out = ROOT / "recipes" / "models" / "products-cold", folder / f"model-{tokens}"

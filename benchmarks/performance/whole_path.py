@@ -2,9 +2,9 @@
 
 Ours: an evaluation run of the quickstart (coordinator, leases, journal, rewards, one vLLM
 generator), its tokens over its seconds. Raw: an AsyncLLM with the same settings on the same
-prompts, as many in flight, read to its end by one task a prompt. Both sample at temperature 1
-until the end token, with logprobs. They run in turn, `repeats` times; `ratio` is ours over raw.
-A thousand answers take two seconds, in which a machine's noise is a tenth and more of either side:
+prompts, as many in flight, read to its end by one task per prompt. Both sample at temperature 1
+until the end token, with logprobs. They run in turn, `repeats` times; `ratio` is ours over raw. A
+thousand answers take two seconds, in which a machine's noise is a tenth and more of either side:
 `prompts` is large enough for sixteen. What the first and the last leases cost weighs less then.
 """
 

@@ -51,7 +51,7 @@ from headrace.host.install import ROOT
 
 FAULTS_A_RUN = 20
 CHILDREN = {"vllm": ("generator",), "torch": (), "fake": ()}
-"""Roles with processes of their own, by engine, besides whoever scores or plays."""
+"""Roles with separate processes, by engine, besides reward and environment workers."""
 EPISODES = (
     "environment.name=benchmarks.robustness.chaos_job:ManyTurns", "environment.workers=2",
     "environment.max_inserted=96", "reward.answer_marker=null",
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _runs(
     wanted: dict[str, tuple[str, int, int, int, str]], jobs: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The row of each run as it ends, so many runs at a time."""
+    """The row of each run as it ends, with a bounded number of runs at a time."""
     if jobs == 1:
         yield from ((key, one_run(*run)) for key, run in wanted.items())
         return

@@ -22,7 +22,7 @@ class Drawn(NamedTuple):
 
 
 HEARTBEAT_S = 5.0
-"""After so many seconds a silent process counts as gone: some stops and cuts last longer."""
+"""Seconds after which a silent process counts as gone: some stops and cuts last longer."""
 KINDS: dict[Kind, Drawn] = {
     "kill": Drawn(8, (0.0, 0.0)),
     "kill_child": Drawn(2, (0.0, 0.0)),
@@ -47,7 +47,7 @@ SETTLED = 0.7
 """The share of faults before which the run has gone on after the last one; the others come while
 it still recovers."""
 WAIT_S = 4.0
-"""A fault comes at any moment within so many seconds of that."""
+"""Seconds around that within which a fault comes at any moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ REAP_S = 15.0
 APPEAR_S = 60.0
 """How long a fault waits for whom it is to be done to."""
 MOST_RESUMES = 3
-"""So many resumes in a row without an update, and the run counts as one that cannot be resumed."""
+"""Consecutive resumes without an update after which a run counts as not resumable."""
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 SMALL = (
     "schedule.batch_windows=16", "algorithm.value.warmup_updates=1", "dashboard.enabled=false",
@@ -346,7 +346,7 @@ def is_alive(pid: int) -> bool:
 
 
 def waited_for(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
-    """What is found within so many seconds, as soon as something is."""
+    """The first findings within this many seconds."""
     deadline = time.monotonic() + seconds
     while not (found := find()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -354,7 +354,7 @@ def waited_for(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
 
 
 def waited(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
-    """What is still found after so many seconds; empty as soon as nothing is."""
+    """The findings left after this many seconds; empty as soon as there are none."""
     deadline = time.monotonic() + seconds
     while (found := find()) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -107,8 +107,8 @@ class Network:
             self.run(host, "tc", "qdisc", "del", *device)
 
     def reset(self, pid: int, port: int, seconds: float) -> None:
-        """Again and again for so long, all connections between process `pid` of the run's host and
-        whoever has or uses this port end with RST; what lay in their buffers is gone."""
+        """Again and again for so long, all connections of process `pid` of the run's host with
+        owners or users of this port end with RST; what lay in their buffers is gone."""
         end = time.monotonic() + seconds
         while True:
             if ours := self._connections(pid, port):

@@ -5,10 +5,10 @@ machine (root, `ip`, `tc`). Generators with the scripted engine join from the ho
 generator --connect RUN`, are drained (Ctrl-C), killed (SIGKILL), cut off for a few seconds, or get
 a slow wire, at moments and in an order that a seed draws; the run has one generator of its own, so
 between 1 and `--most` are there. At the end the run is stopped by Ctrl-C and audited. In: seeds.
-Out: a line a trial; with --json, as the last line, one JSON object: `updates`; `most`, generators
-at once; `events` by kind; `lost`, tokens that a generator had journaled and that are gone (0);
-`drained_lost`, tokens that a drain did not hand back (0); `losses`, all tokens that the journal
-never got, by reason (`moved`: sampled twice, as a generator was silent for too long);
+Out: one line per trial; with --json, as the last line, one JSON object: `updates`; `most`,
+generators at once; `events` by kind; `lost`, tokens that a generator had journaled and that are
+gone (0); `drained_lost`, tokens that a drain did not hand back (0); `losses`, all tokens that the
+journal never got, by reason (`moved`: sampled twice, as a generator was silent for too long);
 `elsewhere_s`, from each kill until all answers of the killed were leased to others (median,
 largest; goal: the heartbeat deadline and two seconds); `findings` of the audit (0); `exit_code` of
 the run (130: Ctrl-C).

@@ -46,7 +46,7 @@ class CountingReward(ScriptedReward):
             self.scored += len(message.items)
 
     async def until(self, goal: int) -> None:
-        """Wait until so many answers were scored; RuntimeError when none comes."""
+        """Wait until this many answers are scored; RuntimeError when none comes."""
         last, since = self.scored, time.monotonic()
         while self.scored < goal:
             await asyncio.sleep(0.05)

@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
         nargs="*",
         type=Path,
         metavar="FILE.jsonl",
-        help="cases, one object a line; none: the golden cases of the tests",
+        help="cases, one object per line; none: the golden cases of the tests",
     )
     parser.add_argument(
         "--scorer", action="append", default=[], metavar="FILE.py:NAME",

@@ -31,7 +31,7 @@ BATCH = 128
 
 
 def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
-    """Bring the run in the folder to so many trajectories, of chunks of at most so many tokens."""
+    """Bring the run in the folder to this number of trajectories, in chunks of bounded tokens."""
     shape = Shape(trajectories, (1, tokens), batch=BATCH, late=True)
     made = MadeRun(run_dir, shape)
     try:

@@ -40,7 +40,7 @@ MOST_TEXTS = 10
 
 
 class Look(NamedTuple):
-    """What the coordinator held (MiB) when so many answers had been scored."""
+    """The coordinator's memory (MiB), by the number of scored answers."""
 
     scored: int
     memory: float

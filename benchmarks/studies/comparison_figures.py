@@ -144,8 +144,8 @@ def _mean(row: Row, metric: str) -> float:
 
 def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
     """`ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
-    trained tokens; `share`: how much of that the stream reached, the median of so many `runs`;
-    None until it is measured."""
+    trained tokens; `share`: how much of that the stream reached, the median of `runs` runs; None
+    until it is measured."""
     assert study.file.ceiling is not None
     rows = rows_of(study.arm(study.file.ceiling), read_rows(study.path("ceiling")))
     if not rows:

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         parser = command_line("study", __doc__, json=False)
         parser.add_argument(
             "study",
-            help=f"a TOML file, or one of {', '.join(study_file.names())}; --help tells more",
+            help=f"a TOML file, or one of {', '.join(study_file.names())}; STUDY --help: more",
         )
         parser.parse_args(argv)
     name, *words = argv
@@ -75,7 +75,7 @@ def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse
     if settings:
         parser.add_argument("--setting", choices=settings, default=settings[-1], help="which task")
     parser.add_argument("--reduced", action="store_true", help="fewer arms and seeds")
-    parser.add_argument("--seeds", type=int, help="so many seeds, instead of the study's")
+    parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
     parser.add_argument(
         "--seed-list", nargs="+", type=int, metavar="SEED", help="these seeds (needs --rows)"
     )
@@ -151,7 +151,7 @@ def chosen(study: Study, options: argparse.Namespace) -> tuple[list[str], list[i
 
 
 def measure_of(study: Study) -> Measure:
-    """What makes a run a row, with the study's own facts of it."""
+    """Turns a run into a row, with the study's own facts of it."""
     if study.file.facts is None:
         return run_arm
     module, _, function = study.file.facts.partition(":")

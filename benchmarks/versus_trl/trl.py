@@ -94,7 +94,7 @@ class Comparison:
         return self.studies[SPEED].file.seeds
 
     def arm(self, part: str, mode: str, point: Point) -> Arm:
-        """The arm of a part at a point; what else TRL is told is its point."""
+        """The arm of a part at a point; TRL's other settings are its point."""
         arm = self.studies[part].arm(mode, point)
         return TrlArm(arm.name, arm.recipe, arm.overrides, point) if mode == TRL else arm
 
@@ -169,7 +169,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
-    parser.add_argument("--seeds", type=int, help="so many seeds, instead of the study's")
+    parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
     parser.add_argument("--updates", type=int, help="of a run of its speed, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
     take_rows(parser, ROWS, resumes=True)

@@ -1,4 +1,4 @@
-"""What TRL is told: a job, which travels as JSON, and what counts as right.
+"""TRL's job, which travels as JSON, and the check of answers.
 
 In: nothing but the standard library: TRL's environment knows none of our packages. Out: `Job`, made
 by `benchmarks.versus_trl.trl_arms` from the recipe that our runs have, done by
@@ -27,7 +27,7 @@ class Job:
     """Optimizer steps."""
 
     limit_s: float
-    """Most seconds of training."""
+    """Maximum seconds of training."""
 
     accuracy: float | None
     """Held-out accuracy that ends the run when two successive evaluations have it."""

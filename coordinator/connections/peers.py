@@ -169,8 +169,8 @@ class EnvironmentPeer(Peer):
     """An environment worker.
 
     Attributes:
-        asked: by trajectory, the turn that it is asked about. knows: episodes that it has been
-        asked about. ended: those of them that it is not asked about any more, to be told.
+        asked: by trajectory, the turn in question. knows: episodes that it has been asked about.
+            ended: those of them that have ended, to be sent.
     """
 
     asked: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Who may say what: each role its messages, each message what its sender was told or given.
+"""Permissions: each role's messages, and the work that each message must refer to.
 
 Comes in: a message, the role under which its sender said Hello, and what the coordinator has told
 that sender. Goes out: the reason why the message is refused, or None. Pure functions over
@@ -36,10 +36,10 @@ class Refusal(NamedTuple):
 
 @dataclass
 class OutstandingRequests:
-    """What the learner was told to do and has not answered yet."""
+    """The learner's unanswered command."""
 
     update: int | None = None
-    """The batch that is out."""
+    """The batch in flight."""
     lineage: int = 0
     """The lineage that it continues."""
     batch_id: int | None = None
@@ -52,7 +52,7 @@ class OutstandingRequests:
     versions: dict[int, int] = field(default_factory=dict)
     """Versions it may publish, each with the update from which on its weights may be."""
     newest: int = 0
-    """The last update it was told of."""
+    """The last update sent to it."""
 
     def batch_sent(self, batch: m.Batch, windows: list[Window]) -> None:
         """A batch goes out."""
@@ -70,7 +70,7 @@ class OutstandingRequests:
         self.windows, self.checkpoint_with_update = [], False
 
     def published(self, version: int) -> None:
-        """A version is out: it and those it overtook will not come again."""
+        """A version was published: it and those it overtook will not come again."""
         self.versions = {v: u for v, u in self.versions.items() if v > version}
         if version == self.publish_as:
             self.publish_as = None

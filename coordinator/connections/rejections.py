@@ -69,7 +69,7 @@ class RejectionLog:
             self.close()
 
     def close(self) -> None:
-        """Write what has not been said yet, and begin anew."""
+        """Write the unreported rejections and reset the counts."""
         if self._unsaid:
             parts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._unsaid.items()))
             self.write("messages_rejected", f"more of the same were rejected: {parts}")

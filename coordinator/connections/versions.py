@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headrace.protocol.token_spans import Span
 
 KEPT = 1024
-"""So many of the newest versions are always known."""
+"""Number of newest versions that are always known."""
 
 
 @dataclass

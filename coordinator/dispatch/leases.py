@@ -1,9 +1,9 @@
 """Who generates what right now: leases, holds, and which trajectories wait for one.
 
-Comes in: the records as they are applied, and what the coordinator tells generators. Goes out: the
-lease of a trajectory, those of a generator, the trajectories that wait, how many windows are being
-generated. After a replay `restore` takes the leases that the records name as being in force, and
-makes every other unfinished trajectory wait for a new one. Every event costs constant time (a
+Comes in: the records as they are applied, and the coordinator's messages to generators. Goes out:
+the lease of a trajectory, those of a generator, the trajectories that wait, how many windows are
+being generated. After a replay `restore` takes the leases that the records name as being in force,
+and makes every other unfinished trajectory wait for a new one. Every event costs constant time (a
 logarithm of the waiting trajectories).
 """
 
@@ -17,7 +17,7 @@ from headrace.trajectory.account import Account
 
 @dataclass
 class GrantedLease:
-    """A lease in force. `training`: of a training trajectory. `holding`: its generator was told to
+    """A lease in force. `training`: of a training trajectory. `holding`: its generator was asked to
     end it."""
 
     lease_id: int
@@ -57,8 +57,8 @@ class Leases:
     # -- records ----------------------------------------------------------------------------------
 
     def restore(self, given: Mapping[int, tuple[int, str]]) -> None:
-        """After a replay: leases by trajectory (id and generator) are in force, and whoever else is
-        unfinished waits for one."""
+        """After a replay: leases by trajectory (id and generator) are in force; every other
+        unfinished trajectory waits for one."""
         for key, (lease_id, generator) in given.items():
             self.give(key, lease_id, generator)
         for trajectory in self.account.trajectories.values():

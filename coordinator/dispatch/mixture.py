@@ -70,7 +70,7 @@ def success(scored: "RewardArrived | Trajectory") -> float:
 
 
 class Mixture:
-    """The domains of a task, of which a plain one has a single one without a name."""
+    """The domains of a task; a plain task has a single, unnamed one."""
 
     def __init__(self, task: TaskConfig, seed: int) -> None:
         self._seed = seed

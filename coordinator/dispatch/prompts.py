@@ -41,7 +41,7 @@ from tasks.rows import Row, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
-"""So many prompts in a row are passed over by bands, and the next one is asked all the same."""
+"""Maximum number of consecutive prompts skipped by bands; the next one is used regardless."""
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
@@ -144,8 +144,7 @@ class Prompts:
 
     @property
     def media_folder(self) -> str:
-        """Where the files of images are, for whoever shares the run's folder; "" where nothing
-        has any."""
+        """Folder of image files, for processes that share the run's folder; "" without images."""
         return "" if self._media is None else str(self._media.folder.resolve())
 
     def decode(self, token_ids: Int32) -> str:
@@ -292,8 +291,8 @@ def _ids(tokens: list[int]) -> Int32:
 
 
 class CriticPrompts:
-    """What the value model is told between a prompt and its answers: the anchor that they have to
-    beat, of the row's source of rewards; cut where it is longer than an answer may be."""
+    """The value model's text between a prompt and its answers: the anchor that they have to beat,
+    from the row's source of rewards; cut to the maximum length of an answer."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
         """UserError where a file of anchors cannot be read."""

@@ -1,8 +1,8 @@
 """What a user should know: alerts about rewards, and troubles while they last.
 
 Comes in: what was seen of a source at an update; what the learner says and the recorder waits for.
-Goes out: the texts of the alerts that it crosses; incidents for the run's history, lines for
-whoever watches, and what the run waits for now. Promises: one alert for each crossing, not for each
+Goes out: the texts of the alerts that it crosses; incidents for the run's history, lines for its
+watchers, and what the run waits for now. Promises: one alert for each crossing, not for each
 update; another one only after the figure was back on the good side for a few updates
 (`headrace.metrics.health_ranges.BACK`).
 """
@@ -125,9 +125,9 @@ def _knows(number: int, seen: RewardStatistics) -> bool:
 
 
 KEPT = 20
-"""So many a monitor is told."""
+"""Number of alerts that a monitor receives."""
 MOST = 1000
-"""So many are written down in a coordinator's life."""
+"""Maximum number of alerts recorded in a coordinator's life."""
 CAUGHT_UP = "SQL has caught up with the journal"
 Level = Literal["info", "warning", "error"]
 
@@ -141,7 +141,7 @@ class Wait(NamedTuple):
 
 @dataclass
 class Incidents:
-    """The same text is told once; what is kept, and how much is written, is bounded.
+    """The same text is reported once; kept and written texts are bounded.
 
     `write` takes a level, a kind and a text, and puts them into the run's history.
     """

@@ -1,9 +1,9 @@
 """What the coordinator watches of each source of rewards, to see when they are hacked.
 
-Comes in: every score of a training answer and every audit, as they arrive; distances within
-sampled groups. Goes out: `rewards/SOURCE/...` metrics for every update, queues as gauges, alerts
-as events. Promises: a score costs one pass of numpy over its answer's logprobs and a few additions,
-and what is kept is bounded. A coordinator that takes over begins to watch anew.
+Comes in: every score of a training answer and every audit, as they arrive; distances within sampled
+groups. Goes out: `rewards/SOURCE/...` metrics for every update, queues as gauges, alerts as events.
+Promises: a score costs one pass of numpy over its answer's logprobs and a few additions, and what
+is kept is bounded. A coordinator that takes over starts with empty statistics.
 """
 
 import math
@@ -69,7 +69,7 @@ class _Watched:
         return estimate([reward - truth for reward, truth in self.audits])
 
     def pop_figures(self) -> tuple[dict[str, float], RewardStatistics]:
-        """Figures by the last part of their names, and what alerts look at; sums start anew."""
+        """Figures by the last part of their names, and the input of alerts; resets the sums."""
         since, self.since = self.since, _Since()
         figures = {"count": float(since.answers)}
         if since.answers:

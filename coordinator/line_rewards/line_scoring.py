@@ -1,10 +1,10 @@
 """Lines of answers that go on: which are to be scored, what they earn, how long windows wait.
 
 Comes in: windows that closed, scores of lines, outcomes of answers. Goes out: whose lines somebody
-has to be asked for, LinesScored records, what an answer earns when it is settled. Promises: one
-question about a trajectory is out at a time, and it covers all complete windows; a window waits for
-its lines no longer than their source's deadline, counted from when it closed, and an outcome for
-the last of them; no reward of a token changes once an update has had it.
+has to be asked for, LinesScored records, what an answer earns when it is settled. Promises: at most
+one question per trajectory is in flight, and it covers all complete windows; a window waits for its
+lines no longer than their source's deadline, counted from when it closed, and an outcome for the
+last of them; no reward of a token changes once an update has had it.
 """
 
 import time
@@ -27,7 +27,7 @@ from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window, trajectory_of
 
 REMEMBERED = 256
-"""So many answers' numbers of lines are averaged to expect those of the next ones."""
+"""Number of answers whose line counts are averaged to predict those of the next."""
 _SPARE = 1024
 
 

@@ -2,8 +2,8 @@
 
 In: the hub and its parts, looked at ten times a second. Out: sentences that name an owner, each
 with the seconds since what it waits for last moved (or since the wait began); events for the long
-ones; `now.json` in the run's folder for whoever looks; the end of a run in which nobody moves.
-Promise: whatever can hold the run is among them, and the disk holds nobody up.
+ones; `now.json` in the run's folder; the end of a run in which nobody moves. Promise: whatever can
+hold the run is among them, and the disk holds nobody up.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ class StallWatch:
         ]
 
     def watch(self, overdue_s: float) -> None:
-        """Write down each wait that gets long. When nobody makes progress, say so, give whoever
-        watches the time to look at the processes, and then end the run. `overdue_s`: seconds since
-        the last progress beyond those that are allowed."""
+        """Write down each wait that gets long. When nothing makes progress, say so, leave observers
+        time to look at the processes, then end the run. `overdue_s`: seconds since the last
+        progress beyond those that are allowed."""
         hub, waits = self._hub, self.now()
         limit_s = hub.config.transport.stall_timeout_s
         long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}

@@ -1,4 +1,4 @@
-"""What the coordinator tells a monitor: where the run stands and what is waited for."""
+"""The coordinator's status for a monitor: the run's position and what it waits for."""
 
 import time
 

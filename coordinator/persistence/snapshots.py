@@ -3,7 +3,7 @@ journal than the state still needs, however long the run is.
 
 Comes in: the state; or the journal's snapshots and records. Goes out: a Snapshot record; or the
 state that a successor begins with. Promises: it is the state that folding all records gives; a
-snapshot that cannot be used is told and passed over for the one before it, and without any the
+snapshot that cannot be used is reported and replaced by the one before it, and without any the
 whole journal is folded.
 """
 
@@ -28,7 +28,7 @@ FORMAT = 3
 """Raise it when a field of the state, or what a record does to one, changes its meaning: snapshots
 of before are then passed over."""
 SAY_EVERY_S = 10.0
-"""So often a long replay says how far it is; who waits for it waits on (the supervisor does)."""
+"""Seconds between progress messages of a long replay, which keep the supervisor waiting."""
 MOST = 200_000
 """A state with more trajectories, some hundred MiB of values, gets no snapshot. Only a run that has
 no checkpoint to go back to comes to that."""
@@ -140,7 +140,7 @@ def restored(config: RunConfig, journal: Journaled) -> State:
 
 
 def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset: int) -> State:
-    """The state that a snapshot at `offset` tells."""
+    """The state stored in the snapshot at `offset`."""
     values = _DECODER.decode(snapshot.state)
     if values.format != FORMAT:
         raise ValueError(f"it has format {values.format}, and this version of Headrace {FORMAT}")

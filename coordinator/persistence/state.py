@@ -21,7 +21,7 @@ class State:
 
     Attributes:
         account: trajectories, windows, queues and the ledger. versions: which update each weight
-        version is from. update: the update that is out at the learner, else the last one committed.
+        version is from. update: the update in flight at the learner, else the last one committed.
         given: the highest update that any learner of the run was ever given. lineage: the line of
         updates that the learner is on; a rollback begins a new one. line: the places on it that a
         learner can still go back to: by update, the batch that was

@@ -2,10 +2,10 @@
 
 Comes in: trajectories whose turn ended, StepReplies. Goes out: StepRequests; an environment's
 answer as a chunk that it has written, then the end of the episode and its reward where it is over.
-Promises: nothing follows from an answer before it is recorded; an answer counts once, whoever asks
-again; a worker that is lost costs nothing but time, because another one builds its episodes again
-from their seeds and turns and has to say the same; what cannot be answered ends as failed, with
-the reason, and never as a reward of 0.
+Promises: nothing follows from an answer before it is recorded; an answer counts once, even if it is
+asked for again; a worker that is lost costs nothing but time, because another one builds its
+episodes again from their seeds and turns and has to say the same; what cannot be answered ends as
+failed, with the reason, and never as a reward of 0.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Leases out, weights out: what the generators are told.
+"""Leases and weights: the messages to generators.
 
 Comes in: free slots, the scheduler's choice, weight notices. Goes out: Leases, Hold, WeightNotice,
 none before it is in the journal, so that a coordinator that takes over knows them. A generator that
@@ -42,7 +42,7 @@ class Generation:
         self._cached_at: dict[int, str] = {}
         """By trajectory, where there are turns: who sampled last."""
         self._all_held = False
-        """Every training lease in force was told to end."""
+        """Every training lease in force was asked to end."""
         self._awaited_until: float | None = None
         """After a restart: until then generators that have leases may come back for them."""
 
@@ -73,7 +73,7 @@ class Generation:
 
     def expire(self) -> None:
         """Wait no longer for generators that had leases before a restart and did not come back, and
-        tell those that could not load the newest weights of them again."""
+        send the newest weights again to those that could not load them."""
         patience = self._hub.config.transport.heartbeat_timeout_s
         for name, generator in self._hub.peers.generators.items():
             failed_at = generator.not_loaded_at

@@ -21,8 +21,8 @@ class LeaseReconciliation:
 
     async def agree(self, hello: Hello) -> None:
         """Bring the leases in force to those that a generator which has joined says it has. What it
-        lacks is over, but for leases that may be on their way to it. What is not its any more it is
-        told to end."""
+        lacks is over, but for leases that may be on their way to it. It is asked to end leases that
+        it has lost."""
         hub, name = self._hub, hello.name
         generator, theirs = hub.peers.generators[name], set(hello.leases)
         # A trajectory's last lease is the only one that `known` has.

@@ -37,7 +37,7 @@ class Warmup:
         self.restart()
 
     def restart(self) -> None:
-        """Begin where the state is; a batch that is out is not in yet."""
+        """Begin at the state's position; a batch in flight is not yet counted."""
         value, first = self._value, self._state.first_policy_update
         done = self._state.committed
         # The warm-up may have ended early, by explained variance.
@@ -107,8 +107,8 @@ class BatchSelector:
         return None
 
     def is_behind(self) -> bool:
-        """Whether so many updates are to be done again that what is sampled now would be too old
-        when its turn comes."""
+        """Whether a rollback has so long a queue of updates to repeat that tokens sampled now would
+        be too old for theirs."""
         account = self._account
         if not account.again:
             return False
@@ -198,7 +198,7 @@ class Scheduler(ABC):
         self._warmup = Warmup(config, state)
         self._selector = BatchSelector(config, state, by_arrival=by_arrival)
         self.bound = self._schedule.bound
-        """Most windows in play in a stream."""
+        """Maximum number of windows in play in a stream."""
 
     @property
     def warming(self) -> bool:
@@ -214,7 +214,7 @@ class Scheduler(ABC):
         """A new coordinator took over: leases are in force already."""
 
     def is_behind(self) -> bool:
-        """Whether nothing is to be sampled, because a rollback is gone over again."""
+        """Whether sampling pauses because the run replays updates after a rollback."""
         return self._selector.is_behind()
 
     @abstractmethod

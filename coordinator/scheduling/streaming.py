@@ -3,7 +3,7 @@ the learner itself.
 
 Promises: windows in play (being generated, waiting, ready, or with the learner) never exceed
 `ScheduleConfig.bound` except by windows that were already under way when their trajectory was held;
-a stream of staleness 0 makes the same batches whoever arrives first. Each event costs constant
+a stream of staleness 0 makes the same batches in any order of arrival. Each event costs constant
 time, but for the prompts that a warm-up waits for; only a batch that is about to leave looks at all
 windows.
 """
@@ -30,7 +30,7 @@ class StreamingScheduler(Scheduler):
         """warm_start = full: trajectories of the first leases that may lack a complete window."""
 
     def resume(self) -> None:
-        """A new coordinator took over: whoever has a lease is in play already."""
+        """A new coordinator took over: trajectories with a lease are in play already."""
 
     # -- generation -------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """How different the answers of a group still are: the largest edit distance between two of them.
 
 Comes in: groups whose answers are all scored. Goes out: distances, by source. Promises: the event
-loop computes none of it, a thread does, for at most one group a second, of at most MOST_ANSWERS
+loop computes none of it, a thread does, for at most one group per second, of at most MOST_ANSWERS
 answers and MOST_CHARACTERS of each; a group is looked at or not by the hash of its number, so that
 runs agree. The work is the coordinator's because it alone sees when a group is whole.
 """

@@ -1,4 +1,4 @@
-"""What a reward worker is told: whole answers, groups of them, and lines of answers that go on.
+"""Items for a reward worker: whole answers, groups of them, lines of unfinished answers.
 
 Comes in: trajectories. Goes out: score items. Promise: token ids are those that were sampled, and
 come along where a function asks for them, and with lines always.

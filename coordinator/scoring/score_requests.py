@@ -291,8 +291,7 @@ class Scoring:
             self._audits.add(trajectory)
 
     def _count(self, ask: Ask, score: Score) -> None:
-        """Count failures in a row and tell of one; the run ends where too many of its source
-        did."""
+        """Count and report failures in a row; too many of one source end the run."""
         source, ok = ask.source, score.status == "ok"
         self._failures_in_a_row[source] = 0 if ok else self._failures_in_a_row[source] + 1
         if ok:

@@ -90,7 +90,7 @@ class Gauges:
         return metrics | _outcomes(ending)
 
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
-        """Metrics of the coordinator at an update's commit; counters start anew."""
+        """Metrics of the coordinator at an update's commit; resets the counters."""
         own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
         own |= self._hub.monitors.at_commit() | self._cpu()
         if self._arrived:

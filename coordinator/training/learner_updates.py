@@ -1,9 +1,9 @@
 """Batches out, updates in: the coordinator's side of the learner.
 
-Comes in: the scheduler's selection, UpdateDone, a learner that joins (again). Goes out: Batch,
-the records of what was taken and committed, checkpoints. Promises: one batch is out at a time and
-is on record before it is sent; batches have ids and versions numbers that are never another's; what
-a learner's weights make of the ledger is decided in `surviving_line`.
+Comes in: the scheduler's selection, UpdateDone, a learner that joins (again). Goes out: Batch, the
+records of what was taken and committed, checkpoints. Promises: at most one batch is in flight, and
+it is on record before it is sent; batches have ids and versions numbers that are never another's;
+what a learner's weights make of the ledger is decided in `surviving_line`.
 """
 
 import secrets
@@ -32,7 +32,7 @@ from headrace.trajectory.trajectories import Trajectory
 _BATCH_ID_BITS = 52
 """Batch ids are random, so that none comes again where a journal lost its end."""
 MANY_BATCHES = 10
-"""So many batches of groups filtered in a row are worth a word."""
+"""Number of consecutively filtered batches of groups that raises a notice."""
 
 
 DECILES = 10
@@ -84,8 +84,8 @@ class Training:
         )
 
     def forget_learner(self) -> None:
-        """The learner is gone. Whether its weights hold the batch it had is known when one joins:
-        until then the batch is out."""
+        """The learner is gone. The Hello of a joining learner says whether its weights hold the
+        batch; until then the batch is in flight."""
         self.ready = False
         self.orders = OutstandingRequests()
         self._hub.peers.learner = None
@@ -109,7 +109,7 @@ class Training:
         await self._hub.send(name, self._line.restore(problem))
 
     def return_batch(self, reason: str) -> None:
-        """No learner will say any more what became of the batch that is out."""
+        """No learner can say any more whether the batch in flight was trained."""
         self._line.return_batch(reason)
 
     def _issue_version(self) -> int:

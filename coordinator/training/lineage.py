@@ -1,9 +1,9 @@
-"""Which weights the learner has, and what that makes of the batch that is out.
+"""Which weights the learner has, and what that implies for the batch in flight.
 
 Comes in: a learner's Hello with the update and the batch of its weights. Goes out: the records that
-bring the ledger to those weights, or the order to load others. Promises: a batch that is out stays
-out until a learner says whether its weights hold it, and is then either committed or given back,
-never both; a learner whose weights are not a place on the surviving line is never kept.
+bring the ledger to those weights, or the order to load others. Promises: a batch stays in flight
+until a learner says whether its weights hold it, and is then either committed or given back, never
+both; a learner whose weights are not a place on the surviving line is never kept.
 """
 
 from coordinator.hub import Hub
@@ -41,7 +41,7 @@ class Lineage:
         return None
 
     def return_batch(self, reason: str) -> None:
-        """The batch that is out, if there is one, is ready again."""
+        """Return the batch in flight, if any, to the ready ones."""
         taken = self._hub.account.taken
         if taken is not None:
             self._hub.record_event(

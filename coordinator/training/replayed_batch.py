@@ -34,7 +34,7 @@ class SentBatch:
     Attributes:
         recorded: what the journal says of the batch. prepared: the same batch, compiled again.
         windows: those of both, by id. value_epochs: passes of the value model over its half. after:
-        the batch that was the last one in the weights; None: none, or one without an id.
+            the last batch in the weights before; None: none, or a batch without an id.
     """
 
     recorded: BatchTaken
@@ -49,7 +49,7 @@ class SentBatch:
         return [shard for shards in self.prepared.parts for shard in shards]
 
     def header(self) -> Batch:
-        """What the learner is told of it."""
+        """The learner's message of it."""
         taken = self.recorded
         return Batch(
             batch_id=taken.batch_id or 0,

@@ -21,8 +21,8 @@ from dashboard.charts.figures import Chart
 Spec = dict[str, Any]
 P = ParamSpec("P")
 SINGLE = 1000.0
-"""A number up to so many times as large as the range of its column is kept in single precision:
-what is lost then is less than a tenth of a thousandth of the range."""
+"""A number up to this many times as large as the range of its column is kept in single precision:
+the error is less than 1e-4 of the range."""
 _WHOLE = 2**24
 """Whole numbers up to here are the same in single precision."""
 # Altair's transformers and themes are the process's, and pages are drawn by several threads.
@@ -52,8 +52,8 @@ def spec_of(chart: Chart) -> Spec:
 
 def kept(make: Callable[P, Chart], *parts: P.args, **options: P.kwargs) -> Spec:
     """The specification of the chart that `make` makes of these rows. The same rows give the same
-    one, which is made once, whoever looks: to make a chart takes some ten times as long as to see
-    that its rows are those it was made of."""
+    chart for all viewers, built once: building takes about ten times as long as comparing its
+    rows."""
     return _kept(f"{make.__module__}.{make.__qualname__}", parts, options, make)
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 Numbers = npt.NDArray[np.float64]
 BAND_POINTS = 400
-"""Most points of a band."""
+"""Maximum number of points of a band."""
 
 
 @dataclass(frozen=True)

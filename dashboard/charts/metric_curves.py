@@ -1,8 +1,8 @@
 """Charts of a run's metrics, kept until they would look otherwise.
 
 In: a run as it stands, names of metrics, how they are drawn. Out: specifications that are drawn as
-they are. A page that repaints so pays for what has changed, and a chart of a live run is made anew
-when its newest pixel is over.
+they are. A page that repaints so pays for what has changed, and a chart of a live run is rebuilt
+when its newest pixel is complete.
 """
 
 from collections.abc import Sequence

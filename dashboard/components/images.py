@@ -3,7 +3,7 @@
 In: files, an answer, and the source that scored it. Out: HTML, everything in it escaped. Answer and
 row are read by what the reward reads them by. Boxes are drawn where a prompt has one image, because
 nothing says to which of several they belong; the answer's lines are whole and the right ones
-dashed, so that colour is not all that tells them.
+dashed, so that colour alone does not distinguish them.
 """
 
 import json
@@ -21,7 +21,7 @@ from headrace.data.media import MediaError
 from storage.queries import TrajectoryDetail
 
 DRAWN = 100
-"""Most boxes of an answer that are drawn."""
+"""Maximum number of boxes drawn per answer."""
 NUMBERS = {"box": 4, "point": 2}
 """How many make a place, by the kind of reward."""
 _WIDE = 280

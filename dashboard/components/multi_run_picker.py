@@ -18,7 +18,7 @@ PARAMETER = "runs"
 """Names of runs in the address."""
 _WIDGET, _KEPT, _WRITTEN = "compared", "compared_runs", "written_runs"
 _SUGGESTED = 6
-"""Most runs that are compared without having been chosen."""
+"""Maximum number of runs compared by default."""
 _WITHOUT_UPDATES = "reward model"
 
 

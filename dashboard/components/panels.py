@@ -81,7 +81,7 @@ _JUMPS: ContextVar[Jumps] = ContextVar("jumps")
 
 def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True) -> None:
     """Draw `body` and, where it `follows`, draw it again while the run goes on; at its end the page
-    is made anew. What is chosen in it draws it again, and not the page around it."""
+    is rebuilt. What is chosen in it draws it again, and not the page around it."""
     was_live = data.is_live(run.line)
 
     @st.fragment(run_every=REFRESH_S if was_live and follows else None)
@@ -365,7 +365,7 @@ def status_pill(status: str) -> str:
 
 
 def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:
-    """Cards in rows of so many, the last ones as wide as the rest of their row."""
+    """Cards in rows of a fixed number, the last ones as wide as the rest of their row."""
     for first in range(0, len(cards), columns):
         row = cards[first : first + columns]
         for column, fill in zip(st.columns(len(row)), row, strict=True):

@@ -1,8 +1,8 @@
 """Which run is looked at: a choice at the left, kept across pages and in the page's address.
 
 In: the folder of runs, the address, what was chosen before. Out: a `Choice`. The address always
-names a run by its folder, so that a link shows to others what it shows to you; whoever follows
-`latest` turns to a new run when one appears.
+names a run by its folder, so that a link shows to others what it shows to you; a viewer of `latest`
+moves to a new run when one appears.
 """
 
 from dataclasses import dataclass

@@ -175,7 +175,7 @@ def answer_json(detail: TrajectoryDetail) -> str:
 
 
 def _numbers(values: npt.NDArray[Any]) -> list[float | None]:
-    """Numbers with so many digits as are worth sending."""
+    """Numbers rounded to the digits worth sending."""
     return [
         float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()
     ]

@@ -46,7 +46,7 @@ COLOURINGS: dict[str, str] = {
 KINDS = ("version", "source")
 """Colourings that say which, and not how much."""
 MAX_TOKENS = 2000
-"""Most tokens on the page at once."""
+"""Maximum number of tokens on the page."""
 _COLOURS = (BLUE, ORANGE, TEAL, PURPLE)
 _STRONGEST = 0.62
 _MIDDLES = {"ratio": 1.0, **{n: 0.0 for n, c in FIGURES.items() if c.scale == "diverging"}}

@@ -56,8 +56,8 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def distinctions(configs: Sequence[Mapping[str, Any]], most: int = 2) -> list[str]:
-    """What tells configurations apart in so many keys at most, as a short text for each: the ends
-    of keys with their values. Empty where they do not differ in how a run learns."""
+    """The keys in which configurations differ, up to a limit, as a short text for each: the ends of
+    keys with their values. Empty where they do not differ in how a run learns."""
     frame = differences({str(place): config for place, config in enumerate(configs)})
     keys = [str(key) for key in frame.index if not _is_elsewhere(str(key)) and key != "name"][:most]
     return [

@@ -37,15 +37,15 @@ from storage.queries.metrics import Axis
 
 T = TypeVar("T")
 POINTS = 300
-"""Most points of one line of a chart: one for each two pixels of a card."""
+"""Maximum number of points per chart line: one for each two pixels of a card."""
 LINES = 2
-"""Of more lines than so many in one chart each has fewer points."""
+"""In a chart of more lines than this, each line has fewer points."""
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
 PACED = Paced()
 REDRAWN_S = 10.0
-"""A chart of a live run is not drawn anew more often than that: each costs some thousand bytes, and
-its newest value stands beside its title."""
+"""Minimum seconds between redraws of a live run's chart: each costs some thousand bytes, and its
+newest value stands beside its title."""
 FEW = 40
 """Updates, or seconds, up to which each is drawn as it comes."""
 _PICTURES: dict[tuple[str, bool], tuple[str, float]] = {}
@@ -248,13 +248,13 @@ class RunData:
         return self._kept(queries.evaluations)
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
-        """What everyone did in the last so many seconds; None: in the whole run, which is drawn
-        anew when it is longer by a stretch."""
+        """The activity of all processes in the last seconds; None: in the whole run, drawn again
+        when it is longer by a stretch."""
         stamp = self.picture(samples=True)[1] if seconds is None else ""
         return self._paced(_activity, seconds, stamp=stamp)
 
     def lives(self, newest: int, seconds: float | None) -> pd.DataFrame:
-        """`storage.queries.lives`, of the last so many seconds; None: of the whole run."""
+        """`storage.queries.lives` of the last seconds; None: of the whole run."""
         stamp = self.picture(samples=True)[1]
         return self._paced(_lives, newest, seconds, stamp=stamp)
 

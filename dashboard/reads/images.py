@@ -1,4 +1,4 @@
-"""A run's images as a browser gets them: drawn anew, small, inside the page itself.
+"""A run's images for a browser: re-encoded, small, embedded in the page.
 
 In: a file in the run's folder. Out: a data URL and the image's own size, kept by content. Promise:
 no file gets to the browser as it is, and what is wrong with one is a MediaError of one line.
@@ -15,7 +15,7 @@ from headrace.data.media import MediaError, MediaStore, data_url, open_rgb
 LARGE, SMALL = 640, 64
 """Pixels of the longer side, on the answer's page and in a list."""
 _SHARP = 256
-"""Up to so many pixels no detail is lost; larger ones are JPEG files."""
+"""Images of up to this many pixels stay lossless; larger ones become JPEG files."""
 
 
 class Picture(NamedTuple):

@@ -17,7 +17,7 @@ from storage.queries import RunLine, Word
 LONG_WAIT_S = 30.0
 """A wait of which the first sentence speaks."""
 NAMED = 4
-"""So many troubles are in the sentence; the table has all."""
+"""Maximum number of troubles in the sentence; the table has all."""
 COORDINATOR = "coordinator"
 _BAD = ("failed", "lost")
 _ENDS = {"finished": "has finished", "failed": "has failed", "interrupted": "was interrupted"}

@@ -14,7 +14,7 @@ from dashboard.formatting import number
 from dashboard.palette import BLUE, ORANGE, PURPLE
 
 STRETCHES = 48
-"""Into so many parts of equal length the time is divided at most."""
+"""Maximum number of equal parts into which the time is divided."""
 BINS = 12
 """Of scores."""
 MOST_PARTS = 5
@@ -25,7 +25,7 @@ FAILURES = {"timeout": ORANGE, "crashed": PURPLE, "invalid": BLUE}
 
 @dataclass(frozen=True)
 class Scorings:
-    """What is shown of a sample of so many scorings; frames without rows where there is nothing.
+    """Frames of a sample of scorings; without rows if there is nothing.
 
     Attributes:
         seconds: median and 99th percentile of a scoring's seconds by source. sources, failures:
@@ -60,8 +60,8 @@ def scorings(sample: pd.DataFrame, sources: Sequence[str]) -> Scorings:
 
 
 def cut_time(sample: pd.DataFrame, most: int = STRETCHES) -> pd.DataFrame:
-    """The sample with `start` and `end` of each row's stretch. A stretch has 20 rows on average
-    where there are so few that `most` would be empty."""
+    """The sample with `start` and `end` of each row's stretch. With too few rows for `most`
+    stretches, a stretch has 20 rows on average."""
     number = max(1, min(most, len(sample) // 20))
     first, last = float(sample["x"].min()), float(sample["x"].max())
     width = max((last - first) / number, 1e-9)

@@ -148,14 +148,14 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
         target = bar[2].number_input(
             "Target, %", 0.0, 100.0, value=None, step=5.0, key="target",
             placeholder=f"{100 * goal:.0f}",
-            help="The held-out accuracy of which it is told what it cost. Without a number: the "
+            help="The held-out accuracy whose cost is shown. Without a number: the "
             "largest multiple of 5 that all runs reached.", **BOUND,
         )  # fmt: skip
         margin = bar[3].number_input(
             "Margin, points", 0.0, 100.0, value=None, step=1.0, key="margin",
             placeholder=f"{100 * noise:.1f}",
             help="Two accuracies are apart when they differ by more than this. Without a number: "
-            "two standard errors of a difference, with so many held-out prompts.", **BOUND,
+            "two standard errors of a difference at this number of held-out prompts.", **BOUND,
         )  # fmt: skip
     return Wanted(
         axis=axis,

@@ -19,12 +19,12 @@ EVENTS = 200
 SHOWN = 14
 """Events that are shown before `more`."""
 _BEATS = 3
-"""Who has missed so many heartbeats is silent."""
+"""Number of missed heartbeats after which a process counts as silent."""
 _LEAST_SILENCE_S = 5.0
 
 
 def render(run: RunData, root: Path) -> None:
-    """Draw the page. Stacks are not drawn again by themselves: whoever reads one would lose the
+    """Draw the page. Stacks are not drawn again by themselves: their reader would lose the
     place."""
     panels.live(run, _body)
     _stacks(run)

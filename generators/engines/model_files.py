@@ -28,7 +28,7 @@ def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def context_length(config: Any) -> int | None:
-    """Most tokens the model was made for, if it says so."""
+    """Maximum number of tokens that the model supports, if its files say so."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 

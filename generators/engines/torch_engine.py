@@ -4,8 +4,8 @@ For tiny models, for tests, and for platforms without vLLM. One thread computes:
 all that is new (prompts padded on the left, one forward) or one decode step of all live rows over a
 shared cache of keys and values. Weights change between two steps. A token's draw depends on the
 request's seed and the token's position alone, so the way a response was cut into requests does not
-change it. With `batch_invariant` nothing does, to the bit: every row is computed by itself, and
-tokens of a response one at a time, also those that a resumed request brings along.
+change it. With `batch_invariant` nothing does, to the bit: rows, and the tokens of a response,
+including those of a resumed request, are computed one at a time.
 """
 
 import asyncio

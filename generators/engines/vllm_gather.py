@@ -2,13 +2,13 @@
 
 In: what the scheduler made of a step, for every running request one token and its logprob. Out: the
 same tokens in the same order, a request's as one output as soon as there are `tokens` of them or
-the request ends. Promises: nothing is kept while the scheduler is paused, so that whoever pauses it
-knows of every token that was sampled; a request that was aborted leaves nothing behind; an output
-that says more than tokens, logprobs and why the request ended is never kept.
+the request ends. Promises: nothing is kept while the scheduler is paused, so that the caller of a
+pause knows every sampled token; a request that was aborted leaves nothing behind; an output that
+says more than tokens, logprobs and why the request ended is never kept.
 
-vLLM sends an output a request and step, each with three small arrays, and gathers them in the front
-(`stream_interval`), after both processes have packed and unpacked them. On a core that engine and
-front share, that took a fifth of the time. Runs inside the engine process: `gather` wraps three
+vLLM sends one output per request and step, each with three small arrays, and gathers them in the
+front (`stream_interval`), after both processes have packed and unpacked them. On a core that engine
+and front share, that took a fifth of the time. Runs inside the engine process: `gather` wraps three
 methods of its loop, and leaves a loop alone that does not have them.
 """
 

@@ -9,7 +9,7 @@ nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every 
 with the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens
 with the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or
 asks, Hello is sent again with the leases that are held, and chunks wait for the Welcome; it makes
-everything unacknowledged go out once more. So does a chunk that nobody acknowledges for so long.
+everything unacknowledged be sent again. So does a chunk that nobody acknowledges for so long.
 Engines go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
 """
 

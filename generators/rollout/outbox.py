@@ -2,9 +2,9 @@
 
 Chunks gather for a few milliseconds into one message. Each is kept until it is acknowledged;
 `resend` sends all unacknowledged ones again, in order, so that nothing is lost when the coordinator
-or the connection goes away. Between `pause` and `resend` they are kept and not sent: whoever has
-said Hello sends nothing before the answer, so that no chunk overtakes those before it. Nothing here
-blocks; memory is bounded by what the live leases may generate.
+or the connection goes away. Between `pause` and `resend` they are kept and not sent: after its
+Hello a generator sends nothing before the answer, so that no chunk overtakes those before it.
+Nothing here blocks; memory is bounded by what the live leases may generate.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Outbox:
             self._empty.set()
 
     def resend(self) -> None:
-        """Send everything that is not acknowledged once more, and all that comes."""
+        """Send everything unacknowledged again, and all that follows."""
         self.paused = False
         self._waiting = list(self._unacked.values())
         self._since = dict.fromkeys(self._unacked, time.monotonic())

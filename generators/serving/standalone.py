@@ -3,8 +3,8 @@ command.
 
 In and out: lines of `headrace.protocol.messages.sampling` on stdin and the original stdout; what
 libraries print goes to stderr. The engine and the settings of sampling are those of the
-configuration's generator, hot first tokens aside. Ends when stdin does, which is when whoever
-started it is gone. Exit codes: 0 done, 1 ours, 2 the user's mistake.
+configuration's generator, hot first tokens aside. Ends when stdin closes, that is, when its parent
+process is gone. Exit codes: 0 done, 1 ours, 2 the user's mistake.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 In: a model's folder or hub name, images, token ids with one placeholder for each image. Out: the
 ids with every placeholder replaced, and where each image stands in them. Promises: an image gives
-the same tokens wherever it stands, so that the generator, which sends one placeholder an image, can
-be held to them; an image's tokens are computed once.
+the same tokens wherever it stands, so that the generator, which sends one placeholder per image,
+can be checked against them; an image's tokens are computed once.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 In: a write, the place it goes to, about how many bytes it is. Out: its result, or
 StorageBlockedError with one line that names place and bytes. Promises: an error of another kind is
-raised as it is; waiting has no end, for a slow disk neither, and whoever waits is told once for
-what, and that it goes on.
+raised as it is; waiting has no time limit, even for a slow disk; the caller is notified once when a
+wait begins, with its cause, and once when it ends.
 """
 
 import errno
@@ -24,7 +24,7 @@ RETRY_S = 2.0
 SLOW_S = 60.0
 """A write that takes longer is worth a word."""
 ANYWAY_S = 60.0
-"""So often a write is tried although there seems to be no room: some file systems do not say."""
+"""Number of attempts to write although the disk seems full: some file systems do not say."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WAITS = "waits: "
 """How the line begins in which a process that is being started says that it waits for a disk."""
@@ -34,7 +34,7 @@ _CLOSED = {
     errno.EPERM: "may not be written",
 }
 _FOREIGN = re.compile(r"\(os error (\d+)\)")
-"""How libraries that are written in Rust tell the error of a system call."""
+"""How libraries written in Rust report the error of a system call."""
 
 
 @contextmanager
@@ -52,7 +52,8 @@ def writing(place: Path, needs: int) -> Iterator[None]:
 
 
 def lack_of_room(place: Path, needs: int) -> str | None:
-    """Why a write of so many bytes cannot succeed now, as far as that can be known before."""
+    """The reason why a write of this many bytes cannot succeed now, as far as it is known
+    beforehand."""
     return _problem(errno.ENOSPC, place, needs) if _free(place) < needs else None
 
 
@@ -60,8 +61,8 @@ def until_written(
     write: Callable[[], T], place: Path, needs: int, *, tell: Callable[[str], None]
 ) -> T:
     """The result of `write`, which is called until the disk takes it. A call that fails must leave
-    nothing behind. `tell` hears what is waited for, and an empty text when it goes on; it may be
-    called from another thread while `write` runs."""
+    nothing behind. `tell` receives the cause of a wait, and an empty text when the wait ends; it
+    may be called from another thread while `write` runs."""
     told: list[str] = []
 
     def say(text: str) -> None:

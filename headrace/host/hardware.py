@@ -139,8 +139,8 @@ def cores_of(text: str) -> list[int]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody uses now; where possible of those that the system gives to no connection by
-    itself, since whoever asked binds it only later. OSError where `host` is not this machine's."""
+    """A free port, if possible outside the system's ephemeral range, since the caller binds it
+    later. OSError where `host` is not this machine's."""
     for port in random.SystemRandom().sample(CHOSEN_PORTS, 100):
         if port_is_free(host, port):
             return port

@@ -1,4 +1,4 @@
-"""The reaper: ends process groups when whoever started them is gone.
+"""The reaper: ends process groups whose parent process has died.
 
 A supervisor has one for the processes of its run, a reward worker one for its scoring children and
 what these started. It runs as a program of its own (`python -I -S process_reaper.py`). In: lines

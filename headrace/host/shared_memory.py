@@ -94,7 +94,7 @@ def _clear(record: Path, lock: int, patience_s: float) -> None:
 
 def _mapped(processes: Iterable[Path]) -> set[str]:
     """What of /dev/shm these processes (their folders in /proc) map, as DEVICE:INODE. A path in
-    /proc does not tell: a semaphore is mapped under a name that it has no longer."""
+    /proc does not identify it: a semaphore is mapped under a name that no longer exists."""
     found = set()
     for process in processes:
         try:

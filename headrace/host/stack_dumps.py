@@ -1,4 +1,4 @@
-"""What each thread of a run's processes is doing, for whoever must find out why nothing moves.
+"""Stack dumps of all threads of a run's processes, to diagnose a run that hangs.
 
 In: a request (`ask`), for process groups. Out: the stack of every thread of every process of theirs
 that called `listen`, on its standard error, which is its log. Promise: a process that did not call

@@ -4,9 +4,9 @@ In: stages with counts, or a stage alone around a long call without steps of its
 `Progress` in the place of heartbeats. Promises: nothing is said unless an amount has moved; what
 has moved is said at least every 30 seconds and ten times in a stall time-out.
 
-How far a long call is (loading, capturing graphs, writing, hashing) is told by the bytes that this
-process and those it started have read, written, or touched in memory for the first time. CPU time
-is no measure of it: a rank that waits for ever for another one spins.
+The progress of a long call (loading, capturing graphs, writing, hashing) is measured by the bytes
+that this process and those it started have read, written, or touched in memory for the first time.
+CPU time is no measure of it: a rank that waits for ever for another one spins.
 """
 
 import os
@@ -21,12 +21,13 @@ from headrace.protocol.messages.control import Heartbeat, Progress
 from headrace.protocol.transport.sockets import Link, Pulse
 
 MOST_S, SHARE = 30.0, 0.1
-"""What has moved is said after so many seconds, or this share of the stall time-out."""
+"""Progress is reported after this many seconds, or this share of the stall time-out."""
 _MOVED = "MiB moved"
 
 
 class Work:
-    """What this process is doing: `at` and `moving` say it, a `pulse` tells the coordinator."""
+    """What this process is doing: `at` and `moving` record it, a `pulse` sends it to the
+    coordinator."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
         self._every_s = min(MOST_S, stall_timeout_s * SHARE)
@@ -35,7 +36,7 @@ class Work:
         self._bytes, self._looked_at = 0, 0.0
 
     def at(self, stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
-        """So many units of a stage are done; an empty stage: nothing is under way."""
+        """Finished units of a stage; an empty stage: nothing is under way."""
         self._now = Progress(stage=stage, done=done, total=total, unit=unit)
 
     @contextmanager

@@ -25,9 +25,9 @@ Series = Mapping[str, Sequence[tuple[int, float | None]]]
 
 class Band(NamedTuple):
     """`label` names the figure in a sentence. The band is `low` to `high`; where `times` is given,
-    it ends at so many times the usual value, the median of the updates looked at. A metric that is
-    outside for `updates` in a row has left it, and is back after as many inside, and at least BACK.
-    `why` says what that means and what helps."""
+    it ends at this multiple of the usual value, the median of the examined updates. A metric that
+    is outside for `updates` in a row has left it, and is back after as many inside, and at least
+    BACK. `why` says what that means and what helps."""
 
     label: str
     why: str
@@ -194,7 +194,7 @@ that goes to and fro across its bound is one crossing, not many."""
 
 
 class Crossing:
-    """Whether something is outside, told only once it has lasted: it begins after so many updates
+    """Whether a metric is outside its band, with hysteresis: it begins after this many updates
     outside in a row, and ends after as many inside, and at least BACK."""
 
     def __init__(self, updates: int = 1) -> None:

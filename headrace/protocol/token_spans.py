@@ -2,10 +2,10 @@
 
 A *sequence* is everything a policy read and wrote for one answer: pieces in order, each with a
 source, a role and a turn. Positions count tokens from the end of the opening (the pieces that the
-whole group shares): 0 is the first token after it, whoever wrote it. Dense streams (logprobs) are
-arrays beside the ids; the streams here are runs [start, end) or single points, because most tokens
-have no entry in them. An absent stream means the plain case: one answer, sampled by the policy as
-the assistant, every token in the loss, one reward at the end.
+whole group shares): 0 is the first token after it, whether the policy or the environment wrote it.
+Dense streams (logprobs) are arrays beside the ids; the streams here are runs [start, end) or single
+points, because most tokens have no entry in them. An absent stream means the plain case: one
+answer, sampled by the policy as the assistant, every token in the loss, one reward at the end.
 """
 
 from typing import Literal

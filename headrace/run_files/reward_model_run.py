@@ -1,4 +1,4 @@
-"""What the training of a reward model leaves in its run folder, for whoever looks at it.
+"""Files that the training of a reward model writes to its run folder.
 
 In: one line a step and a held-out evaluation, and how the run stands. Out: the same, read back.
 `metrics.jsonl` has one JSON object a line; `status.json` and `report.json` are whole or not there.

@@ -2,9 +2,9 @@
 
 In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration (a reward
 model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
-so that a run is never started twice; the other one by whoever writes its journal and tables, so
-that a coordinator whose supervisor died is never joined by a second one. `latest` is the newest run
-of any kind, or the last that was resumed; it never means a run that is archived.
+so that a run is never started twice; the other one by the process that writes its journal and
+tables, so that a coordinator whose supervisor died is never joined by a second one. `latest` is the
+newest run of any kind, or the last that was resumed; it never means a run that is archived.
 """
 
 import difflib

@@ -3,7 +3,7 @@
 In: a run's folder. Out: `RunNotes`, which is kept in that folder as `notes.json`, apart from all
 that the run writes itself: no figure and no account knows of it. It is written atomically, and a
 folder that cannot be written is a UserError of one line. Reading never fails: a file that cannot be
-read is told in `trouble`.
+read is reported in `trouble`.
 """
 
 import threading

@@ -26,14 +26,14 @@ _KINDS = frozenset(
     {"WindowsClosed", "BatchTaken", "BatchReturned", "UpdateCommitted", "LineageBegan"}
 )
 _MOST = 4
-"""So many ids are named in a problem."""
+"""Maximum number of ids named in a problem."""
 
 
 class AppliedUpdate(NamedTuple):
-    """A rank's share of a batch, at the moment when it is in the weights. `after`: the batch that
-    was the last one in them before; None: none, or one without an id. `windows` and `values`: ids
-    of what was trained, of windows and of trajectories. `skipped`: why the update was broken off:
-    then it published nothing, and steps before that may be in the weights."""
+    """A rank's share of a batch, at the moment when it is in the weights. `after`: id of the batch
+    trained before this one; None: none, or a batch without an id. `windows` and `values`: ids of
+    what was trained, of windows and of trajectories. `skipped`: why the update was broken off: then
+    it published nothing, and steps before that may be in the weights."""
 
     at: float
     batch_id: int

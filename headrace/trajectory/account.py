@@ -24,7 +24,7 @@ class Account:
         active: training trajectories that run or have a closed window that is not ready. closed:
         how many windows of active trajectories are closed and not ready. ready: windows to train,
         by id, in the order in which they became ready. values: trajectories for the value model, by
-        id: those in state `waiting`. taken: the batch that is out at the learner. committed:
+        id: those in state `waiting`. taken: the batch in flight at the learner. committed:
         batches by update, of this lineage, that a rollback could still undo. again: batches that
         came back, from a learner or by a rollback: they are to be taken again
             as they were, in this order.

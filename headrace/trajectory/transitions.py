@@ -2,8 +2,8 @@
 decides what a window is.
 
 Comes in: one record, nothing else. Goes out: the moves it names. Promise: folding the moves of a
-run's records in their order gives each window's state, whoever folds them; `account` does it in
-memory, `storage.projection` in SQL.
+run's records in order gives each window's state; `account` folds them in memory,
+`storage.projection` in SQL.
 """
 
 from collections.abc import Iterator

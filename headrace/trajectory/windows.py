@@ -70,7 +70,7 @@ class Window:
         return window_id(self.trajectory_id, self.index)
 
     def dropped(self) -> dict[DropReason, int]:
-        """Its sampled tokens that are out of the loss, by reason."""
+        """Its sampled tokens that the loss excludes, by reason."""
         if self.state == "dropped":
             assert self.reason is not None
             return {self.reason: self.tokens}

@@ -1,1 +1,1 @@
-"""What each subcommand does: one module a noun, imported only when the command is used."""
+"""The subcommands: one module per noun, imported only when its command is used."""

@@ -3,7 +3,7 @@
 Comes in: a run folder and its configuration. Goes out: the configuration with
 `transport.curve_keys`, and for who joins, the link of the coordinator. Promises: every run has
 keys, made where the recipe names none, in a folder of the run that its owner alone can open; so
-whoever can read that folder can join the run, and nobody else.
+only processes that can read that folder can join the run.
 """
 
 import json

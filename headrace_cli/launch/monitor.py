@@ -1,7 +1,7 @@
 """A monitor's view of a running run: ask for its status, send it a command.
 
-In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing here blocks for
-longer than it is told to, and the answer of a coordinator that is away is None, not an error.
+In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing here blocks beyond
+its time limit, and the answer of an absent coordinator is None, not an error.
 """
 
 import json

@@ -34,7 +34,7 @@ SpecRole = Literal[
 @dataclass(frozen=True)
 class Restarts:
     """How often a process that dies is started again before the run is given up. The wait doubles
-    from `delay_s` with each death; a process that lived `forgive_s` starts counting anew."""
+    from `delay_s` with each death; a process that lived `forgive_s` resets the count."""
 
     limit: int = 0
     delay_s: float = 1.0
@@ -194,7 +194,7 @@ def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
 
 
 def _company(places: Places, index: int) -> tuple[str, ...]:
-    """What a generator is told of those who are on its GPUs, too."""
+    """A generator's options about the other processes on its GPUs."""
     found = places.company(*places.generators[index])
     return () if found == ALONE else ("--company", *map(str, found))
 

@@ -24,8 +24,8 @@ JOB = "job.sbatch"
 WORKERS = ("generator", "reward", "environment")
 STEPS = ("learner", *WORKERS)
 WARNING_S = 300
-"""Seconds before the end of its time at which a job is told: the coordinator drains, the learner
-writes a checkpoint."""
+"""Seconds before a job's time limit at which it receives a signal: the coordinator drains, the
+learner writes a checkpoint."""
 
 
 @dataclass(frozen=True)

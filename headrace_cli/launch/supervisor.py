@@ -65,7 +65,7 @@ wanted, and is asked until it is not."""
 
 
 class Steering(Protocol):
-    """What the supervisor needs from whoever watches the run."""
+    """What the supervisor needs from an observer of the run."""
 
     def connect(self, address: str) -> None:
         """The coordinator can be reached here (again)."""

@@ -1,6 +1,6 @@
 """Advantages: how good each token was, judged by the critic.
 
-In: rewards, values and the windows they belong to. Out: one advantage a token, without gradient.
+In: rewards, values and the windows they belong to. Out: one advantage per token, without gradient.
 Promises: an unfinished window never sees a terminal value of 0 unless asked to; the packed form and
 the one-window form give the same bits; sums run in float64 whatever comes in.
 

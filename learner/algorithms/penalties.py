@@ -1,8 +1,8 @@
-"""Penalties: further terms of the policy's loss, one number a token, and of a trajectory's reward.
+"""Penalties: extra terms of the policy's loss, one per token, and of a trajectory's reward.
 
-In: logprobs or logits, or lengths. Out: a loss a token, to be added with a coefficient over its own
-mask, or what is added to a reward (the verifier's own score stays apart, so that accuracy and the
-choice of groups never see it). Promise: each loss is smaller when the policy is better, so
+In: logprobs or logits, or lengths. Out: one loss per token, to be added with a coefficient over its
+own mask, or what is added to a reward (the verifier's own score stays apart, so that accuracy and
+the choice of groups never see it). Promise: each loss is smaller when the policy is better, so
 coefficients are not negative.
 """
 

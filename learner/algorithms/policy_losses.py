@@ -1,4 +1,4 @@
-"""Policy and value losses: one loss a token; and what a policy's loss may read.
+"""Policy and value losses, one per token, and the inputs of a policy loss.
 
 In: log ratios or values with gradient; advantages, targets and old values without. Out: the loss of
 each token, and where which clip holds the gradient back. Promise: nothing is averaged, masked or

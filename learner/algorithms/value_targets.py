@@ -28,8 +28,8 @@ def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) ->
     """R_t = sum_{k=0}^{T-t-1} gamma^k r_{t+k}, for each response of a pack.
 
     Args:
-        rewards: [T] reward of each token. segments: one segment a response, all its windows laid
-        end to end. gamma: discount, 0 to 1.
+        rewards: [T] reward of each token. segments: one segment per response, its windows
+            concatenated. gamma: discount, 0 to 1.
 
     Source: T-PPO section 1.3 of the recipe, VC-PPO section 2.2 with lambda_critic = 1.
     """
@@ -48,7 +48,7 @@ def lambda_returns(
 
     Args:
         rewards: [T] reward of each token. values: [T] V(s_t), as they were when the update began.
-        segments: one segment a response; its `lam`, which is the policy's, is not read. gamma:
+        segments: one segment per response; its `lam`, which is the policy's, is not read. gamma:
         discount, 0 to 1. lam: lambda of the critic. At 1 the values cancel; then they are left out
         altogether, so
             that the target does not depend on them by a single bit.

@@ -106,8 +106,8 @@ def layout_of(
 
     Args:
         lengths: tokens of each in the pack. before: how many tokens of each stand before these
-        (None: none of any); whoever says so
-            gives the layout their keys, too, or says in `shared` where they are.
+        (None: none of any); the caller then passes their keys to the layout, too, or their place in
+            `shared`.
         shared: the sequence of the pack that stands before each, all of it; None: none does. ratio:
         how tight the blocks are. device: of the indices.
     """

@@ -62,8 +62,8 @@ def sampled_answers(
 
 
 def as_the_critic_reads(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
-    """The sequences with what the value model alone is told as the end of their openings. Positions
-    are the same."""
+    """The sequences with the value model's private prompt appended to their openings. Positions are
+    the same."""
     return [s if s.aside is None else _told(s, s.aside) for s in sequences]
 
 

@@ -70,8 +70,8 @@ class Engine(Protocol):
 @dataclass
 class StepLog:
     """What one update did to one model: optimizer steps taken, losses of their micro-batches, and
-    tokens that went through the model. `work` hears of each under the name `stage`; `planned`:
-    optimizer steps."""
+    tokens that went through the model. `work` receives the progress of each under the name `stage`;
+    `planned`: optimizer steps."""
 
     work: Work = field(default_factory=Work)
     stage: str = ""
@@ -129,7 +129,7 @@ class DeepSpeedEngine:
         *,
         decay: Callable[[int], float] = lambda done: 1.0,
     ) -> None:
-        """`decay`: factor of the learning rate after so many optimizer steps, besides warm-up."""
+        """`decay`: maps an optimizer step to a factor of the learning rate, besides warm-up."""
         self.network = network
         self.steps = 0
         self._zero = _zero_stage(config)

@@ -1,6 +1,6 @@
 """The packed forward pass: logprobs, entropy and values of chosen tokens.
 
-In: a `Pack` of sequences without padding, and which positions are read. Out: one number a read.
+In: a `Pack` of sequences without padding, and which positions are read. Out: one number per read.
 Promises: outputs are in the order of the reads; logits exist for `logits_chunk` tokens at a time
 (recomputed in the backward pass beyond that) and only where they are read; logprobs, entropies and
 values are float32 (float64 for a float64 model) whatever the model's precision.

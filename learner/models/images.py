@@ -24,7 +24,7 @@ from learner.device import ImageShapes
 
 Int64 = npt.NDArray[np.int64]
 PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
-"""Most bytes that are kept of prepared images, and of one model's embeddings."""
+"""Maximum bytes kept of prepared images, and of one model's embeddings."""
 TRIED = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 """Families whose images are known to be computed as by their own code."""
 K = TypeVar("K")

@@ -51,7 +51,7 @@ def policy_class(shape: Any) -> Any:
 
 
 def attention_of(shape: Any, implementation: str = ATTENTION) -> str | dict[str, str]:
-    """What transformers is told so that text is computed with that attention. In a vision tower,
+    """Options for transformers so that text is computed with that attention. In a vision tower,
     where all patches of an image see each other, SDPA is."""
     if not sees_images(shape):
         return implementation

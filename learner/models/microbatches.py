@@ -254,7 +254,7 @@ def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[in
 
 
 class Steps:
-    """The optimizer steps of one half: which trajectories take part in which, anew each epoch."""
+    """The optimizer steps of one half: their trajectories, drawn again each epoch."""
 
     def __init__(
         self, reads: Reads, place: Place, *, parts: int, carried: PrefixCache | None = None

@@ -6,8 +6,8 @@ tokens that stand before the pack's; a tensor is kept once, from the first forwa
 computed it in its update; all of it never takes more than `bound` bytes; within an update the
 answer to what is there stays the same; what is there depends on the batches alone, and not on time.
 
-Keys are rotated to their places before they come here, so whoever reads them computes its own
-tokens at absolute places as well.
+Keys are rotated to their places before they come here, so a reader computes its own tokens at
+absolute places as well.
 """
 
 from collections import OrderedDict
@@ -127,7 +127,7 @@ class PrefixCache:
         media: tuple[MediaRun, ...] = (),
     ) -> int:
         """How many of a sequence's `first` tokens need not be computed again in this update.
-        `opening` tells the first window, before which nothing can be missing; `media` are the
+        `opening` marks the first window, before which nothing can be missing; `media` are the
         images in it."""
         if trajectory not in self._known:
             self._known[trajectory] = self._look_up(trajectory, token_ids, media)

@@ -43,10 +43,11 @@ def write_checkpoint(
     """Write checkpoints/step_N and point `latest` to it, once the disk takes it.
 
     Args:
-        root: the run's checkpoints folder. update: N. fill: writes the files into the folder it is
-        given, perhaps more than once. facts: what else stands in the manifest. keep_last: how many
+        root: the run's checkpoints folder. update: N. fill: writes the files into a given folder;
+            may be called repeatedly. facts: what else stands in the manifest. keep_last: how many
         checkpoints stay besides the one `best` names. needs: about how many bytes it is. tell:
-        hears what the disk lacks, and an empty text when it goes on. work: hears how far it is.
+            receives what the disk lacks, and an empty text when it goes on. work: receives the
+            progress.
     """
     work = work or Work()
 

@@ -49,7 +49,7 @@ class Inbox:
         weights: Callable[[], Weights],
         work: Work,
     ) -> None:
-        """`weights` tells which ones the learner has now, `work` how far it is."""
+        """`weights` gives the version that the learner has now, `work` its progress."""
         self._transport, self._weights = transport, weights
         self._told: str | None = None
         """The checkpoint whose restoring a coordinator has heard of."""

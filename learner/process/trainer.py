@@ -3,8 +3,9 @@ out.
 
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
 from the newest complete checkpoint of the run, else from the configured models; each update is
-written down when it is in the weights, before anybody is told; what it publishes and what it saves
-are whole models, whatever the ZeRO stage; with one rank a restored learner goes on to the bit.
+logged once it is in the weights, before any message about it is sent; what it publishes and what it
+saves are whole models, whatever the ZeRO stage; with one rank a restored learner goes on to the
+bit.
 """
 
 import gc
@@ -50,9 +51,9 @@ class Trainer:
     Attributes:
         models: policy, value model and reference. position: the update whose weights they have.
         checkpoints, publication: how the weights go to the disk and to generators. resumed_from:
-        the checkpoint the weights are from, or None. notices: what the coordinator is to be told
-        with the next answer. tell: hears what a disk lacks that this rank writes to, and an empty
-        text when it goes on.
+        the checkpoint the weights are from, or None. notices: notices for the coordinator's next
+            answer. tell: receives what a disk lacks that this rank writes to, and an empty text
+            when it goes on.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Trainer:
         work: Work | None = None,
     ) -> None:
         """Build or restore; UserError where a model cannot be had. `reads_checkpoints`: this rank
-        finds out which of them are whole; the others, on its host, take its word. `work`: is told
-        how far this rank is."""
+        finds out which of them are whole; the others, on its host, take its word. `work`: receives
+        this rank's progress."""
         self._work = work or Work()
         self._images = MediaStore(run_dir / MEDIA)
         self.tell: Callable[[str], None] = _LOG.warning

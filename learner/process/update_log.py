@@ -38,8 +38,8 @@ class AppliedLog:
         skipped: str | None,
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """The batch is in the weights. `after`: the batch that was the last one in them before;
-        `skipped`: why it was broken off; `tell` hears what the disk lacks until the line is on it.
+        """The batch is in the weights. `after`: the batch trained before this one; `skipped`: why
+        it was broken off; `tell` receives what the disk lacks until the line is written.
         """
         line = AppliedUpdate(
             at=time.time(),

@@ -75,7 +75,7 @@ class Publisher:
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
         """`num_bytes`: about the size of one version, to choose where it goes. `coordinator` is the
-        coordinator's address; it tells under which name that network knows this host. `tell` hears
+        coordinator's address; it determines the name of this host on that network. `tell` receives
         what the disk lacks, and an empty text when it goes on."""
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
         self._tell = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else tell
@@ -207,7 +207,7 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
 
 
 def _refuse(text: str) -> None:
-    """In the place of `tell`, which also hears of a write that is only slow."""
+    """Replaces `tell`, which also receives writes that are only slow."""
     if text.startswith("room"):
         raise RunFailedError(f"publishing weights needs {text}; docker has --shm-size for it")
 

@@ -51,7 +51,7 @@ class CriticUpdate(ModelUpdate):
 
     name, prefix, loss_figure, stream = "value model", "critic", "vf_loss", 1
     most_parts: ClassVar[int | None] = None
-    """Most optimizer steps in one pass, whatever is asked for; None: no bound."""
+    """Maximum number of optimizer steps in one pass, above any request; None: no bound."""
 
     def __init__(
         self,

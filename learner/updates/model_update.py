@@ -1,10 +1,9 @@
 """What every model that an update trains has in common: its tokens are dealt to optimizer steps,
 which are taken one after the other until one is thrown away.
 
-In: the reads that have a loss, and a loss of each micro-batch from whoever inherits. Out: optimizer
-steps, and what figures are made of. Promises: all ranks take the same steps in the same order; a
-model whose inputs are not sound is run forward once, so that its figures are there, and stays as it
-is.
+In: the reads that have a loss, and the subclass's loss of each micro-batch. Out: optimizer steps,
+and what figures are made of. Promises: all ranks take the same steps in the same order; a model
+whose inputs are not sound is run forward once, so that its figures are there, and stays as it is.
 """
 
 from abc import ABC, abstractmethod
@@ -53,7 +52,7 @@ class ModelUpdate(ABC):
     """
 
     name: ClassVar[str]
-    """In what a user is told."""
+    """The name in messages to users."""
     prefix: ClassVar[str]
     """Of its figures."""
     loss_figure: ClassVar[str]

@@ -12,7 +12,7 @@ from rewards.answers.notation import unwrap_text
 LETTERS = "ABCDEFGHIJ"
 _WIDE = 20_000
 _REACH = 40
-"""So many characters behind "the answer is" a letter is its answer."""
+"""Maximum characters between "the answer is" and the letter of the answer."""
 
 _ALONE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\s*[.:)]?")
 _LED = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)", re.DOTALL)

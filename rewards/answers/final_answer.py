@@ -13,10 +13,9 @@ from typing import Literal
 from headrace.data.said import answer_after
 
 SHORT = 200
-"""A text of one line and so many characters can be an answer as it stands."""
+"""Maximum characters of a one-line text that counts as an answer as it is."""
 NEAR = 600
-"""So many characters before its last digit or formula are looked at where nothing marks the
-answer."""
+"""Characters examined before the last digit or formula when nothing marks the answer."""
 _WIDE = 20_000
 
 _BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\[{}]|[{}]")

@@ -37,10 +37,10 @@ _SCRIPTS = {
 
 class _Bounds(StrictModel):
     min: int | None = Field(default=None, ge=0)
-    """At least so many."""
+    """At least this many."""
 
     max: int | None = Field(default=None, ge=0)
-    """At most so many."""
+    """At most this many."""
 
     def hold(self, count: int) -> bool:
         """Whether a count is within them."""

@@ -48,8 +48,8 @@ def split_lines(
     Args:
         token_texts: what each token stands for; empty for one that stands for nothing. comments:
         what a comment begins with, after blanks. fenced: whether only lines inside of a fenced code
-        block count. None: where there is one.
-            An answer that is still being written needs to be told, for its block may come later.
+        block count. None: where there is one. For an unfinished answer pass `False`, since its
+            block may come later.
     """
     written = _written(token_texts)
     neutral = neutral_lines([text for text, _ in written], comments=comments, fenced=fenced)

@@ -1,4 +1,4 @@
-"""What a reward function can be told of one response.
+"""The arguments that a reward function can receive about one response.
 
 In: a ScoreItem. Out: facts by name, in the form in which a function's system has them: texts, chat
 messages, or objects with what a rollout of one turn has. A fact is computed when it is asked for.
@@ -174,7 +174,7 @@ RESPONSES = (
     "llm_solution",
     "action",
 )
-"""Names under which functions take the response, the most telling first."""
+"""Names under which functions take the response, the most specific first."""
 
 IDS = ("prompt_ids", "completion_ids")
 TRUTHS = ("answer", "ground_truth", "label", "solution")
@@ -209,4 +209,4 @@ PLURALS = {
     "states": "state",
     "infos": "info",
 }
-"""Names of lists with an entry a response."""
+"""Names of lists with one entry per response."""

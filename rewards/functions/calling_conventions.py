@@ -38,7 +38,7 @@ class Convention:
     """The form of its functions."""
     chat: Chat = "never"
     lists: bool = False
-    """Every argument is a list with an entry a response."""
+    """Every argument is a list with one entry per response."""
     columns: frozenset[str] | None = None
     """Columns that it hands to arguments with a default and to `**kwargs`; None: all."""
     own: frozenset[str] = frozenset()
@@ -160,7 +160,7 @@ def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
 
 class Source(NamedTuple):
     """Where an argument comes from: the first of these columns that the row has, else the fact.
-    With each stands whether the value goes into a list with an entry a response."""
+    Each has a flag: whether the value goes into a list with one entry per response."""
 
     columns: tuple[tuple[str, bool], ...]
     fact: Fact | None
@@ -198,7 +198,8 @@ class Binding:
         self, item: ScoreItem, known: Known | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Positional and named arguments for a response; InvalidRewardError where its row lacks
-        what the function needs. `known`: what other functions of the same form were told."""
+        what the function needs. `known`: arguments that other functions of the same form
+        received."""
         known = known or Known(item, self.convention.chat)
         if self.doubtful & known.columns.keys():
             raise InvalidRewardError(

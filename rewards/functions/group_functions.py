@@ -47,7 +47,7 @@ def load_group_functions(source: SourceConfig) -> GroupFunctions:
 
 
 def _of_groups(function: RewardFunction) -> RewardFunction:
-    """The function bound so that `completions` means all siblings, whoever else it means one to."""
+    """The function bound so that `completions` means all siblings, unlike elsewhere."""
     binding, where = function.binding, f"reward.function {function.label!r}"
     if binding.adapter == "areal":
         binding = bind(binding.signature, where, adapter="plain", objects=binding.objects)

@@ -1,4 +1,4 @@
-"""What a source of kind `judge` can be told.
+"""Options of a source of kind `judge`.
 
 In: the options of a recipe. Out: a strict model; `check_options` says in one line what cannot work.
 """
@@ -85,7 +85,7 @@ class Options(StrictModel):
     """Ask for log-probabilities. False: only the text of an answer counts."""
 
     top_logprobs: int = Field(default=20, ge=2)
-    """Of so many tokens."""
+    """Number of most likely tokens to request."""
 
     pattern: str = rf"(?:score|rating)\W{{0,8}}(?P<{GROUP}>-?\d+(?:\.\d+)?)"
     """Expression of Python with a group `score`, whose last match is the score of free and of
@@ -118,7 +118,7 @@ class Options(StrictModel):
     """Deadline of one attempt. None: the source's."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Most requests of one scoring child."""
+    """Maximum number of concurrent requests of one scoring child."""
 
     cache: int = Field(default=4096, ge=0)
     """Answers that a scoring child keeps."""

@@ -71,7 +71,7 @@ async def _check_model(server: Server, address: Address) -> None:
 
 
 async def _check_words(server: Server, address: Address, options: Options) -> None:
-    """vLLM tells how many tokens a text is."""
+    """vLLM reports how many tokens a text has."""
     root = address._replace(base=address.base.removesuffix("/v1"))
     for word in (options.yes, options.no):
         lengths: list[int] = []

@@ -2,8 +2,8 @@
 
 The row's metadata name the generator of the question (`source_dataset`), as reasoning-gym writes
 it. The score may lie between 0 and 1. An answer that makes the task's scorer raise is wrong, and
-the part `unreadable` is 1, unless the scorer raises at the row's own answer too. The package is
-none of Headrace's: it is installed by whoever uses this kind.
+the part `unreadable` is 1, unless the scorer raises at the row's own answer too. Headrace does not
+depend on the package: users of this kind install it.
 """
 
 import importlib

@@ -51,7 +51,7 @@ class Options(StrictModel):
     """Processes and threads of a program at a time."""
 
     max_tests: int = Field(default=100, ge=1)
-    """Most inputs with outputs of a row that a program is tried on: the first ones."""
+    """Maximum number of a row's test cases that a program is run on: the first ones."""
 
     packages: tuple[str, ...] = ()
     """Installed packages that programs and tests may import, with what these require."""

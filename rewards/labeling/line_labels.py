@@ -141,7 +141,7 @@ class PrefixLabeler(Generic[R]):
         Args:
             row: what the judge needs to know of the prompt. prompt_ids: the prompt. response_ids:
             the answer. lines: its lines, as `rewards.answers.line_ends` finds them. passed: whether
-            the answer passes. key: tells rows with one prompt apart that are judged differently.
+            the answer passes. key: distinguishes rows with one prompt that are judged differently.
         """
         neutral = [line.neutral for line in lines]
         counted = [line for line in lines if not line.neutral]

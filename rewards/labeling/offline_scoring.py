@@ -20,7 +20,7 @@ _PATIENCE = 1 << 62
 
 
 class Desk:
-    """Hands items to the children of a pool and their scores back to whoever asked."""
+    """Hands items to the children of a pool, and their scores back to the callers."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""Reward models: trained here, and scored by whoever needs a reward.
+"""Reward models: training and scoring.
 
 Reading order: `card.py` (what a model's folder says of itself), `pairwise_prompt.py` (what a
 pairwise model reads), `encoding.py` (texts to token ids and line ends), `scorer.py` (a trained

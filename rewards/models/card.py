@@ -20,7 +20,7 @@ FORMAT: Final = 1
 
 
 class Card(StrictModel):
-    """How a model was trained, as far as whoever asks it has to know."""
+    """How a model was trained, as far as scoring depends on it."""
 
     format: Literal[1]
     objective: ObjectiveConfig

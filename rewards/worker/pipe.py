@@ -19,7 +19,7 @@ LENGTH = struct.Struct(">I")
 MAX_ANSWER_BYTES = 1 << 20
 """Longest frame that a worker accepts from a child."""
 MAX_ERROR = 2000
-"""Most characters of an error's text."""
+"""Maximum characters of an error's text."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
@@ -43,8 +43,8 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The verifier is loaded; `needs` are the columns of the dataset it cannot do without, and
-    `asks_ids` says whether it takes token ids. `concurrency`: it scores so many at a time; 0: one
-    by one, in batches."""
+    `asks_ids` says whether it takes token ids. `concurrency`: number of items that it scores at a
+    time; 0: one by one, in batches."""
 
     needs: list[str] = []
     asks_ids: bool = False

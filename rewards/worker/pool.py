@@ -15,7 +15,7 @@ from headrace.protocol.messages.control import Score, ScoreItem
 from rewards.worker.source_workers import Crew, Status
 
 AUDIT_RETRY_S = 10.0
-"""How long a source that only audits waits before it begins anew."""
+"""Seconds before a source that only audits restarts."""
 log = logging.getLogger("rewards")
 
 
@@ -77,8 +77,8 @@ class Pool:
             raise errors.exceptions[0] from None
 
     async def _keep(self, name: str, crew: Crew) -> None:
-        """Run a crew. One that scores for the audit alone fails what it has and begins anew where
-        it cannot go on: an audit never ends a run."""
+        """Run a crew. A source that only audits fails its items and restarts when it cannot go on:
+        an audit never ends a run."""
         while True:
             try:
                 return await crew.run()

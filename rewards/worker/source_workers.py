@@ -1,10 +1,10 @@
 """The scoring children of one source.
 
-In: items by `submit`. Out: one Score an item by the callback, in the order of completion.
-Promises: what can be told at a glance is told at once; any other item ends within its deadline plus
-the time it waited for a free child of its source; a child that misses a deadline is killed with all
-it started, and replaced; a crash costs only what was running; what had not begun is handed out
-again. Children that score many responses at a time are in `concurrent_calls.py`.
+In: items by `submit`. Out: one Score an item by the callback, in the order of completion. Promises:
+what the fast path can decide is answered at once; any other item ends within its deadline plus the
+time it waited for a free child of its source; a child that misses a deadline is killed with all it
+started, and replaced; a crash costs only what was running; what had not begun is handed out again.
+Children that score many responses at a time are in `concurrent_calls.py`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from rewards.worker.concurrent_calls import fly
 from rewards.worker.pipe import Batch, Began, Outcome
 
 MAX_IDLE_DEATHS = 5
-"""So many children in a row that died before they scored anything end the worker."""
+"""Number of consecutive children dying before their first score that end the worker."""
 
 Status = Literal["ok", "timeout", "crashed", "invalid"]
 Glance = Callable[[ScoreItem], Outcome | None]
@@ -155,8 +155,8 @@ class Crew:
         status: Literal["timeout", "crashed"],
         error: str,
     ) -> None:
-        """Items, each with the seconds it took, that ended with their child. For whoever counts
-        failures they are one."""
+        """Items, each with the seconds it took, that ended with their child. The failure count adds
+        them as one."""
         for item, seconds in items:
             self._tell(item, Outcome(status, seconds, error=error))
         self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
@@ -210,9 +210,9 @@ def _score(item: ScoreItem, outcome: Outcome) -> Score:
 
 
 def glance_of(source: SourceConfig) -> Glance:
-    """What is told of a source's responses without a child, None where a child has to look. It is
-    what the child would tell, by comparing texts, in microseconds that are not counted; it is never
-    an error, and neither a user's code nor a library runs."""
+    """The fast path's scores of a source's responses; None where a child has to score. Each equals
+    the child's score and comes from comparing texts, in microseconds that are not counted; it is
+    never an error, and neither a user's code nor a library runs."""
     judge = _judge_of(source)
     # Three outcomes are all there are, so each is made once.
     right, wrong = (
@@ -229,8 +229,8 @@ def glance_of(source: SourceConfig) -> Glance:
 
 
 def _judge_of(source: SourceConfig) -> Judge:
-    """The kind's glance; one that tells nothing where it has none, and where a user's expression
-    comes first, which may take for ever."""
+    """The kind's fast path; one without answers if the kind has none, or if a user's expression,
+    which may never end, comes first."""
     glances = source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory"
     if glances and source.format is None:
         module = kinds.load(source.kind)

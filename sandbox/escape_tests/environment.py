@@ -1,8 +1,8 @@
 """What lies around a cell and must stay as it is while an escape is tried.
 
 A bystander process with a secret in its environment, listeners on every kind of socket, a folder
-with a secret and with files that anybody may write, the clock and the machine's name. `facts` tells
-a program where all this is; `harm` says what changed.
+with a secret and with files that anybody may write, the clock and the machine's name. `facts` gives
+a program the places of all this; `harm` lists what changed.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class Scene:
         return made
 
     def facts(self, limits: Limits, python: Interpreter) -> str:
-        """Lines that tell a program what there is to reach, and what it may see on purpose: modules
+        """Lines for a program: what there is to reach, and what it may see on purpose: modules
         (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
         values: dict[str, object] = {
             "TCP": self._sockets["TCP"].getsockname()[1],

@@ -6,8 +6,8 @@ beyond the scene that they are pointed at, also where nothing holds them.
 
 The same is looked at after every program: nobody outside was signalled, slowed or limited, no
 listener heard anything, no file changed, no secret is in what it wrote, it ended in time, took no
-more processes and memory than allowed, nothing of it is left, and its checks do not hold. What only
-the kernel's answer can tell (a mount, a key) the program says itself, with the word ESCAPED.
+more processes and memory than allowed, nothing of it is left, and its checks do not hold. Where
+only the kernel's answer shows an escape (a mount, a key), the program prints ESCAPED.
 """
 
 import asyncio

@@ -76,6 +76,6 @@ def is_closed(line: socket.socket) -> bool:
 
 
 def _library_path() -> dict[str, str]:
-    """Where this process's interpreter finds its own library, if it had to be told."""
+    """Folder of this interpreter's standard library, if it had to be set."""
     name = "LD_LIBRARY_PATH"
     return {name: os.environ[name]} if name in os.environ else {}

@@ -97,7 +97,7 @@ def _real(path: str) -> str:
 
 
 def _bind(source: str, path: str, flags: int) -> None:
-    """Put what is at `source` outside at `path` inside; a link is made anew."""
+    """Mount the outer `source` at the inner `path`; a link is created again."""
     source = _OLD + source
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.islink(source):

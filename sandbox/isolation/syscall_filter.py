@@ -93,7 +93,7 @@ _SENDTO, _SENDMSG, _SENDMMSG = (44, 206), (46, 211), (307, 269)
 
 OWNER_COMMANDS = (8, 10, 15, 1024, 1026)
 """fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, with which a file sends signals to any process, and
-F_SETLEASE and F_NOTIFY, with which others wait for it, or it hears of them."""
+F_SETLEASE and F_NOTIFY, with which processes wait for each other or receive notices."""
 TERMINAL_COMMANDS = (0x5412, 0x541C, 0x540E)
 """ioctl: TIOCSTI, TIOCLINUX, TIOCSCTTY."""
 SOCKET_COMMANDS = 0x8900

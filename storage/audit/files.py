@@ -41,7 +41,7 @@ from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
 
 MOST_TABLES = 512
-"""So many trajectories are looked at, evenly spread over the run: the same ones every time."""
+"""Maximum number of examined trajectories, evenly spread over the run: the same ones every time."""
 _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
 

@@ -23,7 +23,7 @@ Kind = Literal[
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_OF_A_KIND = 50
-"""So many findings of a kind are written out; the others are counted."""
+"""Findings written out per kind; the others are counted."""
 
 
 class Finding(msgspec.Struct, frozen=True):

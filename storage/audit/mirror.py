@@ -28,7 +28,7 @@ from storage.database.tables import Base, Run
 from storage.journal.store import read_journal
 
 TOGETHER = 4096
-"""So many records are projected in one transaction."""
+"""Records projected per transaction."""
 _AT_ONCE = 10_000
 _MOST_FAULTS = 5
 _AnyRow = tuple[Any, ...]
@@ -125,7 +125,7 @@ def _tell(
 def _parts(
     table: Table, names: list[str], keys: list[str], reader: RunReader, is_file: bool
 ) -> Iterator[list[_AnyRow]]:
-    """Rows in the order of their keys, so many at a time; as files have them if both sides are."""
+    """Rows in the order of their keys, in batches; in file order if both sides are files."""
     is_text = reader.engine.dialect.name == "postgresql"  # where each database has its own order
     order = [
         collate(table.c[name], "C") if is_text and isinstance(table.c[name].type, Text)

@@ -2,8 +2,8 @@
 
 Comes in: a run's folder that nobody runs. Goes out: a journal that ends before the first record
 that cannot be read, applied or projected; the damaged one beside it under the name
-`journal.damaged-N`; checkpoints that rest on records which are gone under other names; SQL made
-anew. Promises: what is kept can be resumed from, because all of it was applied and projected first;
+`journal.damaged-N`; checkpoints that rest on records which are gone under other names; SQL rebuilt.
+Promises: what is kept can be resumed from, because all of it was applied and projected first;
 nothing is thrown away, because what is lost to the run stays in the damaged journal; a run of which
 nothing is damaged or lost is left as it is. Token diagnostics keep every batch that is whole.
 """
@@ -241,7 +241,7 @@ def _free(folder: Path, pattern: str) -> Path:
 
 
 def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Make SQL anew from the journal."""
+    """Rebuild SQL from the journal."""
     url = config["storage"]["database"]
     if url is None:
         for ending in ("", "-wal", "-shm"):

@@ -21,7 +21,7 @@ from storage.audit.findings import Findings, Kind
 from storage.audit.reading import Read
 
 _INDEX_BITS = 16
-"""A window's id is its trajectory's id with its index in so many bits behind it."""
+"""Number of low bits of a window's id that hold its index; the rest is its trajectory's id."""
 
 
 class Sequences:

@@ -229,8 +229,8 @@ class _Reading:
 
 
 class _Like(FunctionElement[bool]):
-    """`column like pattern`, whose second pattern is for SQLite's `glob`: SQLite's own `like` does
-    not tell capitals apart."""
+    """`column like pattern`, whose second pattern is for SQLite's `glob`: SQLite's own `like`
+    ignores case."""
 
     inherit_cache = True
     type = Boolean()

@@ -63,7 +63,7 @@ class RunReader:
             return connection.execute(query).all()
 
     def stream(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
-        """The rows of a query, so many at a time, without having all of them in memory."""
+        """The rows of a query in batches, without holding all of them in memory."""
         with self._connected() as connection:
             result = connection.execute(query.execution_options(yield_per=size))
             yield from result.partitions(size)
@@ -75,8 +75,8 @@ class RunReader:
             yield from rows
 
     def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The columns of a query in its order, of so many rows at a time and without having all of
-        them in memory; values may be as in `tuples`."""
+        """The columns of a query in its order, in batches of rows, without holding all of them in
+        memory; values may be as in `tuples`."""
         # SQLite makes rows when they are fetched, a server all of them at once unless told.
         is_file = self.engine.dialect.name == "sqlite"
         parts = self._fetched(query, size) if is_file else self.stream(query, size)
@@ -142,7 +142,7 @@ def open_run(run_dir: Path) -> RunReader:
 
 def check_formats(run_dir: Path) -> None:
     """FormatError where the journal, the diagnostics, a checkpoint or the rows of a run are of
-    another format. What cannot be read is told by whoever needs it."""
+    another format. A reader that needs an unreadable part reports it."""
     _check_segments(run_dir)
     for path in sorted((run_dir / "checkpoints").glob("step_*")):
         with suppress(OSError, ValueError):

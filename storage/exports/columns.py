@@ -83,8 +83,8 @@ _SHARED = {
 
 
 class PerToken(NamedTuple):
-    """A column of tokens: its name in tables with one row a token, in those with one row a
-    trajectory, its type, and what it means."""
+    """A column of tokens: its name in tables with one row per token and per trajectory, its type,
+    its meaning."""
 
     singular: str
     plural: str

@@ -148,8 +148,8 @@ def _in_order(leading: Leading, spool: Spool, names: Sequence[str]) -> Iterator[
 
 def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:
     """The columns that are not empty, with everything in the schema's metadata that a reader of the
-    file may want to know. The columns' types and meanings are there once more as JSON, for readers
-    that do not see those of Arrow fields."""
+    file may want to know. The columns' types and meanings are repeated as JSON, for readers that
+    ignore those of Arrow fields."""
     kept = pa.schema([field for field in schema if field.name not in empty])
     if not kept.names:
         raise UserError(f"there is no value in {', '.join(empty)}: nothing to export")

@@ -1,4 +1,4 @@
-"""The export `metrics`: one row a number.
+"""The export `metrics`: one row per value.
 
 Those of updates (`source` update) and gauges between them (sample) come first, then those of
 metrics that are arrays, one row a bin that is not empty.

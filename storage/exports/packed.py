@@ -101,7 +101,7 @@ def from_rows(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Packed:
 
 
 def repeated(values: pa.Array, sizes: Int64) -> pa.Array:
-    """Each value so many times."""
+    """Repeat each value by its count."""
     kind = values.type
     if values.null_count == len(values):
         return pa.nulls(int(sizes.sum()), kind)

@@ -199,5 +199,5 @@ def token_array(table: TokenTable, column: PerToken) -> pa.Array:
 
 
 def scalar_array(page: Page, field: pa.Field) -> pa.Array:
-    """A scalar column of a page, one entry a trajectory."""
+    """A scalar column of a page, one entry per trajectory."""
     return array_of(field, page.scalars[field.name])

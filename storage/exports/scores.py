@@ -1,4 +1,4 @@
-"""The export `scores`: one row a prompt, what its answers earned (Data scaling, section 3.2)."""
+"""The export `scores`: one row per prompt with its answers' rewards (Data scaling, section 3.2)."""
 
 from collections.abc import Iterator, Sequence
 

@@ -152,9 +152,9 @@ def _line(error: "duckdb.Error") -> str:
 
 
 class _Table:
-    """A kind of rows as something that DuckDB reads, as often as it likes: each time the rows are
-    made anew. Columns that were not asked for are there, so that a mistake in a name is answered
-    with the right ones, and are null."""
+    """A kind of rows as a source that DuckDB can read repeatedly; each read produces the rows
+    again. Columns that were not asked for are there, so that a mistake in a name is answered with
+    the right ones, and are null."""
 
     def __init__(self, reader: RunReader, make: MakeRows) -> None:
         self._reader = reader

@@ -1,5 +1,5 @@
-"""The export `trajectories`: one row a response, with its texts and one list for each column of its
-tokens."""
+"""The export `trajectories`: one row per response, with its texts and a list for each token
+column."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""The export `windows`: one row a window, from the moment it is complete."""
+"""The export `windows`: one row per complete window."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -104,7 +104,7 @@ def _innermost(kind: pa.DataType) -> pa.DataType:
 
 
 class _ArrowWriter:
-    """An Arrow file has one dictionary a column, which must be whole from the first batch on."""
+    """An Arrow file has one dictionary per column, complete from the first batch on."""
 
     def __init__(self, path: Path, schema: pa.Schema, dictionaries: Dictionaries) -> None:
         options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -146,7 +146,7 @@ _INDEXING = threading.Lock()
 
 def _located(folder: Path) -> list[Located]:
     """All batches of a folder in order. Segments that are as they were when they were last read are
-    not read again: whoever reads a batch checks it anyway."""
+    not read again: every read of a batch checks it."""
     with _INDEXING:
         known = _INDEXES.pop(folder, _Index({}, []))
         paths = segment_paths(folder)
@@ -219,7 +219,7 @@ def _flat(column: pa.ListArray) -> tuple[Int64, Float32]:
 
 
 def _decode(rows: pa.RecordBatch) -> list[TokenDiagnostics]:
-    """Rows as they are told; figures that a row does not have are left out."""
+    """Rows as they are reported, without the figures that a row lacks."""
     plain = [rows.column(name).to_pylist() for name in _PLAIN[2:]]
     known = {name: rows.column(name).is_valid().to_pylist() for name in _figures(rows)}
     flat = {name: _flat(rows.column(name)) for name in known}

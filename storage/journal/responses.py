@@ -94,7 +94,7 @@ def flat_responses(
     first_offset: int = 0,
     marks: Marks | None = None,
 ) -> Iterator[FlatResponses]:
-    """Pages of at most so many responses, and of not many more than so many tokens; otherwise as
+    """Pages bounded by a number of responses and, approximately, of tokens; otherwise as
     `read_responses`."""
     if len(wanted.ids) == 0:
         return

@@ -2,8 +2,8 @@
 go through the whole file again.
 
 In: frames as they are read. Out: a frame before a row that is not far from it. Nothing is known of
-a file that is not as it was left, but for one that has grown. Bounded: a mark a megabyte, of some
-files. Whoever checks a journal uses none.
+a file that is not as it was left, but for one that has grown. Bounded: one mark per megabyte, for a
+limited number of files. Whoever checks a journal uses none.
 """
 
 import bisect

@@ -72,7 +72,7 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
 
 def check_format(folder: Path, known: int) -> None:
     """FormatError where segments are of another format than `known`: the first or the last one, as
-    nobody writes on what is of another. Of a damaged schema its readers tell: the digest of the
+    nobody writes on what is of another. A damaged schema is found by its readers: the digest of the
     first batch is also the schema's, where there are digests."""
     paths = segment_paths(folder)
     for path in (*paths[:1], *paths[-1:]):

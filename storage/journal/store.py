@@ -76,7 +76,7 @@ _STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
 WORTH = 8
-"""A snapshot is written when the journal has grown by so many times the bytes of the last one."""
+"""Write a snapshot once the journal has grown by this multiple of the last snapshot's size."""
 
 
 class Journal:
@@ -134,7 +134,7 @@ class Journal:
 def read_journal(
     folder: Path, first_offset: int = 0, *, only: Sequence[type[Record]] = ()
 ) -> Iterator[list[tuple[int, Record]]]:
-    """(offset, record) pairs in order, one list a batch, from `first_offset` on. `only`: others
+    """(offset, record) pairs in order, one list per batch, from `first_offset` on. `only`: others
     than of these kinds may be left out, which is faster. UserError: the journal is of another
     format."""
     kinds = pa.array([kind.__name__ for kind in only], pa.string())
@@ -149,8 +149,8 @@ def read_journal(
 
 def snapshots(folder: Path) -> Iterator[tuple[int, Snapshot]]:
     """The journal's snapshots with their offsets, newest first. They stand in the first batches of
-    segments, and the ones that stand elsewhere are not found; nor are damaged ones, which whoever
-    reads on from an older one comes to."""
+    segments, and the ones that stand elsewhere are not found; nor are damaged ones, which a reader
+    reaches from an older one."""
     for path in reversed(segment_paths(folder)):
         for offset, record in _first_batch(path):
             if isinstance(record, Snapshot):

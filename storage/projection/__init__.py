@@ -86,7 +86,7 @@ def next_offset(connection: Connection, run: int) -> int:
 
 
 def forget(connection: Connection, run: int) -> None:
-    """Remove all rows of a run but its own, so that the journal can be projected anew."""
+    """Remove all rows of a run but its own, so that the journal can be projected again."""
     for table in reversed(Base.metadata.sorted_tables):
         if "run" in table.c and table.name != Projection.__tablename__:
             connection.execute(delete(table).where(table.c.run == run))

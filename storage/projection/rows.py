@@ -68,7 +68,7 @@ def insert_records(
     names: tuple[str, ...],
     records: list[Placed],
 ) -> None:
-    """Insert one row a record: its offset and the named fields."""
+    """Insert one row per record: its offset and the named fields."""
     rows = [
         {"offset": offset, **{name: _plain(getattr(record, name)) for name in names}}
         for offset, record in records
@@ -78,8 +78,8 @@ def insert_records(
 
 class Prepared:
     """A statement with a bind parameter for each value, compiled once a dialect and executed with
-    many rows. The driver gets the rows as they are but for what a type must do to its values: what
-    SQLAlchemy does anew for each row and parameter is else most of what a row costs."""
+    many rows. The driver gets the rows as they are but for what a type must do to its values:
+    SQLAlchemy's processing of each row and parameter would otherwise be most of a row's cost."""
 
     def __init__(self, statement: UpdateBase) -> None:
         self._statement = statement

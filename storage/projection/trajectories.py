@@ -112,14 +112,14 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
 
 
 def assign_leases(connection: Connection, run: int, records: list[Placed]) -> None:
-    """The generator that works on a trajectory: the last one that was told to, because a batch is
-    projected kind by kind, and chunks of one that had it before may stand in it."""
+    """The generator that works on a trajectory: the last assigned one, because a batch is projected
+    kind by kind and may hold chunks of an earlier one."""
     latest = {r.trajectory_id: {"generator": r.generator} for _, r in records}
     update_rows(connection, run, Trajectory.trajectory_id, latest)
 
 
 def extend_responses(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Lengths, versions and journal positions grow, folded to one row a trajectory."""
+    """Lengths, versions and journal positions grow, folded to one row per trajectory."""
     rows: dict[int, Row] = {}
     for offset, r in records:
         row = rows.setdefault(

@@ -63,7 +63,7 @@ def activity(
     run_dir: Path, *, since: float | None = None, until: float | None = None, stretches: int = 240
 ) -> "pd.DataFrame":
     """Columns lane, kind, start, end (seconds since the epoch), share of the stretch; shares of 0
-    are left out. The span is cut into at most so many stretches, none shorter than two seconds in
+    are left out. The span is cut into at most this many stretches, none shorter than two seconds in
     the lanes of generators; neighbours of one kind alone are one row."""
     import pandas as pd
 

@@ -11,7 +11,7 @@ from storage.database.tables import Metric, Update
 from storage.queries.metrics import names_of
 
 MOST_UPDATES = 2000
-"""So many of the newest updates are looked at: a page must not read all of a long run."""
+"""Number of examined newest updates: a page must not read all of a long run."""
 
 
 def band_alerts(run_dir: Path, *, updates: int = MOST_UPDATES) -> list[Alert]:

@@ -1,6 +1,6 @@
 """What the value model said of answers that have ended, beside what came: a sample of them.
 
-In: a run and a range of updates. Out: one row a token and one row a cut, of answers whose last
+In: a run and a range of updates. Out: one row per token and one row per cut, of answers whose last
 window was trained in the range. Promises: no return is a guess. The learner reports returns of last
 windows, where nothing is left to come; what a token of an earlier window got is the return at the
 last window's first token, discounted, and what was paid on the way. A divergence in the reward is

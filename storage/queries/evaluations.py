@@ -115,7 +115,7 @@ def asked_number(run_dir: Path) -> int:
 
 
 def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.DataFrame":
-    """All answers to a prompt in the order in which they were begun, at most the newest so many:
+    """All answers to a prompt in the order in which they were begun, at most the newest `most`:
     trajectory_id, group_id, attempt, purpose, status, length, reward, correct, update (of the
     weights that began it, empty without a token) and evaluation (its number; empty in training)."""
     reader, t = open_run(run_dir), Trajectory

@@ -1,8 +1,8 @@
-"""What a run has measured since somebody last asked: for whoever tells it to another program.
+"""A run's metrics since a given position, for export to another program.
 
 In: a run's folder, a position. Out: figures by step, and the position behind them. Promises: a
-figure comes once for each position; an update that a rollback undid was told already and comes
-again under its number, as the lineage that goes on trains it.
+figure comes once for each position; an update that a rollback undid comes again under its number
+once the surviving lineage has trained it.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ _EVALUATED = ("accuracy", "response_length", "truncated")
 
 
 def news(run_dir: Path, position: Position, *, most: int = 200) -> list[News]:
-    """What came behind a position, so many updates at most: updates, then evaluations, each as
+    """Metrics behind a position, of a limited number of updates: updates, then evaluations, each as
     `eval/accuracy` and the like."""
     reader = open_run(run_dir)
     with reader.moment() as now:

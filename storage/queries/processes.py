@@ -138,8 +138,8 @@ class Word:
     sql: str = ""
 
     def lag(self, records: int, last_at: float | None) -> str:
-        """What is to be said of SQL that has so many of the records, the last of this time; empty
-        where it has all, or all but those of a moment ago."""
+        """The warning that SQL has only this many of the records, the last of this time; empty if
+        it has all or lacks only those of a moment ago."""
         if records >= self.records or not (self.sql or self.phase in FINAL_PHASES):
             return ""
         why = self.sql or "SQL lacks the run's end, which a resume or `audit --repair` brings"

@@ -98,7 +98,7 @@ def reward_model_curves(run_dir: Path, points: int | None = None) -> "pd.DataFra
 def _thinned(
     line: list[tuple[int, float | None]], points: int | None
 ) -> list[tuple[int, float | None]]:
-    """At most so many points of a line, its extremes among them."""
+    """At most this many points of a line, including its extremes."""
     if not points or len(line) <= points:
         return line
     size = -(-len(line) // max(1, (points - 2) // 2))

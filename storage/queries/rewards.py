@@ -93,7 +93,7 @@ def reward_sample(
 ) -> "pd.DataFrame":
     """Columns x (seconds since the run's first record), source, status, reward, correct, seconds,
     parts (a dict, or None) of scored training answers, or of those of an evaluation, in the order
-    in which they were scored: all of them, or, of more than `most`, every so many by their ids."""
+    in which they were scored: all of them, or, of more than `most`, every n-th by its id."""
     reader, t = open_run(run_dir), Trajectory
     started_at = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
     last = reader.rows(select(func.max(t.trajectory_id)).where(t.run == reader.key))[0][0] or 0

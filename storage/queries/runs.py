@@ -101,7 +101,7 @@ _WRITTEN = (
     *("resolved.json", "headrace.sqlite", ANNOUNCED, NOW),
     *("supervisor.jsonl", "reward-model.json", "status.json", "journal", NOTES),
 )
-"""What a run writes to whatever it does, beside the WAL: readers make that anew, but empty."""
+"""Files that every run writes; not the WAL, which readers create again, but empty."""
 _WAL = "headrace.sqlite-wal"
 
 

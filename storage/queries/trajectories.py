@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LARGEST_ID = 2**63 - 1
 _MARKS = Marks()
 _MANY = 500
-"""From so many values on a list is written into the query, which has room for few parameters."""
+"""From this many values on a list is written into the query, because parameters are limited."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def trajectory_page(
     """A page of trajectories. `where` is the filter language, `filters` equality by column (a list
     means any of), `search` a text in prompt, answer or id of the prompt, `updates` the first and
     the last one in which tokens of the trajectory were trained, `evaluation` the number of the one
-    whose answers they are, from 1; of training trajectories that match, `newest` keeps so many that
-    were scored last."""
+    whose answers they are, from 1; of the matching training trajectories, `newest` keeps this many
+    of those scored last."""
     reader = open_run(run_dir)
     check_column(sort, COLUMNS, "sort")
     tree = parse(where) if where else None
@@ -163,7 +163,7 @@ def search_responses(
     run_dir: Path, text: str, *, purpose: str | None = None, newest: int | None = None
 ) -> list[int]:
     """Ids of the trajectories whose response contains `text`, in order; none where there is no
-    tokenizer. All responses are read, or those of one purpose, or the newest so many."""
+    tokenizer. All responses are read, or those of one purpose, or a number of the newest."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
     query = (
         select(Trajectory.trajectory_id, Trajectory.first_offset, Trajectory.last_offset)

@@ -94,7 +94,7 @@ def matching(
 ) -> tuple[list[int], int]:
     """(ids of some of the training trajectories that meet all conditions, how many do), sorted by a
     column and then by id, those without a value last. `asked`: the columns that conditions name;
-    `newest`: of those that meet them only so many that were scored last."""
+    `newest`: of those that meet them, how many of the last scored."""
     wide = newest is not None or not {sort, *asked} <= set(SCHEMA.names)
     found = _rows(reader, WIDE if wide else SCHEMA)
     if every := list(conditions):

@@ -96,7 +96,7 @@ def _part(part: Any, waiting: Iterator[Any]) -> Part:
 
 
 def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
-    """The messages with the content of the user's last one in a template, its parts as they are."""
+    """The messages, the user's last text put into a template, its other parts unchanged."""
     wrapped = [dict(message) for message in messages]
     for message in reversed(wrapped):
         if message["role"] == "user":

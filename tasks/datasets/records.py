@@ -1,8 +1,9 @@
 """Files of a dataset to records: JSON, JSONL (also .gz) and Parquet.
 
-In: a path, or a glob such as `data/train-*.parquet`. Out: one dict a row, in the files' order, with
-the number of the row from 1. A row that is a list of turns (ORZ) is the column `conversations`. A
-missing file, and one that cannot be read, are UserErrors that name the file and the row.
+In: a path, or a glob such as `data/train-*.parquet`. Out: one dict per row, in the files' order,
+with the number of the row from 1. A row that is a list of turns (ORZ) is the column
+`conversations`. A missing file, and one that cannot be read, are UserErrors that name the file and
+the row.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def read_records(file: Path) -> Iterator[tuple[int, Record]]:
 
 def _is_list(file: Path, stream: TextIO) -> bool:
     """Whether a .json file begins as a list of rows does; lines of lists (ORZ's rows) do too, and
-    are told by what follows the first one."""
+    are recognized by the text after the first one."""
     if file.suffix != ".json":
         return False
     try:

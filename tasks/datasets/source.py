@@ -49,7 +49,7 @@ PROCEDURAL_TASKS = {
 
 
 MOST_MADE = 1_000_000
-"""So many problems are made at a time."""
+"""Number of problems generated at a time."""
 
 
 class PromptSource(Protocol):
@@ -96,7 +96,7 @@ class ProceduralSource:
 
 
 class DatasetSource:
-    """Rows of a file, shuffled anew in every epoch by the seed and the epoch's number."""
+    """Rows of a file, shuffled in every epoch by the seed and the epoch's number."""
 
     def __init__(self, training: list[Row], evaluation: list[Row], *, seed: int) -> None:
         if not training:

@@ -2,7 +2,7 @@
 
 In: an index and a seed. Out: prompts such as `4821?` whose answer is `4`, and whole conversations
 that a supervised model is taught: an attempt, `V` and a verdict on it (`+` or `-`), `R` and a
-revision, each right so often as the shares below say. A term is a digit.
+revision, each right with the shares below. A term is a digit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DIGITS = "0123456789"
 
 
 def draw(rng: Random, terms: int) -> str:
-    """So many digits."""
+    """Number of digits."""
     return "".join(rng.choices(DIGITS, k=terms)) + "?"
 
 

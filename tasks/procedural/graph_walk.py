@@ -4,8 +4,8 @@ In: an index and a seed. Out: prompts such as `;cb;AB;ba;cA;bc#a=c`, walks that 
 is taught, and the score of a walk. All are pure functions of their arguments.
 
 A prompt lists the edges in random order (`cb` leads from `c` to `b`), then the goal after `#` and
-the start after `=`. An answer is the nodes that follow the start, a character a step: `bcba`. It is
-right when every step is an edge and the last one reaches the goal.
+the start after `=`. An answer is the nodes that follow the start, one character per step: `bcba`.
+It is right when every step is an edge and the last one reaches the goal.
 
 Lower-case nodes are firm: the goal can be reached from each of them. Upper-case nodes are marsh: no
 way leads back, and a walk that has entered wanders on until it is stuck at the one node without a

@@ -21,7 +21,7 @@ CONSISTENT = 0.3
 
 
 def draw(rng: Random, terms: int) -> str:
-    """So many digits."""
+    """Number of digits."""
     return "".join(rng.choices("0123456789", k=terms)) + ":"
 
 

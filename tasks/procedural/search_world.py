@@ -32,7 +32,7 @@ QUERY, ANY = 0.5, 0.3
 """Of the rewritings that a supervised model is shown, the share that repeat the query, and the
 share of any words."""
 LONGEST = 6
-"""Most words of a rewriting that is shown."""
+"""Maximum number of words of a shown rewriting."""
 
 
 def vocabulary() -> list[str]:
@@ -103,7 +103,7 @@ def _shared(number: int) -> str:
 
 
 def draw_rewriting(rng: Random, terms: int) -> str:
-    """A session of so many pairs and an ambiguous query. The session is mostly of one of the
+    """A session of a number of pairs, and an ambiguous query. The session is mostly of one of the
     query's meanings, so that it says which."""
     while True:
         topic, number = _topic_and_query(rng)

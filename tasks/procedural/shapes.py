@@ -63,8 +63,8 @@ Scene = dict[str, Box]
 
 
 def draw(scene: Scene, comment: str = "") -> bytes:
-    """The scene as a PNG file of 56 x 56 pixels; a comment in it tells files of equal pixels
-    apart."""
+    """The scene as a PNG file of 56 x 56 pixels; a comment in it distinguishes files of equal
+    pixels."""
     from PIL import Image, PngImagePlugin
 
     image = Image.new("RGB", (GRID * CELL, GRID * CELL))
@@ -92,7 +92,7 @@ def draw_scene(rng: Random, most: int) -> Scene:
 
 
 def draw_prompt(rng: Random, terms: int, questions: Mapping[Question, float] = QUESTIONS) -> str:
-    """A scene of up to so many rectangles, and a question by the shares."""
+    """A scene of up to this many rectangles, and a question by the shares."""
     scene = draw_scene(rng, terms)
     (kind,) = rng.choices(list(questions), list(questions.values()))
     question = f"{BOX} {rng.choice(list(scene))}" if kind == BOX else kind

@@ -6,8 +6,8 @@ answer, and how far it is right. All are pure functions of their arguments.
 
     a*4=2 b+9=1 c-1=0
 
-An answer is a line an operation: its label, the operation, the register after it. Lines that begin
-with `#` are comments. The score looks at the last line alone, as a unit test looks at what a
+An answer is one line per operation: its label, the operation, the register after it. Lines that
+begin with `#` are comments. The score looks at the last line alone, as a unit test looks at what a
 program returns; `right_lines` knows which line was the first to be wrong.
 
 The supervised model is taught to slip: a register is one too high with probability `SLIP`, and the

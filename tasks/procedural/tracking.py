@@ -4,7 +4,7 @@ In: an index and a seed. Out: prompts such as `3a14b35c51=` (the object starts u
 exchanges cups 1 and 4, b 3 and 5, c 5 and 1) whose answer is the last cup, and the written answers
 a supervised model is taught. All are pure functions of their arguments.
 
-    written   `a14+3=3;b35+3=5;c51+5=1;#1`   a step a swap: the swap, the cup before, the cup after
+    written   `a14+3=3;b35+3=5;c51+5=1;#1`   per swap: the swap, the cup before, the cup after
     direct    `#1`                           nothing worked out; right by luck
 
 The supervised model is taught to slip: in every step, with probability `SLIP`, the cup after is

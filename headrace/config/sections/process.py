@@ -135,7 +135,7 @@ class TransportConfig(StrictModel):
 
     @property
     def part_bytes(self) -> int:
-        """Most bytes of one part of a batch: a message, less room for its header."""
+        """Maximum bytes of one part of a batch: a message less its header."""
         return int(self.max_message_mib * 2**20 * 0.9)
 
 

@@ -63,7 +63,8 @@ class RunConfig(StrictModel):
 
     @property
     def longest(self) -> int:
-        """Most tokens of a sequence: the prompt, and what policy and environment may write."""
+        """Maximum number of tokens of a sequence: the prompt, and what policy and environment may
+        write."""
         answered = self.task.max_prompt_length + self.task.max_response_length
         if self.environment is None:
             return answered
@@ -84,12 +85,13 @@ class RunConfig(StrictModel):
 
     @property
     def window(self) -> int:
-        """Most tokens of a trajectory trained in one update (synchronous: the whole response)."""
+        """Maximum number of tokens of a trajectory trained in one update (synchronous: the whole
+        response)."""
         if self.schedule.mode == "synchronous" or self.schedule.window is None:
             return self.task.max_response_length
         return self.schedule.window
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens of one chunk."""
+        """Maximum number of tokens per chunk."""
         return self.generator.chunk_tokens or min(self.window, 256)

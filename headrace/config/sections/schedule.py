@@ -53,6 +53,6 @@ class ScheduleConfig(StrictModel):
 
     @property
     def bound(self) -> int:
-        """Most windows in play in streaming mode."""
+        """Maximum number of windows in play in streaming mode."""
         by_staleness = (self.max_staleness + 1) * self.batch_windows
         return min(by_staleness, self.max_in_play or by_staleness)

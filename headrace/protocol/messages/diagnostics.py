@@ -12,8 +12,8 @@ from headrace.protocol.token_spans import Float32
 
 
 class TokenColumn(NamedTuple):
-    """A figure of each token. `singular` names it in tables with one row a token; `scale` says how
-    a page colours it: from low to high, or around 0."""
+    """A figure of each token. `singular` names it in tables with one row per token; `scale` says
+    how a page colours it: from low to high, or around 0."""
 
     name: str
     singular: str

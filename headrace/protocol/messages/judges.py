@@ -1,6 +1,6 @@
 """Where the judges of a run can be reached: a file for each, in a folder of the run.
 
-In: the address that a judge serves at. Out: the same, to whoever asks. The file is there as soon as
+In: the address that a judge serves at. Out: the same, to the caller. The file is there as soon as
 the judge answers; it is replaced when the judge was started again, and only its owner may read it,
 because it holds the key.
 """

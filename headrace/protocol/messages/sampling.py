@@ -1,4 +1,4 @@
-"""What a sampler and whoever started it say to each other: a generator's engine without a run.
+"""Messages between a sampler (a generator's engine without a run) and its parent process.
 
 One JSON object a line over the sampler's stdin and stdout. In: the run's configuration (`RunConfig`
 as JSON) on the first line, then `Ask`s. Out: `Ready` or `Unfit`, then one `Written` (or `Refused`)

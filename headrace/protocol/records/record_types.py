@@ -70,7 +70,7 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
 
 
 class LeaseIssued(Record, frozen=True, kw_only=True, tag=True):
-    """A generator was told to go on with a trajectory from position `start`."""
+    """A generator was assigned a trajectory, to continue it from position `start`."""
 
     lease_id: int
     trajectory_id: int
@@ -269,8 +269,8 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
 
 
 class TokensLost(Record, frozen=True, kw_only=True, tag=True):
-    """Tokens were generated that the journal will never have. held: the generator threw them away
-    when it was told to stop at a window's border. refused: the chunk could not be taken, or its
+    """Tokens were generated that the journal will never have. held: the generator discarded them
+    when it was asked to stop at a window's border. refused: the chunk could not be taken, or its
     lease was over although its generator had it. moved: while its generator was silent, the
     trajectory had been given to another one, which sampled these tokens itself. died: a generator
     that is gone had not sent them when it last reported, at most about a second before: an

@@ -3,12 +3,12 @@
 Comes in: messages to send, and those that arrive, each with its place. Goes out: frames to send,
 and whether what arrived is handed on. ZeroMQ loses what lies in a socket's buffer when a connection
 is reset. So each end numbers what it sends, keeps it until the other end has had it, and says with
-every message how much of the other's it has had. Who is told a number that it lacks asks for what
-is missing (`Missing`) and is sent all of it again.
+every message how much of the other's it has had. A receiver that learns of a number that it lacks
+asks for what is missing (`Missing`), and all of it is sent again.
 
 Promises: as long as both processes live and the coordinator knows the other one, every numbered
-message is handed on exactly once, after those before it. A `Heartbeat` has no number: it tells the
-number of the last message before it, and is handed on only where nothing before it is missing. No
+message is handed on exactly once, after those before it. A `Heartbeat` has no number: it carries
+the number of the last message before it, and is delivered only if nothing before it is missing. No
 sockets here, and no threads.
 """
 
@@ -65,7 +65,7 @@ class Delivery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`key`: the coordinator's; 0 at the other end. `seen`: the number of the Hello. `most`:
-        so many messages are kept; who does not read them is not sent more."""
+        maximum number of kept messages; a peer that does not read them is sent no more."""
         self._codec, self._joins, self._key = codec, not key, key
         self._seen, self._most, self._clock = seen, most, clock
         self._sent = 0

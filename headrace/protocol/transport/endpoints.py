@@ -2,9 +2,9 @@
 
 Comes in: messages to send, and frames that arrived. Goes out: frames, messages, and what is
 answered at once. What is no message is counted, and told to `on_reject` where there is one; nothing
-here raises for what arrives. A process's sockets have the identity NAME~SECRET, made anew for each
-process: nobody else can guess it, so that it tells a process from another one that merely uses the
-same name.
+here raises for what arrives. A process's sockets have the identity NAME~SECRET, with a new random
+secret for each process: nobody else can guess it, so that it distinguishes a process from another
+one that uses the same name.
 """
 
 import re
@@ -89,7 +89,7 @@ class RouterEnd:
     def __init__(
         self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None
     ) -> None:
-        """`most`: so many messages to one process are kept that it has not had."""
+        """`most`: maximum number of unacknowledged messages that are kept for one process."""
         self._codec, self._most = message_codec(max_bytes=max_bytes), most
         self._on_reject = on_reject
         self.rejected = 0

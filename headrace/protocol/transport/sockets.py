@@ -287,7 +287,7 @@ class Dealer(_Connected):
         await self._put(self._end.encode(message))
 
     async def _put(self, frames: Frames) -> None:
-        """This never waits: whoever cancels a `receive` does so before or after it."""
+        """This never waits, so that a `receive` is cancelled before or after it."""
         try:
             await self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again as error:
@@ -300,8 +300,8 @@ class Dealer(_Connected):
         return message
 
     async def receive_within(self, timeout_s: float | None) -> Message | None:
-        """The next good message; None when the time is over. No message is lost then, nor where
-        the caller is cancelled: whoever asks next has it."""
+        """The next good message; None when the time is over. No message is lost then, nor when the
+        caller is cancelled: the next caller receives it."""
         while True:
             if self._arriving is None:
                 self._arriving = self._socket.recv_multipart()

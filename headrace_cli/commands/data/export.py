@@ -19,7 +19,7 @@ from headrace.run_files import run_folder
 from headrace_cli.launch.display.units import duration, size
 
 LARGE_ROW = 200
-"""Bytes of a row of tokens: only text with most of the columns has so many."""
+"""Estimated bytes per token row: reached only by text with most of the columns."""
 
 if TYPE_CHECKING:
     from storage.exports import Progress as ExportProgress

@@ -1,4 +1,4 @@
-"""`headrace sink`: tell another program of a run's figures, while the run goes on or afterwards.
+"""`headrace sink`: stream a run's metrics to TensorBoard, Trackio or a file.
 
 In: a run, a sink. Out: whatever the sink makes. What wakes it: the clock. How it ends: with the
 run, with --once when all there is was told, or by Ctrl-C. Promises: it reads the run's store from a
@@ -157,7 +157,7 @@ POSITION = "position.json"
 LOOK_EVERY_S = 2.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 TRIES = 5
-"""So often in a row a sink may fail once the run has ended."""
+"""Maximum number of consecutive failures of a sink once the run has ended."""
 Sleep = Callable[[float], None]
 
 
@@ -183,8 +183,8 @@ class Teller:
     def __init__(
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
     ) -> None:
-        """`folder`: the sink's, where its position is kept as well. UserError: it was told of
-        another run."""
+        """`folder`: the sink's, where its position is kept as well. UserError: the sink has figures
+        of another run."""
         self._sink, self._run_dir, self._folder, self._sleep = target, run_dir, folder, sleep
         self._place = folder / POSITION
         self._position = self._last_position()
@@ -192,8 +192,8 @@ class Teller:
         self._steps = self._failures = 0
 
     def follow(self, *, once: bool) -> int:
-        """Go on until the run has ended; how many steps were told. RunFailedError: the sink fails
-        again and again, and the run is over."""
+        """Go on until the run has ended; return the number of sent steps. RunFailedError: the sink
+        fails again and again, and the run is over."""
         try:
             while True:
                 # Looked at before the news, so that none is missed.

@@ -103,7 +103,7 @@ async def side_by_side(
     total: int,
     title: str,
 ) -> None:
-    """Work on all things, `at_once` of them at a time. `work` says what the bar tells besides;
+    """Work on all things, `at_once` of them at a time. `work` is a further text for the bar;
     `total` counts those that were done before. The first UserError or RunFailedError ends it."""
     console = Console(stderr=True)
     columns = (

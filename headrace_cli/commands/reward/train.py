@@ -194,8 +194,8 @@ def newest(root: Path) -> str:
 
 @contextmanager
 def stopping() -> Iterator[Any]:
-    """Inside, the first Ctrl-C (or SIGTERM) is a request that the given function tells of; a second
-    one ends the process at once."""
+    """Inside, the first Ctrl-C (or SIGTERM) makes the given function true; a second one ends the
+    process at once."""
     asked: list[int] = []
 
     def note(number: int, _frame: types.FrameType | None) -> None:

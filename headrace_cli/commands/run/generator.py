@@ -60,7 +60,7 @@ def await_listener(
     address: str, patience_s: float = 30.0, tell: Callable[[str], None] = _warn
 ) -> None:
     """Wait until somebody listens at tcp://HOST:PORT, trying less and less often; UserError where
-    nobody does. `tell` hears at once that nobody is there yet."""
+    nobody does. `tell` is called at once if no coordinator is there yet."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
     told = False

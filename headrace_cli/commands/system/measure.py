@@ -34,7 +34,7 @@ from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE
 
 UPDATES, MOST_S = 2, 180
-"""So many updates are measured; none begins after so many seconds of training."""
+"""Number of measured updates, and the seconds of training after which none begins."""
 BATCH_S = 60.0
 CORE_FLOPS = {True: 225e9, False: 75e9}
 """What a core may do in a second, with bfloat16 products and without: it decides nothing but the

@@ -247,7 +247,7 @@ class Watch:
         self._asked_at = float("-inf")
         self.last: Status | None = None
         self.troubles: list[str] = []
-        """What the user was told to know, in order."""
+        """Notices shown to the user, in order."""
         self._silence, self._silent_s = Silence(), 0.0
         self._is_missed = False
 

@@ -50,7 +50,7 @@ class Labelled:
 
 
 class ExampleImages:
-    """Image files of pairs, by digest; those that have a path are read anew each time."""
+    """Image files of pairs, by digest; those with a path are read again each time."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Any, Path]] = {}

@@ -133,7 +133,7 @@ def load_tokenizer(config: RewardModelConfig) -> Any:
 
 
 def positions_of(config: RewardModelConfig) -> int | None:
-    """Most tokens of a sequence that the model takes; None: it does not say."""
+    """Maximum number of tokens per sequence of the model; None: unspecified."""
     try:
         shape = AutoConfig.from_pretrained(
             config.model.path, trust_remote_code=config.model.trust_remote_code
@@ -168,8 +168,8 @@ def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
 
 
 def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:
-    """The factor of the learning rate after so many of `steps` steps, warm-up aside: from 1 at its
-    end to 0 behind the last step, unless it is constant."""
+    """The factor of the learning rate at a step of `steps`, warm-up aside: from 1 at its end to 0
+    behind the last step, unless it is constant."""
     span = max(1, steps - training.warmup_steps)
 
     def factor(done: int) -> float:

@@ -119,8 +119,8 @@ class Pairwise:
         self._rng = Random(f"orders/{seed}")
 
     def unit(self, example: Pair, *, training: bool) -> Unit:
-        """Both orders, the better answer first and then second; or one of them, drawn anew for
-        each example, while training without `swap`."""
+        """Both orders, the better answer first and then second; or one of them, drawn for each
+        example, while training without `swap`."""
         texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
         answers: tuple[float, ...] = (1.0, 0.0)
         if training and not self._config.swap:

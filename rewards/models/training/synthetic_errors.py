@@ -38,7 +38,7 @@ def pairs(config: TaskDataConfig, *, seed: int) -> list[Pair]:
 
 
 def labelled(config: TaskDataConfig, *, seed: int) -> list[Labelled]:
-    """An answer to each prompt, every other one with a slip; UserError for captions."""
+    """An answer to each prompt, every second one with a slip; UserError for captions."""
     if config.task not in _WORK:
         raise UserError(f"objective.kind = 'lines': answers of {config.task} have no lines")
     made = []

@@ -46,11 +46,11 @@ from rewards.models.training.report import write_report
 from rewards.models.training.sources import read_examples
 
 MOST_DROPPED = 20
-"""So many steps in a row that are not finite end the run."""
+"""Number of consecutive non-finite steps that end the run."""
 
 
 class Watch(Protocol):
-    """Who is told how it goes."""
+    """Receives the training's progress."""
 
     def note(self, text: str) -> None:
         """Something worth a line."""
