@@ -59,9 +59,13 @@ class Evaluation:
         self._label, self._began, self.running = label, time.monotonic(), True
         self._is_issued = False
 
-    def _issue(self) -> None:
+    async def _issue(self) -> None:
         state = self._hub.state
-        groups = self._prompts.eval_groups(state.next_group, state.next_trajectory, self._lengths)
+        ids = state.next_group, state.next_trajectory
+        groups = self._prompts.eval_groups(*ids, self._lengths)
+        await self._hub.store_images(self._prompts.media)
+        if ids != (state.next_group, state.next_trajectory):
+            return  # They are drawn again.
         out = [g.trajectory_ids for g in self._hub.account.groups.values() if g.purpose == "eval"]
         for group in groups[len(out) :]:
             self._hub.record_event(group)
@@ -80,9 +84,9 @@ class Evaluation:
         scored."""
         if not self._is_issued:
             with self._hub.drawing_prompts():
-                self._issue()
+                await self._issue()
             if not self._is_issued:
-                return None  # The disk takes no image now.
+                return None  # The disk takes no image now, or somebody else drew a prompt.
         await self._generation.lease_evaluation()
         while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
             self._open.pop()

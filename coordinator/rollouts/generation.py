@@ -41,6 +41,8 @@ class Generation:
         """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
         self._cached_at: dict[int, str] = {}
         """By trajectory, where there are turns: who sampled last."""
+        self._processor = ""
+        """What made tokens of the last prompt's images."""
         self._all_held = False
         """Every training lease in force was asked to end."""
         self._awaited_until: float | None = None
@@ -183,20 +185,39 @@ class Generation:
             # As many as there are slots may wait for environments: more would only get old.
             spare = self._hub.peers.capacity - len(self._hub.leases.paused)
             groups = min(groups, max(0, spare) // self._hub.config.schedule.num_generations)
+        await self._lease([t for t in chosen if not t.paused][:free])
+        new = list[Trajectory]()
         with self._hub.drawing_prompts():
             for _ in range(groups):
-                chosen.extend(self._issue_group())
-        await self._lease([t for t in chosen if not t.paused][:free])
+                new.extend(await self._issue_group())
+        # Storing images takes a while, in which messages come.
+        known, given = self._hub.account.trajectories, self._hub.leases
+        now = [t for t in new if known.get(t.trajectory_id) is t and not (t.ended or t.paused)]
+        now = [t for t in now if given.of(t.trajectory_id) is None]
+        await self._lease(now[: self._hub.peers.room.total])
 
-    def _issue_group(self) -> list[Trajectory]:
+    async def _issue_group(self) -> list[Trajectory]:
         state = self._hub.state
-        record = self._prompts.next_group(
-            state.position, state.next_group, state.next_trajectory, state.mixture, state.committed
-        )
+        ids = state.position, state.next_group, state.next_trajectory
+        record = self._prompts.next_group(*ids, state.mixture, state.committed)
+        await self._hub.store_images(self._prompts.media)
+        if ids != (state.position, state.next_group, state.next_trajectory):
+            return []  # It is drawn again.
+        if record.processor and record.processor != self._processor:
+            self._look_at_processor(record.processor)
         self._hub.record_event(record)
         trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
         self._hub.scheduler.issued(trajectories)
         return trajectories
+
+    def _look_at_processor(self, now: str) -> None:
+        """Say where images were processed in another way before a restart."""
+        known = reversed(self._hub.account.groups.values())
+        before = next((group.processor for group in known if group.processor), now)
+        self._processor = now
+        if before != now:
+            text = f"images are processed by {now}, and were by {before}"
+            self._hub.incident("warning", "processor_changed", text)
 
     async def lease_evaluation(self) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""

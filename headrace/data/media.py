@@ -65,6 +65,7 @@ class MediaStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._later: dict[str, bytes] = {}
 
     def path(self, digest: str) -> Path:
         """Where a file is, or would be. MediaError for a text that is no digest."""
@@ -75,7 +76,7 @@ class MediaStore:
     def put(self, data: bytes) -> str:
         """Store a file unless it is there; its digest. After that it survives a power cut.
         StorageBlockedError where the disk takes none now."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = digest_of(data)
         path = self.path(digest)
         if path.exists():
             return digest
@@ -99,6 +100,23 @@ class MediaStore:
                 os.close(folder)
         return digest
 
+    def later(self, data: bytes) -> None:
+        """Have `write` store a file unless it is there."""
+        if not self.path(digest := digest_of(data)).exists():
+            self._later[digest] = data
+
+    @property
+    def waits(self) -> bool:
+        """Whether `write` has something to store."""
+        return bool(self._later)
+
+    def write(self) -> None:
+        """Store what was put off; in any thread. StorageBlockedError where the disk takes none
+        now; what is left is stored by the next call."""
+        for digest, data in list(self._later.items()):
+            self.put(data)
+            self._later.pop(digest, None)
+
     def clean(self) -> None:
         """Remove what a writer that was killed left of its last file. Nobody writes meanwhile."""
         for part in self.folder.glob(f"{PART}*"):
@@ -111,9 +129,14 @@ class MediaStore:
             data = path.read_bytes()
         except OSError as error:
             raise MediaError(f"image {path} cannot be read: {error.strerror}") from error
-        if hashlib.sha256(data).hexdigest() != digest:
+        if digest_of(data) != digest:
             raise MediaError(f"image {path} is damaged: its SHA-256 is not its name")
         return data
+
+
+def digest_of(data: bytes) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def check_image(data: bytes) -> ImageFacts:

@@ -294,6 +294,7 @@ class Group:
     aside: Int32 | None = None
     domain: str = ""
     media: list[MediaRun] = field(default_factory=list)
+    processor: str = ""
 
     @classmethod
     def issued(cls, record: GroupIssued) -> "Group":
@@ -310,4 +311,5 @@ class Group:
             record.aside,
             record.domain,
             record.media,
+            record.processor,
         )

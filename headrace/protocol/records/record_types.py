@@ -61,6 +61,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     seeds: list[int]
     media: list[MediaRun] = []
     """The images of the opening."""
+    processor: str = ""
+    """What made its tokens of images, and with which settings; "" where there are none."""
     aside: Int32 | None = None
     """Tokens that the value model reads between the opening and position 0."""
     domain: str = ""
