@@ -23,7 +23,7 @@ PACKAGES = (
 EXTRAS = {
     "train": (
         "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
-        "matplotlib", "scipy",
+        "matplotlib", "scipy", "aiohttp",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),
