@@ -20,6 +20,7 @@ from headrace.protocol.records.record_types import (
     LineageBegan,
     Record,
     TokensLost,
+    TrajectoryEnded,
     UpdateCommitted,
     WindowsClosed,
     WindowsDropped,
@@ -44,11 +45,13 @@ def facts(run_dir: Path, course: Course) -> Figures:
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)
     records = [one for batch in read_journal(run_dir / "journal") for _, one in batch]
-    lost, refusals = Counter[str](), []
+    lost, failed, refusals = Counter[str](), Counter[str](), []
     for record in records:
         match record:
             case TokensLost():
                 lost[record.reason] += record.tokens
+            case TrajectoryEnded(status="failed"):
+                failed[(record.error or "").partition(":")[0]] += 1
             case Incident(kind="chunk_rejected"):
                 refusals.append(record.text)
     rolled_back, again = trained_again(records)
@@ -59,6 +62,8 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "moved": lost["moved"],
         "died": lost["died"],
         "refusals": refusals[:5],
+        "failed": dict(failed),
+        "unexplained": failed[""],
         "doubled": kinds[DOUBLED],
         "doubled_in_weights": len(weights.doubled) + len(weights.doubled_values),
         "weights": weights.problems[:5],
@@ -198,7 +203,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     counted = (
         "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
         "hangs", "unresumable", "ledger_error_tokens", "died", "generated", "trained", "updates",
-        "resumes", "images", "images_astray",
+        "resumes", "images", "images_astray", "unexplained",
     )  # fmt: skip
     return {
         "runs": len(rows),
