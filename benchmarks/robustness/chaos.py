@@ -159,7 +159,8 @@ def one_run(
         kinds: list[Kind] = [kind for kind in get_args(Kind) if kind not in without]
         children: tuple[str, ...] = (*CHILDREN[engine], judge)
         if world == "agents":
-            kinds, children, roles = ["kill", *["kill_child"] * 8], (judge,), [judge]
+            often: list[Kind] = ["kill_child"] * 8
+            kinds, children, roles = ["kill", *often], (judge,), [judge]
         faults = draw(seed, count, kinds, children=children, roles=roles)
         chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
         sql = [f"storage.database={server.url}"] if server else []

@@ -34,6 +34,10 @@ class EnvironmentConfig(StrictModel):
     """extend: a chat template that changes earlier turns is refused. append: it is taken, earlier
     turns stay as sampled."""
 
+    rewritten: Literal["fail", "branch"] = "fail"
+    """An agent's request whose messages differ from what was said. fail: it is refused. branch: it
+    begins a trajectory of its own, which gets the same reward."""
+
     workers: int = Field(default=1, ge=1)
     """Processes that answer the coordinator."""
 
