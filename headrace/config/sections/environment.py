@@ -11,9 +11,10 @@ class EnvironmentConfig(StrictModel):
     """An environment that plays episodes with the policy; it pays unless `scored`."""
 
     name: str
-    """A built-in name (`calculator`, `guess`, `pag`), `FILE.py:THING` or `PACKAGE:THING`: a class,
-    a function that makes an environment, or a list of functions (tools). `agent:FILE.py:FUNCTION`:
-    a coroutine that asks for chat completions; `command`: a program that does."""
+    """A built-in name (`calculator`, `guess`, `pag`, `search`, `python`), `FILE.py:THING` or
+    `PACKAGE:THING`: a class, a function that makes an environment, or a list of functions (tools).
+    `agent:FILE.py:FUNCTION`: a coroutine that asks for chat completions; `command`: a program that
+    does."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments of the class or the function."""
