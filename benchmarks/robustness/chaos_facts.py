@@ -34,7 +34,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)
     records = [one for batch in read_journal(run_dir / "journal") for _, one in batch]
-    lost, refusals = Counter[str](), []
+    lost, failed, refusals = Counter[str](), Counter[str](), []
     for record in records:
         match record:
             case r.TokensLost():
@@ -49,6 +49,8 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "moved": lost["moved"],
         "died": lost["died"],
         "refusals": refusals[:5],
+        "failed": dict(failed),
+        "unexplained": failed[""],
         "doubled": kinds[DOUBLED],
         "doubled_in_weights": len(weights.doubled) + len(weights.doubled_values),
         "weights": weights.problems[:5],
@@ -188,7 +190,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     counted = (
         "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
         "hangs", "unresumable", "ledger_error_tokens", "died", "generated", "trained", "updates",
-        "resumes", "images", "images_astray",
+        "resumes", "images", "images_astray", "unexplained",
     )  # fmt: skip
     return {
         "runs": len(rows),

@@ -15,7 +15,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
