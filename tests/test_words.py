@@ -25,7 +25,8 @@ FIGURES = {
     r"\banew\b(?!`)|\bonce more\b": "again; recompute, retry, rebuild",
     r"(?:^|[.:] )Most (?!of )[a-z]": "maximum number of",
     r"\b(one|an?) (?!for |in |to )[a-z]+ an? (arm|batch|bin|column|cut|day|group|line|megabyte"
-    r"|message|minute|month|noun|number|operation|process|prompt|read|record|request|response|row|run"
+    r"|message|minute|month|noun|number|operation|process|prompt|read|record|request|response|row"
+    r"|run"
     r"|second|seed|segment|step|swap|task|token|trajectory|trial|update|window)\b": "one ... per ...",
     r"\b(has|have|had) (it|them) out\b": "in flight",
     r"\b(batch|version|question)\b[^.;:,]* (is|are) out\b": "in flight, published",

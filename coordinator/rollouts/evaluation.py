@@ -13,7 +13,6 @@ from typing import Literal
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
-from coordinator.rollouts.episodes import branch_of
 from coordinator.rollouts.generation import Generation
 from headrace.protocol.records.record_types import EvaluationDone
 from headrace.trajectory.trajectories import Group, Trajectory
