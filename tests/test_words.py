@@ -26,8 +26,9 @@ FIGURES = {
     r"(?:^|[.:] )Most (?!of )[a-z]": "maximum number of",
     r"\b(one|an?) (?!for |in |to )[a-z]+ an? (arm|batch|bin|column|cut|day|group|line|megabyte"
     r"|message|minute|month|noun|number|operation|process|prompt|read|record|request|response|row"
-    r"|run"
-    r"|second|seed|segment|step|swap|task|token|trajectory|trial|update|window)\b": "one ... per ...",
+    r"|run|second|seed|segment|step|swap|task|token|trajectory|trial|update|window)\b": (
+        "one ... per ..."
+    ),
     r"\b(has|have|had) (it|them) out\b": "in flight",
     r"\b(batch|version|question)\b[^.;:,]* (is|are) out\b": "in flight, published",
     r"\b(go|goes|gone|going) over (it |them )?again\b": "replays",

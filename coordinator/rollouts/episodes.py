@@ -206,8 +206,8 @@ class Episodes:
         info = json.loads(group.info) | {BRANCH_OF: trajectory.trajectory_id}
         key = state.next_trajectory
         self._queue.append(trajectory.trajectory_id)
-        record = GroupIssued(
-            at=time.time(), group_id=state.next_group, prompt_id=group.prompt_id, position=0,
+        record = r.GroupIssued(
+            group_id=state.next_group, prompt_id=group.prompt_id, position=0,
             purpose=group.purpose, prompt=group.prompt, answer=group.answer,
             info=json.dumps(info), messages=group.messages, prompt_ids=trajectory.opening,
             trajectory_ids=[key], seeds=[(trajectory.seed + key) % 2**31], aside=group.aside,
