@@ -38,7 +38,7 @@ class StorageBlockedError(Exception):
     """The disk takes nothing now: it is full, or the place is read-only; the text names place and
     bytes. Nothing of the failed write is on it, and everything written earlier is whole.
 
-    Whoever gets it says so, waits, and tries again.
+    Its handler reports it, waits, and tries again.
     """
 
 

@@ -20,13 +20,13 @@ FIGURES = {
     r"\b[Ss]o (many|few|often)\b": "the number with its unit",
     r"\b(is|are|was|were|be|been|being|it|they|gets?) told\b": "receives, is sent, is notified of",
     r"\bhears? of\b|\bhears (what|how|that)\b": "receives",
-    r"(?<![`(])\b(tells?|telling)\b(?!`)": "sends, reports, shows, distinguishes",
+    r"(?<![`(])\b(tells?|telling)\b(?![`:])": "sends, reports, shows, distinguishes",
     r"\bwho ?ever\b|\bWho ?ever\b": "the caller, any process that",
     r"\banew\b(?!`)|\bonce more\b": "again; recompute, retry, rebuild",
     r"(?:^|[.:] )Most (?!of )[a-z]": "maximum number of",
-    r"\b(one|an?) (?!for |in |to )[a-z]+ an? (arm|batch|bin|column|cut|day|group|line|megabyte"
-    r"|message|minute|month|noun|number|operation|process|prompt|read|record|request|response|row"
-    r"|run|second|seed|segment|step|swap|task|token|trajectory|trial|update|window)\b": (
+    r"\b(one|an?) (?!for |in |to |that |if |is )[a-z]+ an? (arm|batch|bin|column|cut|day|group|line"
+    r"|megabyte|message|minute|month|noun|number|operation|process|prompt|read|record|request"
+    r"|response|row|run|second|seed|segment|step|swap|task|token|trajectory|trial|update|window)\b": (
         "one ... per ..."
     ),
     r"\b(has|have|had) (it|them) out\b": "in flight",

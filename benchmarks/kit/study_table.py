@@ -1,4 +1,4 @@
-"""Tables of studies: figures of rows by a study's formulas, one line an arm over its seeds.
+"""Tables of studies: figures of rows by a study's formulas, one line per arm over its seeds.
 
 In: rows by arm and seed. Out: lines as data; a `Table` of cells, as Markdown or on the terminal.
 `final` of a row is the mean accuracy of its last two evaluations, `mean` the area under accuracy

@@ -1,10 +1,10 @@
 """Claim: a generator costs at most 5% of vLLM's own decode throughput.
 
-In: a model and a batch of prompts. Side by side in one process on one engine, interleaved: (raw) a
-task a request consumes `AsyncLLM.generate` with the generator's own sampling parameters; (ours) the
-generator's loop takes leases from a coordinator process, cuts windows and sends chunks that are
-acknowledged. Responses have a fixed length. Out: a table; with --json, as the last line, one JSON
-object with `ratio`, ours over raw (median of the pairs).
+In: a model and a batch of prompts. Side by side in one process on one engine, interleaved: (raw)
+one task per request consumes `AsyncLLM.generate` with the generator's own sampling parameters;
+(ours) the generator's loop takes leases from a coordinator process, cuts windows and sends chunks
+that are acknowledged. Responses have a fixed length. Out: a table; with --json, as the last line,
+one JSON object with `ratio`, ours over raw (median of the pairs).
 """
 
 import argparse

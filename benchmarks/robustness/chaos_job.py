@@ -130,7 +130,7 @@ class Job(Runs):
         self._log = place.root.parent.parent / "train.log"
         self._failed_resumes = 0
         self._seen: set[psutil.Process] = set()
-        """Whoever was seen among the job's processes, what they started included."""
+        """All processes seen in the job, their descendants included."""
 
     # -- life ----------------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ class Place:
             filler.unlink()
 
     def slow_disk(self, seconds: float) -> None:
-        """Whoever writes waits most of the time."""
+        """Writers wait most of the time."""
         mount, end = str(self.root.parent), time.monotonic() + seconds
         while time.monotonic() < end:
             _run("fsfreeze", "--freeze", mount)

@@ -84,7 +84,7 @@ class Prompts:
         self._lifted: set[str] = set()
         self.skipped = 0
         self.unasked: list[str] = []
-        """What to tell of domains and rows whose prompts were not asked as they should."""
+        """Notices of domains and rows whose prompts were drawn less often than they should."""
         for task in members(config.task).values():
             if task.kind != "dataset":
                 longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
@@ -331,7 +331,7 @@ class CriticPrompts:
 
     def of(self, row: Row, prompt: str) -> Int32 | None:
         """Token ids, the end token last, of a row whose prompt the policy sees as `prompt`; None
-        where there is nothing to tell."""
+        without an anchor."""
         if not self._files and not self._columns:
             return None
         text = self._anchor(row, prompt)

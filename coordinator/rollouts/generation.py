@@ -310,8 +310,8 @@ class Generation:
     # -- stopping ---------------------------------------------------------------------------------
 
     def hold_all(self) -> None:
-        """Take back every training lease; tokens that exist are kept. Whoever asks again while no
-        lease was given in between does not look at all of them."""
+        """Take back every training lease; tokens that exist are kept. The result is cached until
+        the next lease."""
         if self._all_held:
             return
         self._all_held = True

@@ -20,8 +20,8 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 class Process(NamedTuple):
     """One process: who started it, its bytes in memory, the CPU seconds of its own and of its ended
-    children, and its start (clock ticks since the host's), which tells it from another one that has
-    its id later."""
+    children, and its start (clock ticks since the host's), which distinguishes it from a later
+    process with its id."""
 
     parent: int
     resident: int

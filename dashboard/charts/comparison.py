@@ -65,7 +65,7 @@ def lines_of(members: Sequence[Member], *, bands: bool) -> list[Line]:
 
 
 def _told(group: Sequence[Member], groups: Sequence[Sequence[Member]]) -> str:
-    """What tells it from other groups of its recipe."""
+    """Its difference from other groups of its recipe."""
     rivals = [other for other in groups if other[0].recipe == group[0].recipe]
     words = distinctions([other[0].config for other in rivals])[rivals.index(group)]
     return f", {words}" if words else ""

@@ -47,8 +47,8 @@ def along_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
 
 
 def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
-    """What was said against what came: a dot a bin with one standard error, its size the tokens,
-    and the line on which the two are the same."""
+    """Predicted against actual values: a dot per bin with one standard error, its size the tokens,
+    and the line of equality."""
     ends = [
         float(min(frame["said"].min(), frame["came"].min())),
         float(max(frame["said"].max(), frame["came"].max())),

@@ -194,8 +194,8 @@ def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> 
 
 
 def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT) -> Chart:
-    """Forecasts against what came true: a dot a bin (forecast, share, count), and the line on which
-    a calibrated model lies."""
+    """Forecasts against outcomes: a dot per bin (forecast, share, count), and the line of a
+    calibrated model."""
     axis = alt.Axis(format=".0%", tickCount=5)
     scale = alt.Scale(domain=[0, 1])
     ideal = (

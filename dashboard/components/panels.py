@@ -234,7 +234,7 @@ def section(title: str) -> None:
 
 
 def draw(chart: Chart | Spec, title: str, words: str) -> None:
-    """A chart under the name by which who cannot see it hears what it shows."""
+    """A chart with a label that screen readers read."""
     told = f"{title}. {words}"
     if isinstance(chart, dict):
         chart_spec.draw({**chart, "description": told})

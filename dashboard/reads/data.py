@@ -173,7 +173,7 @@ class RunData:
         return self._kept(queries.metric_arrays, name, points=POINTS // 4, at=self.picture())
 
     def charted(self) -> list[str]:
-        """Metrics that are one number an update and are described, by name."""
+        """Described metrics with one number per update, by name."""
         gauges = ("cpu/NAME", "gpu/NAME", "heartbeat/NAME", "memory/NAME")
         names = self._kept(queries.metric_names, at=self.picture())
         patterns = {name: pattern_of(name) for name in names}

@@ -3,7 +3,7 @@ them, and a resource tracker only those that it knows, if it is not killed as we
 
 In: the engine processes, once they are up (`EngineMemory`). Out: nothing. Promises: what is removed
 was mapped by one of these processes when it was recorded, and no living process maps it. The record
-is a file beside them that its owner locks for as long as it lives. Whoever gets the lock removes
+is a file beside them that its owner locks for as long as it lives. The holder of the lock removes
 what it names: a program that the owner starts in a session of its own (`python -I -S
 shared_memory.py RECORD`), a supervisor that buries a process, the next owner. Standard library
 alone.

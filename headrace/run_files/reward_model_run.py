@@ -1,6 +1,6 @@
 """Files that the training of a reward model writes to its run folder.
 
-In: one line a step and a held-out evaluation, and how the run stands. Out: the same, read back.
+In: one line per step and held-out evaluation, and the run's state. Out: the same, read back.
 `metrics.jsonl` has one JSON object a line; `status.json` and `report.json` are whole or not there.
 """
 

@@ -1,4 +1,4 @@
-"""Aggregation: from one loss a token to one number.
+"""Aggregation: from one loss per token to one number.
 
 In: masks and the counts of the whole batch. Out: a weight for each token, such that loss = sum over
 all micro-batches and ranks of sum_t weight_t * loss_t. Promise: because the counts are the batch's

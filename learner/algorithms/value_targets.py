@@ -1,6 +1,6 @@
 """Value targets: what the critic should have said.
 
-In: rewards (and values) of whole responses. Out: one target a token and the mask of tokens that
+In: rewards (and values) of whole responses. Out: one target per token and the mask of tokens that
 may train the critic. Promise: the mask is False on every token of an unfinished trajectory, so a
 target that lacks its outcome is never learned.
 

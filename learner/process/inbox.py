@@ -134,7 +134,7 @@ class Inbox:
         return True
 
     def greet(self) -> None:
-        """Say Hello. What the coordinator said before it hears that is void."""
+        """Say Hello. Earlier messages of the coordinator are void."""
         self._greetings += 1
         self._awaits_answer = True
         weights = self._weights()

@@ -122,7 +122,7 @@ class Relay:
         return [message, *(self._receive(rank) for rank in range(1, self._world))]
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers. Whoever waits here waits as for a message."""
+        """The smallest of all ranks' numbers. A wait here counts as a wait for a message."""
         found = torch.tensor(number)
         if self._world > 1:
             dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._group)

@@ -55,8 +55,8 @@ def read_signature(function: Callable[..., Any], where: str) -> Signature:
 
 
 def check_columns(where: str, needs: Collection[str], columns: Collection[str]) -> None:
-    """UserError where a function needs what no column of the dataset gives. A list with an entry a
-    response is given by the column of what it lists."""
+    """UserError where a function needs what no column of the dataset gives. A list with one entry
+    per response takes the column of its entries' name."""
     unknown = [n for n in needs if not {n, PLURALS.get(n, n)} & set(columns)]
     if unknown:
         raise UserError(

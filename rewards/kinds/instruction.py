@@ -1,4 +1,4 @@
-"""`instruction`: how much of an instruction a response follows.
+"""`instruction`: the share of an instruction's constraints that a response meets.
 
 The checks stand in the options, for every prompt, or in a column of the row. The score is the share
 of checks that hold, and the response is correct when all do. See

@@ -1,4 +1,4 @@
-"""How a worker belongs to a run: it joins, hears what it is asked, and takes leave.
+"""A worker's membership in a run: it joins, receives requests, and leaves.
 
 In: a link to the coordinator, what the worker says of itself, and what it does. Out: messages, as
 they come. Silence: after a heartbeat timeout without a message the worker says Hello again (a

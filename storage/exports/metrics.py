@@ -1,7 +1,7 @@
 """The export `metrics`: one row per value.
 
 Those of updates (`source` update) and gauges between them (sample) come first, then those of
-metrics that are arrays, one row a bin that is not empty.
+metrics that are arrays, one row per non-empty bin.
 """
 
 from collections.abc import Iterator, Sequence

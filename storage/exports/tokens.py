@@ -1,5 +1,5 @@
-"""The export `tokens`: one row a response token, with the facts of its trajectory except the
-prompt's text, its position, itself as text, and one column for each thing that is known of it.
+"""The export `tokens`: one row per response token. Columns: its trajectory's facts except the
+prompt's text, its position, its text, and one for each recorded quantity.
 
 Conditions on trajectories go into SQL; conditions on tokens are applied to the rows of the
 trajectories that are left.

@@ -52,7 +52,7 @@ def check_history(run_dir: Path) -> None:
 
 
 def lost(run_dir: Path, what: str) -> DamagedError:
-    """What to tell a user of records that are gone."""
+    """The message to a user about lost records."""
     return DamagedError(
         f"{run_dir.name}: {what}, so records are lost. Put the whole journal back from a copy, or "
         f"run `headrace audit {run_dir} --repair`: it says what is lost, and from where the run "

@@ -177,7 +177,7 @@ def read_frame(path: Path, position: int) -> Frame:
 
 
 def damage(path: Path, position: int, text: str = "") -> DamagedError:
-    """What to tell a user of damage in a journal or in diagnostics."""
+    """The message to a user about damage in a journal or in diagnostics."""
     found = text or "these are not the bytes that were written"
     return DamagedError(
         f"{path} is damaged at byte {position:,}: {found}. Put the file back from a copy, or run "

@@ -3,7 +3,7 @@ go through the whole file again.
 
 In: frames as they are read. Out: a frame before a row that is not far from it. Nothing is known of
 a file that is not as it was left, but for one that has grown. Bounded: one mark per megabyte, for a
-limited number of files. Whoever checks a journal uses none.
+limited number of files. Checks of a journal use none.
 """
 
 import bisect

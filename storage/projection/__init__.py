@@ -1,6 +1,6 @@
 """From journal records to SQL rows.
 
-Records of a batch are grouped by kind, folded to one row a trajectory or window in memory and
+Records of a batch are grouped by kind, folded to one row per trajectory or window in memory and
 written with executemany, so nothing is paid per record that can be paid per batch. `apply` runs
 inside the caller's transaction and moves `projection.next_offset` in it: each record is applied
 exactly once, whatever is replayed. The kinds that move windows between states keep their order.

@@ -47,9 +47,9 @@ class TrajectoryPage:
 @dataclass(frozen=True)
 class TrajectoryDetail:
     """One trajectory. `row` has the scalar columns; `rewards` are (value, position) where more than
-    the last token earned something; `images` are the files of the prompt's; `pieces` one text
-    a token (None: there is no tokenizer); `windows` and `siblings` (the group's
-    trajectories, itself included) are frames."""
+    the last token earned something; `images` are the files of the prompt's; `pieces` one text per
+    token (None: there is no tokenizer); `windows` and `siblings` (the group's trajectories, itself
+    included) are frames."""
 
     row: dict[str, Any]
     reward_parts: dict[str, float | None]

@@ -57,7 +57,8 @@ class ProceduralTask:
     """How many a prompt has at most unless told otherwise."""
 
     styles: tuple[str, ...]
-    """Ways of answering that `style_of` tells apart besides `other`, the most careful one last."""
+    """Ways of answering that `style_of` distinguishes besides `other`, the most careful one
+    last."""
 
     draw: Callable[[Random, int], str]
     """A prompt with that many terms."""

@@ -1,10 +1,10 @@
 """`headrace reward anchors`: for each prompt the best of n answers, for rewards of pairs.
 
-In: a recipe. Out: a file with a row a prompt (`headrace.data.anchors`): the answer, its score, who
-wrote it and who picked it. Answers come from the recipe's generator. They are picked by the source
-that scores the prompt, or by another one (`--by`); a source of the kind `pairwise` picks with its
-model and needs no anchors for that. Rows have the task's columns too, so that the file is a
-dataset.
+In: a recipe. Out: a file with one row per prompt (`headrace.data.anchors`): the answer, its score,
+who wrote it and who picked it. Answers come from the recipe's generator. They are picked by the
+source that scores the prompt, or by another one (`--by`); a source of the kind `pairwise` picks
+with its model and needs no anchors for that. Rows have the task's columns too, so that the file is
+a dataset.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """The file that `headrace reward label` or `anchors` writes: gone on with, then whole.
 
-In: rows as they come. Out: `NAME.part`, one row a line behind a line with the settings it is made
-with, and in the end the file itself, its rows in the order of their index. Promises: a command that
-was interrupted goes on where it was; rows of other settings are never mixed in; the file appears
-whole or not at all.
+In: rows as they come. Out: `NAME.part`, a line of settings, then one row per line; at the end the
+file itself, its rows ordered by index. Promises: a command that was interrupted goes on where it
+was; rows of other settings are never mixed in; the file appears whole or not at all.
 """
 
 import json

@@ -23,7 +23,7 @@ from headrace_cli.commands.run.train import configured
 
 
 def try_environment(arguments: argparse.Namespace) -> int:
-    """Play episodes; of a person a line is a turn of the policy."""
+    """Play episodes; each line that a person types is a turn of the policy."""
     if arguments.policy not in (None, ""):
         path = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={path}"]

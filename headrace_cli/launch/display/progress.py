@@ -26,7 +26,7 @@ ASK_EVERY_S = 0.5
 PLAIN_EVERY_S = 5.0
 LONG_WAIT_S = 10.0
 LOOK_AWAY_S = 1.0
-"""Whoever looks so seldom has stood still."""
+"""A longer gap counts as a pause of the display itself."""
 
 
 class Screen(Protocol):
