@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -265,13 +266,15 @@ def _from_data_url(url: str) -> bytes:
 def _fetched(url: str) -> bytes:
     import httpx
 
-    data = bytearray()
+    data, until = bytearray(), time.monotonic() + URL_TIMEOUT_S
     try:
         with httpx.stream("GET", url, timeout=URL_TIMEOUT_S, follow_redirects=True) as reply:
             reply.raise_for_status()
             for piece in reply.iter_bytes():
                 data += piece
                 _check_size(len(data), url)
+                if time.monotonic() > until:
+                    raise httpx.ReadTimeout("it takes too long")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise MediaError(f"image {_shown(url)} cannot be fetched: {why}") from error
