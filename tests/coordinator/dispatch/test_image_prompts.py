@@ -17,6 +17,7 @@ from headrace.data.media import MediaStore, digest_of, open_rgb
 from headrace.errors import StorageBlockedError
 from headrace.host.install import ROOT
 from tasks.procedural.shapes import draw
+from tests.coordinator.stage import Stage
 from tests.coordinator.test_loop import run_config
 from tests.learner.models.pictures import lacks
 
@@ -116,3 +117,25 @@ async def test_a_frozen_disk_holds_nobody_up(tmp_path: Path) -> None:
         await asyncio.sleep(0.01)
     await hub.store_images(store)
     assert store.read(digest_of(GOOD)) == GOOD
+
+
+async def test_a_processor_that_changed_over_a_restart_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; the answers to older prompts go on."""
+    prompts = prompts_over(tmp_path, [])
+    stage = Stage(prompts._config, tmp_path / "run")
+    generation, told = stage.coordinator.parts.generation, list[tuple[str, ...]]()
+    monkeypatch.setattr(stage.hub, "incident", lambda *said: told.append(said))
+    await generation._issue_group()
+    (group,) = stage.hub.account.groups.values()
+    assert told == []
+    group.processor, generation._processor = "another", ""
+    await generation._issue_group()
+    await generation._issue_group()
+    ((level, kind, text),) = told
+    assert (level, kind) == ("warning", "processor_changed")
+    assert text.startswith("images are processed by Qwen3VLProcessor of transformers ")
+    assert text.endswith(", and were by another")
+    stage.hub.router.close()
+    stage.store.close()
