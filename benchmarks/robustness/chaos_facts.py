@@ -39,6 +39,8 @@ def facts(run_dir: Path, course: Course) -> Figures:
         match record:
             case r.TokensLost():
                 lost[record.reason] += record.tokens
+            case r.TrajectoryEnded(status="failed"):
+                failed[(record.error or "").partition(":")[0]] += 1
             case r.Incident(kind="chunk_rejected"):
                 refusals.append(record.text)
     rolled_back, again = trained_again(records)

@@ -74,8 +74,10 @@ class Episodes:
     def _follow(self, record: r.Record) -> None:
         """Who begins, or has ended a turn, waits for the environment."""
         match record:
-            case r.GroupIssued(trajectory_ids=keys):
+            case r.GroupIssued(trajectory_ids=keys, group_id=group_id):
                 self._queue.extend(keys)
+                if (first := branch_of(self._hub.account.groups[group_id])) >= 0:
+                    self._branches.setdefault(first, []).extend(keys)
             case r.ChunkArrived(trajectory_id=key, finish="stop"):
                 self._queue.append(key)
 

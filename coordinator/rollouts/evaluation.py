@@ -13,6 +13,7 @@ from typing import Literal
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
+from coordinator.rollouts.episodes import branch_of
 from coordinator.rollouts.generation import Generation
 from headrace.protocol.records.record_types import EvaluationDone
 from headrace.trajectory.trajectories import Group, Trajectory
@@ -66,7 +67,8 @@ class Evaluation:
         await self._hub.store_images(self._prompts.media)
         if ids != (state.next_group, state.next_trajectory):
             return  # They are drawn again.
-        out = [g.trajectory_ids for g in self._hub.account.groups.values() if g.purpose == "eval"]
+        known = self._hub.account.groups.values()
+        out = [g.trajectory_ids for g in known if g.purpose == "eval" and branch_of(g) < 0]
         for group in groups[len(out) :]:
             self._hub.record_event(group)
         members = out + [group.trajectory_ids for group in groups[len(out) :]]

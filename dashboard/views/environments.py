@@ -26,6 +26,7 @@ MEANINGS = {
     "environment_crashed": "Their environment raised, or its process died twice: see the events.",
     "environment_invalid": "Their environment returned what is no answer. The events say what.",
     "environment_diverged": "Built again after a death, it answered otherwise than before.",
+    "environment_rewritten": "Their agent changed its history, was refused, and ended by that.",
     "environment_lost": "It cannot be built again: replayable = False.",
 }
 """What to make of an end."""
