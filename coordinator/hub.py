@@ -6,6 +6,7 @@ without end (incidents, refused tokens) is summed up here, so that a flood of it
 flood of records.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ from coordinator.scheduling.base import Scheduler
 from coordinator.scheduling.window_lifecycle import WindowLifecycle
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules
+from headrace.data.media import MediaStore
 from headrace.errors import StorageBlockedError
 from headrace.protocol.messages.control import Message, Progress
 from headrace.protocol.records.record_types import Incident, Record, TokensLost
@@ -41,6 +43,7 @@ Mover = Literal[
 ]  # fmt: skip
 """What of a run can move, or hold it."""
 IMAGES = "the store of images"
+STORING_S = 0.5
 
 
 @dataclass
@@ -139,6 +142,7 @@ class Hub:
         def warn(kind: str, text: str) -> None:
             self.incident("warning", kind, text)
 
+        self._storing: asyncio.Future[None] | None = None
         self.rejections = RejectionLog(
             lambda kind, text: self._write_incident("warning", kind, text)
         )
@@ -161,6 +165,19 @@ class Hub:
         except StorageBlockedError as error:
             problem = str(error)
         self.troubles.set_wait(IMAGES, "disk", problem)
+
+    async def store_images(self, media: MediaStore | None) -> None:
+        """Write the images of prompts that were drawn; StorageBlockedError where the disk takes
+        none now, or none in `STORING_S`: nobody else waits for it."""
+        if media is None or not (media.waits or self._storing):
+            return
+        if first := self._storing is None:
+            self._storing = asyncio.ensure_future(asyncio.to_thread(media.write))
+        await asyncio.wait([self._storing], timeout=STORING_S if first else 0.0)
+        if not self._storing.done():
+            raise StorageBlockedError(f"the disk of {media.folder} to take images")
+        stored, self._storing = self._storing, None
+        stored.result()
 
     def record_event(self, record: Record) -> None:
         """Apply a record and write it down."""
@@ -205,9 +222,7 @@ class Hub:
         if summary := self.repeats.summary(at_once=at_once):
             self._write_incident("warning", "incidents_summed_up", summary)
         for (name, reason), tokens in self.refused_tokens.items():
-            self.record_event(
-                TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason)
-            )
+            self.record_event(TokensLost(generator=name, tokens=tokens, reason=reason))
         self.refused_tokens.clear()
         if at_once:
             self.rejections.close()
@@ -215,7 +230,6 @@ class Hub:
     def _write_incident(self, level: str, kind: str, text: str) -> None:
         self.recorder.write(
             Incident(
-                at=time.time(),
                 level=level,  # type: ignore[arg-type]
                 kind=kind,
                 text=cut(text) or "",

@@ -209,9 +209,7 @@ class Coordinator:
             works = self.phases.phase in ("training", "evaluating", "draining")
             if works and not hub.recorder.waits_for and sample.is_due(now):
                 metrics = parts.gauges.now(parts.generation.live(), parts.scoring.waiting())
-                hub.record_event(
-                    MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics)
-                )
+                hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
             self.expire()
             parts.generation.expire()
             if hub.troubles.waits:

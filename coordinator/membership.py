@@ -173,7 +173,6 @@ class Membership:
             return
         self.hub.recorder.write(
             ProcessChanged(
-                at=time.time(),
                 name=hello.name,
                 role=hello.role,
                 pid=hello.pid,

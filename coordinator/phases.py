@@ -157,7 +157,7 @@ class Phases:
                 pass
 
     def _record(self, detail: str, config: str | None = None) -> None:
-        record = RunPhase(at=time.time(), phase=self.phase, detail=detail, config=config)
+        record = RunPhase(phase=self.phase, detail=detail, config=config)
         self.hub.recorder.write(record)
         self.hub.progress("phase")
         log.info("phase %s %s", self.phase, detail)
@@ -277,8 +277,8 @@ class Phases:
             self._discard()
         hub.write_summaries(at_once=True)
         metrics = self.parts.gauges.now(0, 0)
-        hub.record_event(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
-        hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
+        hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
+        hub.recorder.write(RunPhase(phase=self.outcome, detail=hub.failed or ""))
         hub.recorder.after(self._say_goodbye, hurry=True)
 
     async def _say_goodbye(self) -> None:
@@ -299,7 +299,6 @@ class Phases:
             if not trajectory.ended:
                 self.hub.record_event(
                     TrajectoryEnded(
-                        at=time.time(),
                         trajectory_id=trajectory.trajectory_id,
                         status="aborted",
                         length=trajectory.length,

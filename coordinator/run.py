@@ -21,6 +21,8 @@ with lasting():
     import time
     from pathlib import Path
 
+    import xxhash
+
     from coordinator.dispatch.leases import Leases
     from coordinator.dispatch.prompts import Prompts
     from coordinator.hub import Clock, Hub
@@ -136,7 +138,7 @@ def _take_over(coordinator: Coordinator) -> None:
     hub = coordinator.hub
     kept = hub.config.evaluation.only
     next_lease = hub.state.next_lease
-    hub.record_event(Restarted(at=time.time(), next_lease=next_lease, keeps_evaluation=kept))
+    hub.record_event(Restarted(next_lease=next_lease, keeps_evaluation=kept))
     hub.leases.restore(hub.state.leases)
     hub.scheduler.resume()
     coordinator.parts.generation.resume()
@@ -156,16 +158,14 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
             f"an evaluation reads weights from one file, and {weights.parent} has no {weights.name}"
         )
     with weights.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
     size = weights.stat().st_size
     hub = coordinator.hub
     if hub.state.versions.issued < 0:  # Else a coordinator before this one wrote it down.
-        hub.record_event(VersionIssued(at=time.time(), version=0))
-        hub.record_event(
-            VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size)
-        )
+        hub.record_event(VersionIssued(version=0))
+        hub.record_event(VersionPublished(version=0, lineage=0, update=0, num_bytes=size))
     coordinator.parts.generation.notice = WeightNotice(
-        version=0, update=0, sha256=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
+        version=0, update=0, digest=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
     )
 
 

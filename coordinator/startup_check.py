@@ -110,7 +110,7 @@ class SelfTest:
 
     async def _ask(self, name: str, check: Check) -> None:
         with self._hub.drawing_prompts():
-            self._draw_group()
+            await self._draw_group()
         if self._group is None:
             return  # The disk takes no image now.
         config, key = self._hub.config, self._next_id
@@ -138,14 +138,15 @@ class SelfTest:
         )
         await self._hub.send(name, m.Leases(leases=[lease]))
 
-    def _draw_group(self) -> None:
+    async def _draw_group(self) -> None:
         """The first prompt of the run; the run itself takes it later on."""
         if self._group is None:
             skipped = self._prompts.skipped
             state = self._hub.state
             group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
-            self._group = replace(group, seeds=group.seeds[:1])
             self._prompts.skipped = skipped
+            await self._hub.store_images(self._prompts.media)
+            self._group = replace(group, seeds=group.seeds[:1])
 
     def not_loaded(self, name: str, error: str) -> None:
         """A generator could not load weights. Once it has had some, that is no business of this."""
@@ -181,7 +182,6 @@ class SelfTest:
         if chunk.finish is not None:
             check.account.apply(
                 TrajectoryEnded(
-                    at=time.time(),
                     trajectory_id=check.trajectory_id,
                     status="finished" if chunk.finish == "stop" else "truncated",
                     length=check.trajectory.length,

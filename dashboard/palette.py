@@ -172,7 +172,7 @@ a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus
   .hr-line h1 {{font-size:1.35rem}}
   .hr-note {{float:none;display:block}}
   .hr-sum .op {{display:none}}
-  .stMain .stMainBlockContainer {{padding:3.2rem .9rem 3rem}}
+  .stMain .stMainBlockContainer {{padding:4.2rem .9rem 3rem}}
 }}
 .stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:2200px}}
 </style>""".splitlines()

@@ -4,10 +4,12 @@ In: StepAsks, and requests of agents, which run in the worker's children. Out: S
 completions. Promises: a key names one attempt at one episode; each request is a turn, whose new
 messages become a step and whose reply is the policy's turn; what an agent may not ask is refused in
 one line and changes nothing; an agent whose process died plays again, gets the same turns, and has
-to ask the same.
+to ask the same. A request that rewrites the history is refused, or begins a branch: an episode of
+its own for the coordinator, which ends with the agent, too, and is paid the same.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -37,6 +39,8 @@ from headrace.protocol.messages.environments import (
 
 MOST_BODY = 2 << 20
 """Bytes of a request."""
+BRANCH_S = 0.02
+"""Between two looks for the session of a branch."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
          "tool": "tool"}  # fmt: skip
 ASIDE = {
@@ -74,30 +78,74 @@ class Said(msgspec.Struct, frozen=True):
 
 
 @dataclass
+class Branch:
+    """A history that only grows.
+
+    Attributes:
+        key: its trajectory; -1: the coordinator has not named it. turns: of the policy, those of
+        earlier attempts included. known: digests of the steps that have to be the same again.
+        steps: what the agent has asked in it. chat: all messages so far. tools: its first
+        request's.
+    """
+
+    key: int
+    turns: list[PolicyTurn] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    chat: list[Said] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list)
+
+    def goes_on(self, turns: list[PolicyTurn]) -> bool:
+        """Whether these turns are what it has heard, or one more."""
+        heard = len(self.turns)
+        return self.turns == turns[:heard] and len(turns) <= heard + 1
+
+    def hear(self, ask: StepAsk) -> bool:
+        """Take the turns that are new; False where earlier ones are others."""
+        heard, whole = len(self.turns), len(ask.known) == ask.turn
+        if heard < ask.turn:
+            self.turns += ask.turns[heard:] if whole else ask.turns[-1:]
+        self.known = max(self.known, ask.known, key=len)
+        return not whole or self.turns[: ask.turn] == ask.turns
+
+    def begin_again(self) -> None:
+        """Its agent plays again, and has to ask the same."""
+        said = [step.digest for step in self.steps]
+        self.known = said + self.known[len(said) :]
+        self.steps, self.chat, self.tools = [], [], []
+
+
+@dataclass
 class Session:
     """One attempt of an agent at an episode.
 
     Attributes:
-        attempt: names it among all; 0: its process starts. turns: of the policy, those of earlier
-        attempts included. known: digests of the steps that have to be the same again. steps: what
-        the agent has asked. chat: all messages so far. last: the request that waits, or has been
-        answered last. rewritten: why a history was refused.
+        ask: of its trajectory, the first of `branches`, which are in the order of their beginning.
+        attempt: names it among all; 0: its process starts. last: the request that waits, or has
+        been answered last. waits: for the policy. rewritten: why a history was refused.
     """
 
     ask: StepAsk
-    turns: list[PolicyTurn]
-    known: list[str]
+    branches: list[Branch]
     attempt: int = 0
-    steps: list[Step] = field(default_factory=list)
-    chat: list[Said] = field(default_factory=list)
-    tools: list[Any] = field(default_factory=list)
     last: "asyncio.Task[dict[str, Any]] | None" = None
     last_asked: list[Said] = field(default_factory=list)
+    waits: bool = False
     end: StepReply | None = None
     rewritten: str = ""
     counts: dict[str, float] = field(default_factory=lambda: {"refused": 0.0, "wrong_calls": 0.0})
     playing: "asyncio.Task[None] | None" = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def of(self, key: int) -> Branch | None:
+        """The branch of a trajectory."""
+        return next((branch for branch in self.branches if branch.key == key), None)
+
+    def name(self, keys: list[int]) -> None:
+        """The coordinator's names of branches, in their order; those to come in a replay, too."""
+        for branch, key in zip(self.branches[1:], keys, strict=False):
+            branch.key = key
+        self.branches += map(Branch, keys[len(self.branches) - 1 :])
 
     def move(self) -> None:
         """Something of it has changed."""
@@ -108,11 +156,6 @@ class Session:
         while not ready():
             self._moved.clear()
             await self._moved.wait()
-
-    def goes_on(self, turns: list[PolicyTurn]) -> bool:
-        """Whether these turns are what it has heard, or one more."""
-        heard = len(self.turns)
-        return self.turns == turns[:heard] and len(turns) <= heard + 1
 
     def finish(self, status: str, step: Step, error: str) -> None:
         """End it, unless it has ended."""
@@ -166,44 +209,77 @@ class Agents(Pool):
                 self._child(session).say(Ended([session.attempt]))
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """What its agent asks next, or how it ended."""
+        """What its agent asks next, that it has begun another branch, or how it ended."""
         began, key = time.monotonic(), ask.trajectory_id
-        session, turn = self._sessions.get(key), ask.turn
-        fresh = len(ask.known) == turn
-        if fresh and (session is None or not session.goes_on(ask.turns)):
-            self.end([key])
-            session = self._sessions[key] = Session(ask, list(ask.turns), list(ask.known))
-            session.playing = asyncio.create_task(self._play(session))
-        if session is None:
+        session = self._session(ask) if ask.branch_of < 0 else await self._session_with(ask)
+        branch = session.of(key) if session is not None else None
+        if session is None or branch is None:
             return self._failed(ask, "lost", began, "its agent is gone")
-        if len(session.turns) < turn:
-            session.turns.append(ask.turns[-1])
-            session.move()
-        try:
-            while len(session.steps) <= turn and session.end is None:
+        if not branch.hear(ask):
+            session.finish("lost", Step(), "the policy said otherwise than its agent has heard")
+        session.move()
+        while len(branch.steps) <= ask.turn and session.end is None:
+            if branch is session.branches[0] and session.of(-1) is not None:
+                return self._failed(ask, "branched", began, "")
+            try:
                 await self._progress(session)
-        except TimeoutError:
-            self._stop(session)
-            return self._failed(
-                ask, "timeout", began, "the agent asked nothing before the deadline"
+            except TimeoutError:
+                text = "the agent asked nothing before the deadline"
+                session.finish("timeout", Step(), text)
+                self._stop(session)
+        if len(branch.steps) > ask.turn and (session.end is None or session.end.status == "ok"):
+            answer = StepReply(
+                trajectory_id=key, turn=ask.turn, status="ok", step=branch.steps[ask.turn]
             )
-        if len(session.steps) > turn and (session.end is None or session.end.status == "ok"):
-            answer = StepReply(trajectory_id=key, turn=turn, status="ok", step=session.steps[turn])
         else:
             assert session.end is not None
             self._sessions.pop(key, None)
             answer = session.end
-        return msgspec.structs.replace(answer, turn=turn, seconds=time.monotonic() - began)
+        return msgspec.structs.replace(
+            answer, trajectory_id=key, turn=ask.turn, seconds=time.monotonic() - began
+        )
+
+    def _session(self, ask: StepAsk) -> Session | None:
+        """The session of a trajectory that is no branch, begun where there is none that fits."""
+        key, fresh = ask.trajectory_id, len(ask.known) == ask.turn
+        session = self._sessions.get(key)
+        if fresh and (session is None or not session.branches[0].goes_on(ask.turns)):
+            self.end([key])
+            first = Branch(key, list(ask.turns), list(ask.known))
+            session = self._sessions[key] = Session(ask, [first])
+            session.playing = asyncio.create_task(self._play(session))
+        if session is not None:
+            session.name(ask.branches)
+        return session
+
+    async def _session_with(self, ask: StepAsk) -> Session | None:
+        """The session that a branch belongs to, which may be asked for later than the branch."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.timeout_s):
+                while (found := self._sessions.get(ask.branch_of)) is None or not found.of(
+                    ask.trajectory_id
+                ):
+                    await asyncio.sleep(BRANCH_S)
+                self._sessions[ask.trajectory_id] = found
+                return found
+        return None
 
     async def _progress(self, session: Session) -> None:
-        """Until its next request, which has to come before a deadline, or its end."""
+        """Until its next request, which has to come before a deadline unless the policy is at it,
+        or its end."""
 
-        def where() -> tuple[int, int, bool]:
-            return session.attempt, len(session.steps), session.end is not None
+        def where() -> tuple[object, ...]:
+            steps = sum(len(branch.steps) for branch in session.branches)
+            named = session.of(-1) is None
+            return session.attempt, steps, session.waits, named, session.end is not None
 
         seen, config = where(), self._config
-        seconds = config.timeout_s if session.steps else config.reset_timeout_s or config.timeout_s
-        async with asyncio.timeout(seconds if session.attempt else None):
+        seconds: float | None = config.timeout_s
+        if not session.branches[0].steps:
+            seconds = config.reset_timeout_s or seconds
+        if not session.attempt or session.waits:
+            seconds = None
+        async with asyncio.timeout(seconds):
             playing = session.playing
             assert playing is not None
             await session.until(lambda: where() != seen or playing.done())
@@ -221,7 +297,7 @@ class Agents(Pool):
             told = json.dumps({"row": row, "base_url": self.base_url, "api_key": key})
             child = self._child(session)
             session.move()
-            if session.known and not child.ready.result().replayable:
+            if session.branches[0].known and not child.ready.result().replayable:
                 session.finish("lost", Step(), "its process ended, and it cannot be built again")
                 return
             try:
@@ -246,9 +322,9 @@ class Agents(Pool):
         return self._children[session.ask.trajectory_id % len(self._children)]
 
     def _begin_again(self, session: Session) -> None:
-        said = [step.digest for step in session.steps]
-        session.known = said + session.known[len(said) :]
-        session.attempt, session.steps, session.chat, session.tools = 0, [], [], []
+        for branch in session.branches:
+            branch.begin_again()
+        session.attempt, session.waits = 0, False
         if session.last is not None:
             session.last.cancel()
         session.last = None
@@ -257,11 +333,13 @@ class Agents(Pool):
     def _conclude(self, session: Session, reply: StepReply) -> None:
         """The agent has ended."""
         status, error, step = reply.status, reply.error, reply.step
-        if status == "ok" and not session.steps:
+        if status == "ok" and not session.branches[0].steps:
             status, error = "invalid", "the agent ended and has asked nothing"
         elif status == "crashed" and session.rewritten:
             status, error = "rewritten", session.rewritten
         metrics = {**step.metrics, **session.counts}
+        if self._config.rewritten == "branch":
+            metrics["branches"] = len(session.branches) - 1.0
         session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
 
     def _stop(self, session: Session) -> None:
@@ -313,14 +391,9 @@ class Agents(Pool):
             return await self._answered(session)  # The client had no answer, or lost it.
         if session.last is not None and not session.last.done():
             raise RefusedError("a request of this key is under way: ask one after the other")
-        step = self._step(session, asked, body.get("tools") or [])
-        number = len(session.steps)
-        if number < len(session.known) and step.digest != session.known[number]:
-            text = f"played again, the agent asked otherwise in request {number}"
-            session.finish("diverged", Step(), text)
-            raise RefusedError(text, 410)
+        branch = self._step(session, asked, body.get("tools") or [])
         session.last_asked = asked
-        session.last = asyncio.create_task(self._turn(session, step, body))
+        session.last = asyncio.create_task(self._turn(session, branch, body))
         return await self._answered(session)
 
     async def _answered(self, session: Session) -> dict[str, Any]:
@@ -351,43 +424,62 @@ class Agents(Pool):
             if name not in ASIDE and name not in OVERRULED and name not in NEUTRAL:
                 raise RefusedError(f"unknown parameter {name!r}")
 
-    def _step(self, session: Session, asked: list[Said], tools: list[Any]) -> Step:
-        """What a request says that is new; RefusedError where it changes what was said."""
-        known, begins = session.chat, not session.steps
-        differs = next((i for i, one in enumerate(known) if asked[i : i + 1] != [one]), None)
-        if differs is None and not begins and tools != session.tools:
-            raise self._rewritten(session, "the tools are not those of the first request")
-        if differs is not None:
-            raise self._rewritten(
-                session,
-                f"message {differs} is not what it was: an agent may add to its history, and not "
-                "change it (environment.rewritten)",
-            )
-        new = asked[len(known) :]
+    def _step(self, session: Session, asked: list[Said], tools: list[Any]) -> Branch:
+        """The branch that a request goes on with, or begins, and which has its step then;
+        RefusedError where it changes what was said, and may not."""
+        first = session.branches[0]
+        fits = [
+            branch
+            for branch in session.branches
+            if branch.steps and branch.tools == tools and branch.chat == asked[: len(branch.chat)]
+        ]
+        branch = max(fits, key=lambda one: len(one.chat), default=first)
+        if not fits and first.steps:
+            if self._config.rewritten == "fail":
+                raise self._rewritten(session, asked)
+            branch = next((one for one in session.branches if not one.steps), Branch(-1))
+        new = asked[len(branch.chat) :]
         if not new or new[-1].role == "assistant":
             raise RefusedError("the last message is the assistant's: there is nothing to answer")
         if any(one.calls for one in new):
             raise RefusedError("a call of a tool that the policy did not make")
-        session.tools = tools
         said = [InsertedMessage(one.role, one.content) for one in new]  # type: ignore[arg-type]
-        return Step(messages=said, tools=tools if begins else [])
+        branch.steps.append(Step(messages=said, tools=[] if branch.steps else tools))
+        branch.tools = tools
+        if branch not in session.branches:
+            session.branches.append(branch)
+        return branch
 
-    def _rewritten(self, session: Session, text: str) -> RefusedError:
+    def _rewritten(self, session: Session, asked: list[Said]) -> RefusedError:
+        known = session.branches[0].chat
+        differs = next((i for i, one in enumerate(known) if asked[i : i + 1] != [one]), None)
+        text = "the tools are not those of the first request"
+        if differs is not None:
+            text = (
+                f"message {differs} is not what it was: an agent may add to its history, and not "
+                'change it, without environment.rewritten = "branch"'
+            )
         session.rewritten = text
         session.counts["refused"] += 1
         return RefusedError(text)
 
-    async def _turn(self, session: Session, step: Step, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _turn(
+        self, session: Session, branch: Branch, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The completion, as soon as the policy's turn has come."""
-        number = len(session.steps)
-        session.steps.append(step)
+        number, session.waits = len(branch.steps) - 1, True
         session.move()
-        await session.until(lambda: len(session.turns) > number or session.end is not None)
-        if len(session.turns) <= number:
+        await session.until(lambda: len(branch.turns) > number or session.end is not None)
+        if len(branch.turns) <= number:
             raise RefusedError("the episode is over", 410)
-        turn = session.turns[number]
-        reply = self._reply_to(session, turn)
-        session.chat = [*session.last_asked, reply]
+        if number < len(branch.known) and branch.steps[number].digest != branch.known[number]:
+            text = f"played again, the agent asked otherwise in request {number}"
+            session.finish("diverged", Step(), text)
+            raise RefusedError(text, 410)
+        session.waits, turn = False, branch.turns[number]
+        session.move()
+        reply = self._reply_to(session, branch, turn)
+        branch.chat = [*session.last_asked, reply]
         calls = [
             {
                 "id": f"call_{number}_{place}",
@@ -414,7 +506,7 @@ class Agents(Pool):
                 ]
             }
         return {
-            "id": f"chatcmpl-{session.ask.trajectory_id}-{number}",
+            "id": f"chatcmpl-{branch.key}-{number}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": body.get("model") or "policy",
@@ -426,10 +518,10 @@ class Agents(Pool):
             },
         }
 
-    def _reply_to(self, session: Session, turn: PolicyTurn) -> Said:
+    def _reply_to(self, session: Session, branch: Branch, turn: PolicyTurn) -> Said:
         """The policy's turn as a message: its calls apart, unless one cannot be read."""
         form = self._config.call_format
-        found = calls_in(turn.text, form) if session.tools else []
+        found = calls_in(turn.text, form) if branch.tools else []
         calls = [call for call in found if isinstance(call, Call)]
         if len(calls) < len(found):
             session.counts["wrong_calls"] += 1

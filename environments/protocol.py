@@ -42,12 +42,14 @@ BUILT_IN = {
     "command": "agent:environments.built_in:command",
 }
 ADAPTERS = {
+    "search": "environments.tool_sets:search",
+    "python": "environments.tool_sets:python",
     "trl": "environments.adapters.trl:episodes",
     "gymnasium": "environments.adapters.games:gymnasium",
     "textarena": "environments.adapters.games:textarena",
     "verifiers": "environments.adapters.verifiers:episodes",
 }
-"""Names that take the environment of another library by their options."""
+"""Names of what knows how calls are written: tools, and environments of other libraries."""
 
 
 AGENT = "agent:"

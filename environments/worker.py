@@ -44,7 +44,8 @@ from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepRep
 from headrace.protocol.transport.sockets import Dealer
 
 START_S = 60.0
-TRIES = 2
+TRIES, STARTS = 2, 3
+"""Of a step, whose process ended; of a child that is killed as it starts."""
 MOST_WAITING = 64
 """Steps that are coroutines and wait together in one child."""
 _decoder = msgspec.msgpack.Decoder(FromChild)
@@ -70,7 +71,31 @@ class Child:
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
-        """A child that has the environment; UserError where it cannot be had."""
+        """A child that has the environment, tried again where it was killed as it started;
+        UserError where it cannot be had."""
+        for left in reversed(range(STARTS)):
+            child = await cls._begin(config, reaper)
+            try:
+                async with asyncio.timeout(START_S):
+                    ready = await child.ready
+                break
+            except (ChildGoneError, TimeoutError) as gone:
+                await child.kill()
+                ended = isinstance(gone, ChildGoneError)
+                if ended and left and child._process.returncode == -signal.SIGKILL:
+                    continue
+                why = str(gone) or f"it took more than {START_S:g} s"
+                if config.python and ended:
+                    why += f"; {config.python} has to be Python 3.10 or newer, and needs msgspec"
+                raise UserError(f"environment {config.name} was not loaded: {why}") from gone
+        if ready.error:
+            await child.kill()
+            raise UserError(ready.error)
+        child.places = asyncio.Semaphore(MOST_WAITING if ready.waits else 1)
+        return child
+
+    @classmethod
+    async def _begin(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
         # What follows the order of a set has to follow it in every child.
         other = {"PYTHONHASHSEED": "0"}
         if config.python is not None:
@@ -87,19 +112,6 @@ class Child:
         reaper.watch(process.pid)
         child = cls(process)
         child.say(Setup(config.name, config.options, config.call_format))
-        try:
-            async with asyncio.timeout(START_S):
-                ready = await child.ready
-        except (ChildGoneError, TimeoutError) as gone:
-            await child.kill()
-            why = str(gone) or f"it took more than {START_S:g} s"
-            if config.python and isinstance(gone, ChildGoneError):
-                why += f"; {config.python} has to be Python 3.10 or newer, and needs msgspec"
-            raise UserError(f"environment {config.name} was not loaded: {why}") from gone
-        if ready.error:
-            await child.kill()
-            raise UserError(ready.error)
-        child.places = asyncio.Semaphore(MOST_WAITING if ready.waits else 1)
         return child
 
     def say(self, message: msgspec.Struct) -> None:

@@ -81,6 +81,10 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
         )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
     images = tuple(placeholder_ids(model))
+    if images and run_dir is not None and not run_dir.is_dir():
+        raise UserError(
+            f"{path} reads images, which lie in {run_dir}, and this host does not see that folder"
+        )
     if generator.engine == "torch":
         if images:
             raise UserError(f"{path} reads images: set generator.engine to vllm")

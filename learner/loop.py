@@ -13,17 +13,7 @@ serves the batch again.
 import logging
 from typing import cast
 
-from headrace.protocol.messages.control import (
-    Batch,
-    BatchPart,
-    CheckpointRequest,
-    Message,
-    Restore,
-    Shutdown,
-    UpdateDone,
-    WeightRequest,
-    Welcome,
-)
+from headrace.protocol.messages import control as m
 from learner.batching.shards import merged
 from learner.process.inbox import Inbox
 from learner.process.rank_broadcast import Relay
@@ -38,30 +28,30 @@ def run_loop(
 ) -> str:
     """Serve until Shutdown and return its reason. Only rank 0 has `inbox` and `publisher`; all
     ranks take the same turns."""
-    waiting: Message | None = None
+    waiting: m.Message | None = None
     while True:
         message, waiting = waiting or relay.share(_next(inbox, trainer)), None
-        answer: Message | None = None
+        answer: m.Message | None = None
         match message:
-            case Welcome():
+            case m.Welcome():
                 answer = trainer.announce(message.lineage, message.publish_as, publisher)
-            case Restore():
+            case m.Restore():
                 trainer.go_back(message.line)
                 _greet(inbox)
-            case Batch() if not trainer.is_next(message):
+            case m.Batch() if not trainer.is_next(message):
                 _LOG.error(
                     "update %d of lineage %d is refused: the weights are from update %d of lineage "
                     "%d", message.update, message.lineage, trainer.position.update,
                     trainer.position.lineage,
                 )  # fmt: skip
                 _greet(inbox)
-            case Batch():
+            case m.Batch():
                 answer, waiting = _update(message, inbox, publisher, relay, trainer)
-            case WeightRequest():
+            case m.WeightRequest():
                 answer = trainer.publish(publisher, at_once=True)
-            case CheckpointRequest():
+            case m.CheckpointRequest():
                 answer = trainer.checkpoint(message.lineage, message.journal)
-            case Shutdown():
+            case m.Shutdown():
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
@@ -75,25 +65,25 @@ def _greet(inbox: Inbox | None) -> None:
 
 
 def _update(
-    batch: Batch,
+    batch: m.Batch,
     inbox: Inbox | None,
     publisher: Publisher | None,
     relay: Relay,
     trainer: Trainer,
-) -> tuple[Message | None, Message | None]:
+) -> tuple[m.Message | None, m.Message | None]:
     """Rank 0's report on the batch, and the message that came instead of it, if one did."""
     parts = relay.deliver(batch, None if inbox is None else inbox.next)
-    if isinstance(parts, Message):
+    if isinstance(parts, m.Message):
         return None, parts
     reports = relay.collect(trainer.train(batch, merged(parts), publisher))
-    return (trainer.report(cast(list[UpdateDone], reports)) if reports else None), None
+    return (trainer.report(cast(list[m.UpdateDone], reports)) if reports else None), None
 
 
-def _next(inbox: Inbox | None, trainer: Trainer) -> Message | None:
+def _next(inbox: Inbox | None, trainer: Trainer) -> m.Message | None:
     if inbox is None:
         return None
     waiting, due_at = trainer.publication.waiting, trainer.publication.due_at
     due = (waiting, due_at) if waiting is not None and due_at is not None else None
-    while isinstance(message := inbox.next(due=due), BatchPart):
+    while isinstance(message := inbox.next(due=due), m.BatchPart):
         _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)
     return message

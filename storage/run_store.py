@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """Minimum seconds between attempts to write SQL again after a failure."""
 MUCH = 20_000
-"""If SQLite lacks more records than this (about one second of work), a background thread adds
-them."""
+"""If SQLite lacks more records than this (a second's work), a background thread adds them."""
 LATE_S = 5.0
 """SQL that has not had a record for so long is behind."""
 CLOSING_S = 60.0
@@ -51,8 +50,7 @@ CLOSING_S = 60.0
 SILENT_S = 10.0
 """and it waits no longer for one that has taken nothing for so long."""
 AT_ONCE = 2_000
-"""Maximum records waiting in memory for SQL; others are read from the journal in batches of this
-size."""
+"""Records kept in memory for SQL; others are read from the journal, as many at a time."""
 STATEMENT_S = 60
 """A server's longest statement."""
 YIELD_S, MOST_YIELD_S = 1e-5, 0.25

@@ -25,9 +25,10 @@ FIGURES = {
     r"\banew\b(?!`)|\bonce more\b": "again; recompute, retry, rebuild",
     r"(?:^|[.:] )Most (?!of )[a-z]": "maximum number of",
     r"\b(one|an?) (?!for |in |to |that |if |is )[a-z]+ an? (arm|batch|bin|column|cut|day|group|line"
-    r"|megabyte|message|minute|month|noun|number|operation|process|prompt|read|record|request"
-    r"|response|run|second|seed|segment|step|swap|task|token|trajectory|trial|update"
-    r"|window)\b": "one ... per ...",
+    r"|megabyte|message|minute|month|noun|number|operation|process|prompt|read|record|request|row"
+    r"|response|run|second|seed|segment|step|swap|task|token|trajectory|trial|update|window)\b": (
+        "one ... per ..."
+    ),
     r"\b(has|have|had) (it|them) out\b": "in flight",
     r"\b(batch|version|question)\b[^.;:,]* (is|are) out\b": "in flight, published",
     r"\b(go|goes|gone|going) over (it |them )?again\b": "replays",

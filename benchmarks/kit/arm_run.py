@@ -2,8 +2,7 @@
 
 In: an arm and a seed. Out: a row, and figures of one. The run is `headrace train` in processes of
 its own. `final` is the mean accuracy of a run's last two evaluations; `mean` the area under
-accuracy against the policy's updates, which separates a fast learner from a slow one where both
-arrive.
+accuracy against the policy's updates, which separates fast learners from slow ones.
 """
 
 import shutil

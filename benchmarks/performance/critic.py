@@ -4,35 +4,43 @@ In: a run. Its policy writes fresh answers to held-out prompts, and continues pr
 drawn at random among all their tokens, several times. Out: explained variance of the value model
 on the answers, and the attainable share: what the prefix decides of the return, by the
 continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
-answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again.
+answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again. Besides,
+of the answers that the run trained until then: how the mean advantage of a window that was trained
+before its answer ended correlates with the return that came.
 
 With --again, the learner alone trains the run's own batches again with other settings instead, and
 each update's explained variance and the value model's seconds are printed: the same answers for
-every value model.
+every value model. Weights begin where the run began, and none are published or kept.
 """
 
 import asyncio
 import json
+import math
 import random
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.recorded_batches import critic_record
+from coordinator.persistence.state import State
+from coordinator.training.replayed_batch import sent_batch
+from dashboard.reads.critic import worth
 from headrace.config.loading.recipe import merge_overrides
 from headrace.config.sections.run import RunConfig
+from headrace.config.validation.batch_rules import batch_rules
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.host.hardware import free_port
 from headrace.host.work import Work
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
 from headrace.protocol.messages.control import Batch, ScoreItem
+from headrace.protocol.records.record_types import BatchTaken
 from headrace.protocol.token_spans import Reward
 from headrace.run_files.run_folder import MEDIA, find_run, read_config
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
@@ -41,14 +49,56 @@ from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
 from learner.batching.batch import policy_half, totals_of, value_half
+from learner.batching.shards import merged
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.checkpoint import CRITIC, POLICY
 from learner.process.checkpointing import Checkpoints
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
+from learner.process.trainer import Trainer
 from learner.updates.critic_update import update_of
 from rewards.labeling.offline_scoring import open_desk
+from storage.journal.store import read_journal
+from storage.queries import critic_sample
 from tasks.datasets.source import build_source
+
+
+class CriticRecord(NamedTuple):
+    """By update: what the value model explained of answers that it had not trained on, and its
+    seconds."""
+
+    explained: list[float]
+    seconds: list[float]
+
+
+def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, Shard]]:
+    """Each batch that left for the learner, for a learner of one rank with this configuration."""
+    state, rules = State(config), batch_rules(config)
+    for records in read_journal(run_dir / "journal"):
+        for _, record in records:
+            if isinstance(record, BatchTaken):
+                sent = sent_batch(record, state, rules, config, {})
+                yield sent.header(), merged(sent.parts)
+            state.apply(record)
+
+
+def critic_record(run_dir: Path, config: RunConfig) -> CriticRecord:
+    """Train a run's batches again; needs a joined process group of one rank."""
+    learner = config.learner.model_copy(update={"ranks": 1})
+    config = config.model_copy(update={"learner": learner})
+    found = CriticRecord([], [])
+    with tempfile.TemporaryDirectory(prefix="headrace-critic-") as folder:
+        trainer = Trainer(config, Path(folder), rank=0, device=torch.device("cpu"))
+        for batch, shard in recorded_batches(run_dir, config):
+            metrics = trainer.train(batch, shard, None).metrics
+            explained = metrics.get("critic/vf_explained_var", math.nan)
+            seconds = metrics.get("timing_s/value", math.nan)
+            assert isinstance(explained, float)
+            assert isinstance(seconds, float)
+            found.explained.append(round(explained, 3))
+            found.seconds.append(round(seconds, 2))
+    return found
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -252,6 +302,8 @@ def main(argv: list[str] | None = None) -> int:
     values, returns = values_of(config, run_dir, checkpoint, held)
     result = figures(held, prefixes, values, returns)
     result = {"run": run_dir.name, "checkpoint": checkpoint.name, **result}
+    trained = worth(critic_sample(run_dir, 1, int(checkpoint.name[5:])).tokens)
+    result["advantage against return"] = trained._asdict()
     if options.json:
         print(json.dumps(result))
         return 0

@@ -9,7 +9,6 @@ one JSON object with `ratio`, ours over raw (median of the pairs).
 
 import argparse
 import asyncio
-import hashlib
 import multiprocessing
 import os
 import statistics
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import xxhash
 
 from benchmarks.kit.command_line import command_line
 from benchmarks.kit.made_runs import MODEL
@@ -34,14 +34,7 @@ from generators.engines.vllm_engine import VllmEngine, VllmSettings
 from generators.rollout.loop import GeneratorLoop
 from generators.run import pin
 from headrace.host.hardware import has_gpu
-from headrace.protocol.messages.control import (
-    Hello,
-    Lease,
-    Leases,
-    Shutdown,
-    WeightNotice,
-    WeightsLoaded,
-)
+from headrace.protocol.messages import control as m
 from headrace.protocol.transport.sockets import Dealer, Link
 from tests.generators.scripted import NAME, ScriptedCoordinator
 
@@ -61,13 +54,13 @@ class Batch:
     window: int
     vocab_size: int
 
-    def leases(self, turn: int) -> list[Lease]:
+    def leases(self, turn: int) -> list[m.Lease]:
         """The batch, with ids that no other turn has."""
         draw = np.random.default_rng(turn)
         prompts = draw.integers(3, self.vocab_size, (self.count, PROMPT_TOKENS), np.int32)
         first = 1 + turn * self.count
         return [
-            Lease(
+            m.Lease(
                 lease_id=first + i,
                 trajectory_id=first + i,
                 purpose="train",
@@ -85,45 +78,45 @@ class Batch:
         ]
 
 
-def notice_of(path: Path, *, version: int = 0, update: int = 0) -> WeightNotice:
+def notice_of(path: Path, *, version: int = 0, update: int = 0) -> m.WeightNotice:
     """What a learner says of a file of weights."""
     data = path.read_bytes()
-    return WeightNotice(
+    return m.WeightNotice(
         version=version,
         update=update,
-        sha256=hashlib.sha256(data).hexdigest(),
+        digest=xxhash.xxh3_128(data).hexdigest(),
         num_bytes=len(data),
         sources=[f"file:{path.resolve()}"],
     )
 
 
-def coordinator(pipe: Connection, batch: Batch, notice: WeightNotice, cpus: set[int]) -> None:
+def coordinator(pipe: Connection, batch: Batch, notice: m.WeightNotice, cpus: set[int]) -> None:
     """A process that leases, acknowledges and counts. Over the pipe: its address, "ready"; then in
     a turn's number, out (seconds, tokens); None ends it."""
     os.sched_setaffinity(0, cpus)
     asyncio.run(_coordinate(pipe, batch, notice))
 
 
-async def _coordinate(pipe: Connection, batch: Batch, notice: WeightNotice) -> None:
+async def _coordinate(pipe: Connection, batch: Batch, notice: m.WeightNotice) -> None:
     peer = ScriptedCoordinator()
     serving = asyncio.create_task(peer.serve())
     pipe.send(peer.router.address)
-    await peer.until(lambda: bool(peer.got(Hello)), PATIENCE_S)
+    await peer.until(lambda: bool(peer.got(m.Hello)), PATIENCE_S)
     peer.router.begin_delivery(NAME)
     await peer.send(notice)
-    await peer.until(lambda: bool(peer.got(WeightsLoaded)), PATIENCE_S)
+    await peer.until(lambda: bool(peer.got(m.WeightsLoaded)), PATIENCE_S)
     pipe.send("ready")
     while (turn := await asyncio.to_thread(pipe.recv)) is not None:
         peer.seen.clear()
         peer.chunks.clear()
         began = time.perf_counter()
-        await peer.send(Leases(leases=batch.leases(turn)))
+        await peer.send(m.Leases(leases=batch.leases(turn)))
         await peer.until(
             lambda: sum(c.finish == "length" for c in peer.chunks) == batch.count, PATIENCE_S
         )
         tokens = sum(c.token_ids.size for c in peer.chunks if np.isfinite(c.logprobs).all())
         pipe.send((time.perf_counter() - began, tokens))
-    await peer.send(Shutdown(reason="measured"))
+    await peer.send(m.Shutdown(reason="measured"))
     serving.cancel()
     peer.router.close()
 
@@ -187,7 +180,7 @@ class Bench:
         loop = GeneratorLoop(
             self._engine,
             self._dealer,
-            Hello(role="generator", name=NAME, pid=os.getpid(), host="", capacity=self._capacity),
+            m.Hello(role="generator", name=NAME, pid=os.getpid(), host="", capacity=self._capacity),
             chunk_tokens=min(self._batch.window, 256),
             weights_folder=Path(tempfile.gettempdir()),
         )

@@ -1,11 +1,13 @@
-"""Generation in eight turns with an environment between them, against as many tokens in one turn.
+"""Generation in eight turns with an environment between them, against as many tokens in one turn,
+or against the same by an agent.
 
 Both sides are evaluations through the whole path, of a model that draws every token with the same
 chance, so that a turn has 32 tokens on average, or an answer 256. The environment takes 50 ms for a
 step, many of them at once, and says two tokens. They run in turn, `repeats` times; `ratio` is many
 turns over one, in sampled tokens a second. `prefill_per_token` is what the engine computed of
-prompts and prefixes for each sampled token. The scripted engine takes 10 ms a token, so that a slot
-that waits is seen.
+prompts and prefixes for each sampled token. With `--against endpoint` an agent asks for the eight
+turns, with the same pauses, and `ratio` is how many times as long it takes. The scripted engine
+takes 10 ms a token, so that a slot that waits is seen.
 """
 
 import argparse
@@ -18,6 +20,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from benchmarks.kit.command_line import command_line, offer_row, take_engine
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
@@ -45,13 +49,26 @@ class Turns:
         return Step(messages=[InsertedMessage("user", "12")], done=not self._left)
 
 
+async def ask(row: Mapping[str, Any], *, base_url: str, api_key: str) -> float:
+    """The same turns, by an agent."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as client:
+        for _ in range(TURNS):
+            answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages})
+            message = answer.raise_for_status().json()["choices"][0]["message"]
+            messages += [message, {"role": "user", "content": "12"}]
+            await asyncio.sleep(STEP_S)
+    return 0.0
+
+
 def model_of(folder: Path, tokens: int) -> Path:
     """The calculator's model with its output weights set to 0: answers of this average number of
     tokens."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     source, out = ROOT / "recipes" / "models" / "products-cold", folder / f"model-{tokens}"
-    shutil.copytree(source, out)
+    shutil.copytree(source, out, dirs_exist_ok=True)
     config = AutoConfig.from_pretrained(source)
     config.vocab_size, config.max_position_embeddings = VOCABULARY, 4096
     model = AutoModelForCausalLM.from_config(config)
@@ -70,15 +87,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         f"generator.max_num_seqs={options.slots}", "transport.self_test_s=null", *options.overrides,
     ]  # fmt: skip
     longest = 4 * TURNS * TOKENS
-    sides = {
-        "turns": [
-            "environment.name=benchmarks.performance.turns:Turns", "environment.children=1",
-            f"environment.max_turns={TURNS}", f"environment.max_turn_tokens={4 * TOKENS}",
-        ],
-        "one": ["environment=null", "reward.kind=exact"],
-    }  # fmt: skip
+    stepped = [
+        "environment.children=1", f"environment.max_turns={TURNS}",
+        f"environment.max_turn_tokens={4 * TOKENS}",
+    ]  # fmt: skip
+    named = "environment.name={}benchmarks.performance.turns:{}"
+    sides = {"turns": [named.format("", "Turns"), *stepped]}
+    sizes, other = {"turns": TOKENS}, options.against
+    if other == "endpoint":
+        sides[other], sizes[other] = [named.format("agent:", "ask"), *stepped], TOKENS
+    else:
+        sides[other], sizes[other] = ["environment=null", "reward.kind=exact"], TURNS * TOKENS
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        for name, tokens in (("turns", TOKENS), ("one", TURNS * TOKENS)):
+        for name, tokens in sizes.items():
             path = json.dumps(str(model_of(Path(folder), tokens)))
             sides[name] += [f"model.path={path}", f"task.max_response_length={longest}"]
             sides[name] += [f"schedule.window={longest}", *common]
@@ -98,7 +119,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             seen=lambda turn: print(json.dumps(turn), flush=True),
         )  # fmt: skip
     return {
-        **spread(ratios(rates["turns"], rates["one"])),
+        **spread(ratios(rates["turns"], rates[other])),
+        "against": other,
         "engine": options.engine,
         "prefill_per_token": prefill,
         "tokens_per_s": {side: [round(rate, 1) for rate in found] for side, found in rates.items()},
@@ -111,6 +133,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--recipe", default="recipes/calculator.toml", help="the rest of the run")
     take_engine(parser, "fake")
+    parser.add_argument("--against", choices=("one", "endpoint"), default="one", help="what")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
     parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")

@@ -23,6 +23,7 @@ then it is read:
                              `stale_share_quiet`, of those in batches that no fault held up;
                              `stale_share_after`, of the others, by the kind of fault
 - ledger_error_tokens        generated minus the ledger's accounts
+- failed, unexplained       trajectories that ended as failed, by reason; those that have none
 - images, images_astray      those of prompts, by the journal; others in their store, or such as are
                              damaged (the audit finds those that are lost)
 - rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
@@ -57,6 +58,10 @@ EPISODES = (
     "environment.max_inserted=96", "reward.answer_marker=null",
 )  # fmt: skip
 """Instead of rewards."""
+AGENTS = (
+    "environment.name=agent:benchmarks.robustness.chaos_agent:roaming", *EPISODES[1:],
+)  # fmt: skip
+"""Which ask an endpoint. Only processes that serve it, and agents, are killed."""
 RANKER = (
     f"model.path={ROOT / 'recipes' / 'models' / 'rewriting-cold'}", "task.kind=rewriting",
     "task.max_terms=3", "task.max_prompt_length=112", "task.max_response_length=24",
@@ -73,7 +78,9 @@ IMAGES = (
     "reward.answer_marker=null",
 )  # fmt: skip
 """Each group has an image of its own."""
-WORLDS = {"plain": (), "episodes": EPISODES, "ranker": RANKER, "images": IMAGES}
+WORLDS = {
+    "plain": (), "episodes": EPISODES, "agents": AGENTS, "ranker": RANKER, "images": IMAGES,
+}  # fmt: skip
 OVERRIDES = (
     *SMALL, "generator.max_num_seqs=32", "generator.kv_cache_gib=0.25",
     "checkpoint.every_updates=4", "stop.train_time_s=null", "stop.tokens=100000000",
@@ -81,7 +88,7 @@ OVERRIDES = (
 )  # fmt: skip
 BAD = (
     "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
-    "ledger_error_tokens", "failed_ends", "images_astray",
+    "ledger_error_tokens", "failed_ends", "images_astray", "unexplained",
 )  # fmt: skip
 
 
@@ -93,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--generators", type=int, default=1, help="generators of a run")
     parser.add_argument(
         "--world", choices=WORLDS, default="plain",
-        help="episodes: several turns, with an environment; ranker: it pays, and learns along; "
-        "images: in all prompts",
+        help="episodes: several turns, with an environment; agents: the same by an endpoint; "
+        "ranker: it pays, and learns along; images: in all prompts",
     )  # fmt: skip
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
@@ -144,13 +151,16 @@ def one_run(
     engine: str, generators: int, seed: int, count: int, world: str = "plain"
 ) -> dict[str, Any]:
     """One run with `count` faults drawn by the seed: its row."""
-    judge = "environment" if world == "episodes" else "reward"
+    judge = "environment" if world in ("episodes", "agents") else "reward"
     roles = [judge if role == "reward" else role for role in ROLES]
     with open_place() as place:
         server = place.database if seed % 2 else None
         without = place.missing.keys() | (set() if server else {"freeze_sql", "lose_sql"})
-        kinds = [kind for kind in get_args(Kind) if kind not in without]
-        children = (*CHILDREN[engine], judge)
+        kinds: list[Kind] = [kind for kind in get_args(Kind) if kind not in without]
+        children: tuple[str, ...] = (*CHILDREN[engine], judge)
+        if world == "agents":
+            often: list[Kind] = ["kill_child"] * 8
+            kinds, children, roles = ["kill", *often], (judge,), [judge]
         faults = draw(seed, count, kinds, children=children, roles=roles)
         chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
         sql = [f"storage.database={server.url}"] if server else []

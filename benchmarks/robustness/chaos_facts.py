@@ -13,17 +13,7 @@ from typing import Any, Final, get_args
 
 from benchmarks.robustness.chaos_faults import KILLS, Kind
 from benchmarks.robustness.chaos_job import ENDED, Course, Done
-from headrace.protocol.records.record_types import (
-    BatchTaken,
-    GroupIssued,
-    Incident,
-    LineageBegan,
-    Record,
-    TokensLost,
-    UpdateCommitted,
-    WindowsClosed,
-    WindowsDropped,
-)
+from headrace.protocol.records import record_types as r
 from headrace.run_files.run_folder import MEDIA
 from headrace.run_files.update_log import compare, read_applied
 from storage.audit import audit_run
@@ -44,12 +34,14 @@ def facts(run_dir: Path, course: Course) -> Figures:
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)
     records = [one for batch in read_journal(run_dir / "journal") for _, one in batch]
-    lost, refusals = Counter[str](), []
+    lost, failed, refusals = Counter[str](), Counter[str](), []
     for record in records:
         match record:
-            case TokensLost():
+            case r.TokensLost():
                 lost[record.reason] += record.tokens
-            case Incident(kind="chunk_rejected"):
+            case r.TrajectoryEnded(status="failed"):
+                failed[(record.error or "").partition(":")[0]] += 1
+            case r.Incident(kind="chunk_rejected"):
                 refusals.append(record.text)
     rolled_back, again = trained_again(records)
     applied = [line.at for _, line in read_applied(run_dir)]
@@ -59,6 +51,8 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "moved": lost["moved"],
         "died": lost["died"],
         "refusals": refusals[:5],
+        "failed": dict(failed),
+        "unexplained": failed[""],
         "doubled": kinds[DOUBLED],
         "doubled_in_weights": len(weights.doubled) + len(weights.doubled_values),
         "weights": weights.problems[:5],
@@ -79,13 +73,13 @@ def facts(run_dir: Path, course: Course) -> Figures:
     }
 
 
-def stored_images(folder: Path, records: Iterable[Record]) -> tuple[int, int]:
+def stored_images(folder: Path, records: Iterable[r.Record]) -> tuple[int, int]:
     """(images that the journal names, files of the folder that are astray: not under the SHA-256 of
     their bytes, as parts of files are; or not named, but for those of one group, which was drawn
     when the last coordinator was killed)."""
     named, most = set[str](), 0
     for record in records:
-        if isinstance(record, GroupIssued):
+        if isinstance(record, r.GroupIssued):
             digests = {run.digest for run in record.media}
             named |= digests
             most = max(most, len(digests))
@@ -98,7 +92,7 @@ def stored_images(folder: Path, records: Iterable[Record]) -> tuple[int, int]:
     return len(named), astray + max(0, unnamed - most)
 
 
-def trained_again(records: Iterable[Record]) -> tuple[int, int]:
+def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
     """(tokens that rollbacks undid and that were trained again or dropped since, of them those that
     are in the surviving weights)."""
     sizes: dict[int, int] = {}
@@ -107,21 +101,21 @@ def trained_again(records: Iterable[Record]) -> tuple[int, int]:
     dropped: set[int] = set()
     for record in records:
         match record:
-            case WindowsClosed():
+            case r.WindowsClosed():
                 sizes |= {window.window_id: window.tokens for window in record.windows}
-            case UpdateCommitted():
+            case r.UpdateCommitted():
                 trained |= set(record.window_ids)
-            case LineageBegan():
+            case r.LineageBegan():
                 trained -= set(record.window_ids)
                 undone |= set(record.window_ids)
-            case WindowsDropped():
+            case r.WindowsDropped():
                 dropped |= set(record.window_ids)
     settled = undone & (trained | dropped)
     return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
 
 
 def aged(
-    records: Iterable[Record], done: Sequence[Done], updates: Sequence[float]
+    records: Iterable[r.Record], done: Sequence[Done], updates: Sequence[float]
 ) -> dict[str, list[int]]:
     """By kind of fault, [tokens left out for their age, tokens taken] of the batches from each
     fault to the second update after its end, whose windows waited for it; `NO_FAULT`: of the
@@ -136,13 +130,13 @@ def aged(
     for record in records:
         left_out = tokens = 0
         match record:
-            case WindowsClosed():
+            case r.WindowsClosed():
                 sizes |= {window.window_id: window.tokens for window in record.windows}
-            case BatchTaken():
+            case r.BatchTaken():
                 for window in record.windows:
                     tokens += sizes[window.window_id]
                     left_out += sum(m.tokens for m in window.masked if m.reason == "stale")
-            case WindowsDropped(reason="stale"):
+            case r.WindowsDropped(reason="stale"):
                 tokens = left_out = sum(sizes[key] for key in record.window_ids)
         if tokens:
             kinds = [kind for begin, end, kind in covers if begin <= record.at <= end]
@@ -198,7 +192,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     counted = (
         "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
         "hangs", "unresumable", "ledger_error_tokens", "died", "generated", "trained", "updates",
-        "resumes", "images", "images_astray",
+        "resumes", "images", "images_astray", "unexplained",
     )  # fmt: skip
     return {
         "runs": len(rows),

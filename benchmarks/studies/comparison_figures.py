@@ -124,7 +124,9 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
         "dense": all(one.is_dense for one in crossings if one),
         "prompts": min(row["num_prompts"] for row in each),
         "final": spread([row["final"] for row in each]),
-        "final_on_long_prompts": spread([_last_two(row["long_prompts"]) for row in each]),
+        "final_on_long_prompts": spread(
+            [statistics.fmean(row["long_prompts"]["accuracy"][-2:]) for row in each]
+        ),
         "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
         **beside(each),
     }
@@ -132,10 +134,6 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
 
 def _tokens(row: Row) -> list[float]:
     return [generated_at(row, version) for version, *_ in row["evaluations"]]
-
-
-def _last_two(long: Mapping[str, Any]) -> float:
-    return statistics.fmean(long["accuracy"][-2:])
 
 
 def _mean(row: Row, metric: str) -> float:
@@ -199,7 +197,9 @@ def part_figures(
             "over": compared(pairs),
             "fall": [fall(row, aim) for row in own.values()],
             "final": spread([row["final"] for row in own.values()]),
-            "speed": spread(_speeds(list(own.values()))),
+            "speed": spread(
+                [row["tokens"]["trained_policy"] / row["train_time_s"] for row in own.values()]
+            ),
             "disturbed": sum(row["disturbed"] for row in own.values()),
         }
     return found
@@ -211,11 +211,6 @@ def fall(row: Row, target: float) -> float:
     points = curve(row)
     crossed = crossing(points, target)
     return largest_fall(points, until=crossed.at if crossed else math.inf)
-
-
-def _speeds(rows: Sequence[Row]) -> list[float]:
-    """Tokens that the policy trained on, a second."""
-    return [row["tokens"]["trained_policy"] / row["train_time_s"] for row in rows]
 
 
 # -- tables ----------------------------------------------------------------------------------------

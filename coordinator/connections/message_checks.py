@@ -6,7 +6,6 @@ for the journal. Promises: what passes can be applied to the state, replayed and
 """
 
 import math
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -82,7 +81,6 @@ def chunk_problem(
 def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
     """The record of a chunk that is taken."""
     return ChunkArrived(
-        at=time.time(),
         trajectory_id=chunk.trajectory_id,
         lease_id=chunk.lease_id,
         chunk_index=chunk.chunk_index,

@@ -11,14 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from headrace.protocol.records.record_types import (
-    ChunkArrived,
-    GroupIssued,
-    LeaseIssued,
-    Record,
-    TrajectoryEnded,
-    WindowsClosed,
-)
+from headrace.protocol.records import record_types as r
 from headrace.trajectory.account import Account
 
 
@@ -72,25 +65,25 @@ class Leases:
             if not trajectory.ended and trajectory.trajectory_id not in self.given:
                 self._wait(trajectory.trajectory_id)
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: r.Record) -> None:
         """A record was applied to the account."""
         match record:
-            case GroupIssued():
+            case r.GroupIssued():
                 for trajectory_id in record.trajectory_ids:
                     self._wait(trajectory_id)
-            case LeaseIssued():
+            case r.LeaseIssued():
                 self._put(record.trajectory_id, record.lease_id, record.generator)
-            case ChunkArrived(trajectory_id=key):
+            case r.ChunkArrived(trajectory_id=key):
                 if record.finish is not None:
                     self.release(key)
                 elif record.streams is not None and record.streams.step is not None:
                     self._wait(key)
                 elif self._is_inside(key):
                     self.open.add(key)
-            case WindowsClosed():
+            case r.WindowsClosed():
                 for window in record.windows:
                     self._leave_window(window.trajectory_id)
-            case TrajectoryEnded(trajectory_id=key):
+            case r.TrajectoryEnded(trajectory_id=key):
                 self.release(key)
                 self.open.discard(key)
                 self._leave_queue(key)

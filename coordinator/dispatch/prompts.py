@@ -3,13 +3,12 @@
 Comes in: the task's rows by position, the policy's tokenizer, what was asked of a mixture. Goes
 out: GroupIssued records. A prompt over the length limit is skipped and counted. Positions are
 consumed in order, so the next position, of a mixture that of each domain, is all that a resume
-needs.
+needs. An image is decoded once, and what draws prompts writes none: `media.write` does.
 """
 
 import hashlib
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -25,7 +24,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
 from headrace.data.anchors import Anchor, read_anchors
 from headrace.data.image_processor import ImageProcessor, sees_images
-from headrace.data.media import MediaStore, open_rgb
+from headrace.data.media import MediaError, MediaStore, digest_of, open_rgb
 from headrace.data.tokenizer import load_tokenizer, vocabulary_size
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Purpose
@@ -54,12 +53,14 @@ def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> 
 @dataclass(frozen=True)
 class EncodedPrompt:
     """A prompt as text and as token ids. `messages`: JSON of a chat's messages, whose images are
-    named by their SHA-256; `media`: where they stand in the ids."""
+    named by their SHA-256; `media`: where they stand in the ids by `processor`; `files`: theirs."""
 
     text: str
     ids: Int32
     messages: str = ""
     media: list[MediaRun] = field(default_factory=list)
+    processor: str = ""
+    files: Sequence[bytes] = ()
 
 
 class Prompts:
@@ -67,7 +68,7 @@ class Prompts:
 
     def __init__(self, config: RunConfig, media: MediaStore | None = None) -> None:
         """`media`: where the images of prompts are stored; None: prompts are text alone."""
-        self._config, self._media = config, media
+        self._config, self.media = config, media
         self._tokenizer: Any = load_tokenizer(
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
@@ -83,7 +84,7 @@ class Prompts:
         self._lifted: set[str] = set()
         self.skipped = 0
         self.unasked: list[str] = []
-        """Notices of domains whose prompts were drawn less often than their shares."""
+        """Notices of domains and rows whose prompts were drawn less often than they should."""
         for task in members(config.task).values():
             if task.kind != "dataset":
                 longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
@@ -102,7 +103,8 @@ class Prompts:
             raise UserError(
                 f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"
             )
-        digests = self._stored(row)
+        files = self._files(row)
+        digests = [digest_of(data) for data in files]
         asked = with_images(row.prompt, digests)
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         text = chat_text(
@@ -116,23 +118,30 @@ class Prompts:
         said = "" if isinstance(asked, str) else json.dumps(messages)
         if self._images is None:
             return EncodedPrompt(text, _ids(ids), said)
+
+        def pixels(digest: str) -> Any:
+            number = digests.index(digest)
+            try:
+                return open_rgb(files[number])
+            except MediaError as error:
+                raise MediaError(f"row {row.id}, image {number + 1}: {error}") from error
+
         try:
-            expanded, media = self._images.expand(ids, digests, self._image)
+            expanded, media = self._images.expand(ids, digests, pixels)
+        except MediaError:
+            raise
         except UserError as error:
             raise UserError(f"row {row.id}: {error}") from error
-        return EncodedPrompt(text, expanded, said, media)
+        version = self._images.version if media else ""
+        return EncodedPrompt(text, expanded, said, media, version, files)
 
-    def _image(self, digest: str) -> Any:
-        assert self._media is not None
-        return open_rgb(self._media.read(digest))
-
-    def _stored(self, row: Row) -> list[str]:
-        """The digests of the row's images, which are in the store then."""
-        files = image_files(self._config.task, row, check=True)
+    def _files(self, row: Row) -> list[bytes]:
+        """The files of the row's images, which the policy can be shown."""
+        files = image_files(self._config.task, row)
         if not files:
             return []
         model, most = self._config.model, self._config.task.max_images
-        if self._media is None or (self._images is None and not sees_images(model.path)):
+        if self.media is None or (self._images is None and not sees_images(model.path)):
             raise UserError(
                 f"row {row.id}: its prompt has images, and the policy reads text alone; take such "
                 "rows out of the dataset"
@@ -141,12 +150,12 @@ class Prompts:
             raise UserError(f"row {row.id}: {len(files)} images, but task.max_images = {most}")
         if self._images is None:
             self._images = ImageProcessor(model.path, trust_remote_code=model.trust_remote_code)
-        return [self._media.put(data) for data in files]
+        return files
 
     @property
     def media_folder(self) -> str:
         """Folder of image files, for processes that share the run's folder; "" without images."""
-        return "" if self._media is None else str(self._media.folder.resolve())
+        return "" if self.media is None else str(self.media.folder.resolve())
 
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
@@ -218,13 +227,24 @@ class Prompts:
             if passed < MAX_PASSED and not self._mixture.asks(domain, at, row.id, progress):
                 passed += 1
                 continue
-            encoded = self.encode(row)
-            if encoded.ids.size <= self._config.task.max_prompt_length:
+            encoded = self._usable(row)
+            if encoded is not None:
                 if passed == MAX_PASSED and domain not in self._lifted:
                     self._lifted.add(domain)
                     self.unasked.append(f"{domain or 'task'}: its bands ask no prompt, so all are")
                 return at, row, encoded
-            self.skipped += 1
+        return None
+
+    def _usable(self, row: Row) -> EncodedPrompt | None:
+        """None, with a notice, if the row is too long or one of its images is invalid."""
+        try:
+            encoded = self.encode(row)
+        except MediaError as error:
+            self.unasked.append(f"skipped: {error}")
+            return None
+        if encoded.ids.size <= self._config.task.max_prompt_length:
+            return encoded
+        self.skipped += 1
         return None
 
     def eval_groups(
@@ -237,10 +257,7 @@ class Prompts:
         rows = source.eval_rows if asked.rows == "held_out" else source.training_rows
         found = []
         for position, row in enumerate(rows(asked.num_prompts)):
-            encoded = self.encode(row)
-            if encoded.ids.size > self._config.task.max_prompt_length:
-                self.skipped += 1
-            else:
+            if (encoded := self._usable(row)) is not None:
                 found.append((position, row, encoded))
         if lengths:
             found.sort(key=lambda one: lengths.get(one[0], 0), reverse=True)
@@ -263,8 +280,10 @@ class Prompts:
         config = self._config
         trains = purpose == "train"
         size = config.schedule.num_generations if trains else config.evaluation.samples
+        for data in encoded.files:
+            assert self.media is not None
+            self.media.later(data)
         return GroupIssued(
-            at=time.time(),
             group_id=group_id,
             prompt_id=row.id,
             position=position,
@@ -275,6 +294,7 @@ class Prompts:
             messages=encoded.messages,
             prompt_ids=encoded.ids,
             media=encoded.media,
+            processor=encoded.processor,
             aside=self._asides.of(row, encoded.text),
             domain=row.domain,
             trajectory_ids=list(range(trajectory_id, trajectory_id + size)),

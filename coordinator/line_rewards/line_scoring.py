@@ -131,7 +131,6 @@ class LineScoring:
         settles = settles and asked[-1] == self._line_ends(trajectory)[-1]
         lines = [LineScore(*pair) for pair in zip(asked, score.lines, strict=False)]
         return LinesScored(
-            at=time.time(),
             trajectory_id=trajectory.trajectory_id,
             source=self.source,
             status=score.status,

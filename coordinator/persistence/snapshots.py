@@ -101,7 +101,6 @@ def snapshot_of(state: State, end: int) -> Snapshot | None:
         **{name: getattr(state, name) for name in _AS_THEY_ARE},
     )
     return Snapshot(
-        at=time.time(),
         state=_ENCODER.encode(values),
         milestones=_milestones(state, end),
     )

@@ -12,30 +12,7 @@ from collections import Counter
 from coordinator.connections.versions import Versions
 from coordinator.dispatch.mixture import MixtureProgress, needs_rates
 from headrace.config.sections.run import RunConfig
-from headrace.protocol.records.record_types import (
-    BatchReturned,
-    BatchTaken,
-    CheckpointWritten,
-    ChunkArrived,
-    EvaluationDone,
-    Forgotten,
-    GroupIssued,
-    LeaseIssued,
-    LineageBegan,
-    MetricsSampled,
-    Milestone,
-    Record,
-    Restarted,
-    RewardArrived,
-    Snapshot,
-    TokensLost,
-    TrajectoryEnded,
-    UpdateCommitted,
-    VersionIssued,
-    VersionPublished,
-    WindowsClosed,
-    WindowsReady,
-)
+from headrace.protocol.records import record_types as r
 from headrace.trajectory.account import Account
 
 
@@ -77,14 +54,14 @@ class State:
         self.line: dict[int, int | None] = {0: None}
         self.first_policy_update: int | None = None
         self.train_time_s = 0.0
-        self.evaluations: list[EvaluationDone] = []
+        self.evaluations: list[r.EvaluationDone] = []
         self.checkpoints: list[int] = []
         self.leases: dict[int, tuple[int, str]] = {}
         self.discarded: dict[str, tuple[int, int]] = {}
         self.issued = 0
         self.ended: Counter[str] = Counter()
         self.rejected = self.cpu_s = 0.0
-        self.milestones = [Milestone(0, 0)]
+        self.milestones = [r.Milestone(0, 0)]
 
     @property
     def committed(self) -> int:
@@ -99,62 +76,62 @@ class State:
         ours = self.line[update]
         return ours is None or batch_id is None or ours == batch_id
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: r.Record) -> None:
         """Change the state as the record says."""
         self.account.apply(record)
         match record:
-            case ChunkArrived():
+            case r.ChunkArrived():
                 if record.finish is not None:
                     self.leases.pop(record.trajectory_id, None)
-            case WindowsClosed() | WindowsReady():
+            case r.WindowsClosed() | r.WindowsReady():
                 pass  # The most frequent ones are the account's alone.
-            case GroupIssued():
+            case r.GroupIssued():
                 self._issue(record)
-            case RewardArrived(trajectory_id=key) if self.mixture.rates is not None:
+            case r.RewardArrived(trajectory_id=key) if self.mixture.rates is not None:
                 trajectory = self.account.trajectories[key]
                 if trajectory.purpose == "train":
                     self.mixture.score(record, self.account.groups[trajectory.group_id])
-            case LeaseIssued():
+            case r.LeaseIssued():
                 self.next_lease = max(self.next_lease, record.lease_id + 1)
                 self.leases[record.trajectory_id] = record.lease_id, record.generator
-            case Restarted():
+            case r.Restarted():
                 self.next_lease = record.next_lease
                 self._forget_leases()
-            case TokensLost():
+            case r.TokensLost():
                 if record.pid:
                     self.discarded[record.generator] = record.pid, record.total
-            case TrajectoryEnded():
+            case r.TrajectoryEnded():
                 self.leases.pop(record.trajectory_id, None)
                 trajectory = self.account.trajectories[record.trajectory_id]
                 self.ended[record.status] += trajectory.purpose == "train"
-            case BatchTaken():
+            case r.BatchTaken():
                 self.update, self.given = record.update, max(self.given, record.update)
-            case BatchReturned():
+            case r.BatchReturned():
                 self.update = record.update - 1
-            case UpdateCommitted():
+            case r.UpdateCommitted():
                 self._commit(record)
-            case LineageBegan():
+            case r.LineageBegan():
                 self._roll_back(record)
-            case MetricsSampled():
+            case r.MetricsSampled():
                 self.rejected = record.metrics.get("transport/rejected", self.rejected)
                 self.cpu_s = record.metrics.get("perf/cpu_s", self.cpu_s)
-            case Snapshot():
+            case r.Snapshot():
                 self.milestones = record.milestones
-            case VersionIssued():
+            case r.VersionIssued():
                 self.versions.issue(record.version)
-            case VersionPublished():
+            case r.VersionPublished():
                 self.versions.publish(record.version, record.update)
-            case EvaluationDone():
+            case r.EvaluationDone():
                 self.evaluations.append(record)
                 self._forget_leases()
-            case CheckpointWritten():
+            case r.CheckpointWritten():
                 self.checkpoints.append(record.update)
-            case Forgotten():
+            case r.Forgotten():
                 self.checkpoints = [u for u in self.checkpoints if u >= record.update]
                 self.line = {u: b for u, b in self.line.items() if u >= record.update}
                 self.versions.forget(self._oldest_version())
 
-    def _issue(self, record: GroupIssued) -> None:
+    def _issue(self, record: r.GroupIssued) -> None:
         self.next_group = max(self.next_group, record.group_id + 1)
         self.next_trajectory = max(self.next_trajectory, record.trajectory_ids[-1] + 1)
         if record.purpose == "train":
@@ -162,7 +139,7 @@ class State:
             self.position = max(self.position, record.position + 1)
             self.mixture.issue(record)
 
-    def _commit(self, record: UpdateCommitted) -> None:
+    def _commit(self, record: r.UpdateCommitted) -> None:
         self.line[record.update] = record.batch_id
         self.train_time_s = record.train_time_s
         self.mixture.asked = {}
@@ -171,7 +148,7 @@ class State:
         if record.window_ids and self.first_policy_update is None:
             self.first_policy_update = record.update
 
-    def _roll_back(self, record: LineageBegan) -> None:
+    def _roll_back(self, record: r.LineageBegan) -> None:
         self.lineage, self.update = record.lineage, record.update
         self.line = {u: b for u, b in self.line.items() if u <= record.update}
         self.checkpoints = [u for u in self.checkpoints if u <= record.update]

@@ -10,7 +10,6 @@ failed, with the reason, and never as a reward of 0.
 
 import json
 import math
-import time
 from collections import deque
 
 import numpy as np
@@ -25,21 +24,21 @@ from headrace.config.sections.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Hello, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk, StepReply
-from headrace.protocol.records.record_types import (
-    ChunkArrived,
-    GroupIssued,
-    Record,
-    RewardArrived,
-    TrajectoryEnded,
-    TrajectoryStatus,
-)
+from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import EnvironmentStep, Piece, Reward, Streams
-from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.trajectories import Group, Trajectory
 
 NO_LEASE = -1
+BRANCH_OF = "environment.branch_of"
+"""In the info of a group whose only trajectory is a branch: which one's agent began it."""
 NOTHING = Rendered(np.zeros(0, np.int32), 0, [])
 MOST_OUT = 64
 """Episodes that one worker is asked about at a time."""
+
+
+def branch_of(group: Group) -> int:
+    """The trajectory that this group's is a branch of; -1: it is none."""
+    return int(json.loads(group.info)[BRANCH_OF]) if BRANCH_OF in group.info else -1
 
 
 class Episodes:
@@ -51,6 +50,8 @@ class Episodes:
         self._rendering: dict[bool, Rendering] = {}
         self._queue: deque[int] = deque()
         self._workers = hub.peers.environments
+        self._branches: dict[int, list[int]] = {}
+        """Of a trajectory whose agent has rewritten its history."""
         hub.on_record = self._follow
 
     # -- workers ----------------------------------------------------------------------------------
@@ -70,16 +71,22 @@ class Episodes:
 
     # -- out --------------------------------------------------------------------------------------
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: r.Record) -> None:
         """Who begins, or has ended a turn, waits for the environment."""
         match record:
-            case GroupIssued(trajectory_ids=keys):
+            case r.GroupIssued(trajectory_ids=keys, group_id=group_id):
                 self._queue.extend(keys)
-            case ChunkArrived(trajectory_id=key, finish="stop"):
+                if (first := branch_of(self._hub.account.groups[group_id])) >= 0:
+                    self._branches.setdefault(first, []).extend(keys)
+            case r.ChunkArrived(trajectory_id=key, finish="stop"):
                 self._queue.append(key)
 
     def restore(self) -> None:
         """After a restart: ask again what was not answered, and end what an answer has ended."""
+        for group in self._hub.account.groups.values():
+            if (first := branch_of(group)) >= 0:
+                self._branches.setdefault(first, []).extend(group.trajectory_ids)
+                self._count(group.trajectory_ids)
         for trajectory in list(self._hub.account.trajectories.values()):
             if trajectory.paused and not trajectory.ended:
                 self._queue.append(trajectory.trajectory_id)
@@ -101,6 +108,7 @@ class Episodes:
             if trajectory is None or trajectory.ended or not trajectory.paused:
                 continue
             name = next((n for n in free if key in self._workers[n].knows), free[0])
+            name = self._home(trajectory) or name
             worker = self._workers[name]
             if key not in worker.knows:
                 for other in self._workers.values():
@@ -117,9 +125,21 @@ class Episodes:
                 await self._hub.send(name, StepRequest(asks=asks, ended=ended))
 
     def _with_room(self) -> list[str]:
-        """Workers that can be asked, the idlest first."""
-        asked = {name: len(worker.asked) for name, worker in self._workers.items()}
+        """Workers that can be asked, the idlest first. Who waits for its branches takes no room."""
+        asked = {
+            name: len(worker.asked.keys() - self._branches.keys())
+            for name, worker in self._workers.items()
+        }
         return sorted((n for n, out in asked.items() if out < MOST_OUT), key=asked.__getitem__)
+
+    def _home(self, trajectory: Trajectory) -> str | None:
+        """Who plays one that has branches, or is one: they have one agent."""
+        first = branch_of(self._hub.account.groups[trajectory.group_id])
+        first = trajectory.trajectory_id if first < 0 else first
+        family = {first, *self._branches.get(first, ())}
+        if len(family) == 1:
+            return None
+        return next((n for n, w in self._workers.items() if not w.knows.isdisjoint(family)), None)
 
     def _ask(self, trajectory: Trajectory, *, fresh: bool) -> StepAsk:
         group = self._hub.account.groups[trajectory.group_id]
@@ -140,6 +160,8 @@ class Episodes:
             known=[step.digest for step in trajectory.steps] if fresh else [],
             row=json.dumps(json.loads(group.info) | row),
             seed=first.seed,
+            branch_of=branch_of(group),
+            branches=self._branches.get(trajectory.trajectory_id, []),
         )
 
     def _turn(self, trajectory: Trajectory, number: int, *, whole: bool) -> PolicyTurn:
@@ -165,7 +187,9 @@ class Episodes:
                 continue
             del worker.asked[reply.trajectory_id]
             waits = trajectory is not None and trajectory.paused and not trajectory.ended
-            if trajectory is not None and waits and len(trajectory.steps) == reply.turn:
+            if trajectory is not None and waits and reply.status == "branched":
+                self._branch(name, trajectory)
+            elif trajectory is not None and waits and len(trajectory.steps) == reply.turn:
                 self._take(name, trajectory, reply)
                 touched.append(trajectory)
         self._hub.settle_windows(touched)
@@ -176,6 +200,28 @@ class Episodes:
             worker.knows.discard(trajectory.trajectory_id)
             worker.ended.append(trajectory.trajectory_id)
         return ended
+
+    def _branch(self, name: str, trajectory: Trajectory) -> None:
+        """Its agent has rewritten its history: what it asks is a trajectory in a group of its own,
+        and the same agent is asked about both."""
+        state, group = self._hub.state, self._hub.account.groups[trajectory.group_id]
+        info = json.loads(group.info) | {BRANCH_OF: trajectory.trajectory_id}
+        key = state.next_trajectory
+        self._queue.append(trajectory.trajectory_id)
+        record = r.GroupIssued(
+            group_id=state.next_group, prompt_id=group.prompt_id, position=0,
+            purpose=group.purpose, prompt=group.prompt, answer=group.answer,
+            info=json.dumps(info), messages=group.messages, prompt_ids=trajectory.opening,
+            trajectory_ids=[key], seeds=[(trajectory.seed + key) % 2**31], aside=group.aside,
+            domain=group.domain, domain_position=state.mixture.positions.get(group.domain, 1) - 1,
+        )  # fmt: skip
+        self._hub.record_event(record)
+        self._count([key])
+
+    def _count(self, keys: list[int]) -> None:
+        """Branches may begin whatever is in play, because what they branch from waits for them."""
+        known = self._hub.account.trajectories
+        self._hub.scheduler.issued([known[i] for i in keys if known[i].purpose == "train"])
 
     def _take(self, name: str, trajectory: Trajectory, reply: StepReply) -> None:
         step, problem = reply.step, None
@@ -231,8 +277,7 @@ class Episodes:
             pieces.append(Piece(source, role, reply.turn, at, at := at + size))
         paid = step.reward and trajectory.spans
         self._hub.record_event(
-            ChunkArrived(
-                at=time.time(),
+            r.ChunkArrived(
                 trajectory_id=trajectory.trajectory_id,
                 lease_id=NO_LEASE,
                 chunk_index=trajectory.next_chunk,
@@ -273,22 +318,24 @@ class Episodes:
         cut_short = [trajectory for trajectory in trajectories if trajectory.complete]
         for trajectory in cut_short:
             self._reward(trajectory)
+        for trajectory in trajectories:
+            self._branches.pop(trajectory.trajectory_id, None)
         for worker in self._workers.values():
             over = [t.trajectory_id for t in trajectories if t.trajectory_id in worker.knows]
             worker.knows.difference_update(over)
             worker.ended += over
         self._hub.settle_windows(cut_short)
 
-    def _end(self, trajectory: Trajectory, status: TrajectoryStatus, error: str = "") -> None:
+    def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
         self._hub.record_event(
-            TrajectoryEnded(
-                at=time.time(),
+            r.TrajectoryEnded(
                 trajectory_id=trajectory.trajectory_id,
                 status=status,
                 length=trajectory.length,
                 error=cut(error) or None,
             )
         )
+        self._branches.pop(trajectory.trajectory_id, None)
         if status != "failed":
             self._reward(trajectory)
 
@@ -304,8 +351,7 @@ class Episodes:
             return
         total = sum(step.reward for step in trajectory.steps)
         told = trajectory.steps[-1].success if trajectory.steps else None
-        arrived = RewardArrived(
-            at=time.time(),
+        arrived = r.RewardArrived(
             trajectory_id=trajectory.trajectory_id,
             status="ok",
             reward=total,

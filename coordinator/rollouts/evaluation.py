@@ -13,6 +13,7 @@ from typing import Literal
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
+from coordinator.rollouts.episodes import branch_of
 from coordinator.rollouts.generation import Generation
 from headrace.protocol.records.record_types import EvaluationDone
 from headrace.trajectory.trajectories import Group, Trajectory
@@ -59,10 +60,15 @@ class Evaluation:
         self._label, self._began, self.running = label, time.monotonic(), True
         self._is_issued = False
 
-    def _issue(self) -> None:
+    async def _issue(self) -> None:
         state = self._hub.state
-        groups = self._prompts.eval_groups(state.next_group, state.next_trajectory, self._lengths)
-        out = [g.trajectory_ids for g in self._hub.account.groups.values() if g.purpose == "eval"]
+        ids = state.next_group, state.next_trajectory
+        groups = self._prompts.eval_groups(*ids, self._lengths)
+        await self._hub.store_images(self._prompts.media)
+        if ids != (state.next_group, state.next_trajectory):
+            return  # They are drawn again.
+        known = self._hub.account.groups.values()
+        out = [g.trajectory_ids for g in known if g.purpose == "eval" and branch_of(g) < 0]
         for group in groups[len(out) :]:
             self._hub.record_event(group)
         members = out + [group.trajectory_ids for group in groups[len(out) :]]
@@ -80,9 +86,9 @@ class Evaluation:
         scored."""
         if not self._is_issued:
             with self._hub.drawing_prompts():
-                self._issue()
+                await self._issue()
             if not self._is_issued:
-                return None  # The disk takes no image now.
+                return None  # The disk takes no image now, or somebody else drew a prompt.
         await self._generation.lease_evaluation()
         while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
             self._open.pop()
@@ -96,7 +102,6 @@ class Evaluation:
         known = self._hub.account.trajectories
         self._lengths = {p: max(known[i].sampled for i in ids) for p, ids in self._asked}
         record = EvaluationDone(
-            at=time.time(),
             label=self._label,
             update=state.committed,
             version=state.versions.current,

@@ -14,16 +14,7 @@ from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.lease_reconciliation import LeaseReconciliation
 from coordinator.rollouts.limits import tokens_left
-from headrace.protocol.messages.control import (
-    FireSampling,
-    GeneratorReport,
-    Hello,
-    Hold,
-    Lease,
-    Leases,
-    WeightNotice,
-    WeightsLoaded,
-)
+from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import LeaseIssued, TokensLost, VersionLoaded
 from headrace.trajectory.trajectories import Trajectory
 
@@ -35,12 +26,12 @@ class Generation:
         self._hub = hub
         self._prompts = prompts
         self.reconciliation = LeaseReconciliation(hub)
-        self.notice: WeightNotice | None = None
+        self.notice: m.WeightNotice | None = None
         self.draining = False
         fire = hub.config.generator.fire
-        self._fire: FireSampling | None = None
+        self._fire: m.FireSampling | None = None
         if fire is not None:
-            self._fire = FireSampling(
+            self._fire = m.FireSampling(
                 temperature=fire.temperature,
                 top_k=fire.top_k,
                 top_p=fire.top_p,
@@ -50,6 +41,8 @@ class Generation:
         """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
         self._cached_at: dict[int, str] = {}
         """By trajectory, where there are turns: who sampled last."""
+        self._processor = ""
+        """What made tokens of the last prompt's images."""
         self._all_held = False
         """Every training lease in force was asked to end."""
         self._awaited_until: float | None = None
@@ -57,7 +50,7 @@ class Generation:
 
     # -- generators come and go -------------------------------------------------------------------
 
-    async def join(self, hello: Hello) -> None:
+    async def join(self, hello: m.Hello) -> None:
         """A generator said Hello. The same process may say it again (its engine is ready now, or it
         heard nothing for a while) and keeps its leases, also where a restart or a long silence lies
         between; a different process under the same name starts without any."""
@@ -104,7 +97,7 @@ class Generation:
         if died:
             self._note_lost(name, generator.pending, "died")
 
-    def report(self, name: str, report: GeneratorReport) -> None:
+    def report(self, name: str, report: m.GeneratorReport) -> None:
         """Once a second: how it works and waits, what it threw away at holds since, and which
         leases it has. One that was sent and never came is over."""
         generator = self._hub.peers.generators.get(name)
@@ -129,7 +122,6 @@ class Generation:
         if tokens > 0:
             self._hub.record_event(
                 TokensLost(
-                    at=time.time(),
                     generator=name,
                     tokens=tokens,
                     reason=reason,
@@ -140,19 +132,19 @@ class Generation:
 
     # -- weights ----------------------------------------------------------------------------------
 
-    def publish(self, notice: WeightNotice) -> None:
+    def publish(self, notice: m.WeightNotice) -> None:
         """Announce new weights to every generator."""
         self.notice = notice
         for name in self._hub.peers.generators:
             self._notify(name, notice)
 
-    def _notify(self, name: str, notice: WeightNotice) -> None:
+    def _notify(self, name: str, notice: m.WeightNotice) -> None:
         generator = self._hub.peers.generators[name]
         generator.noticed.add(notice.version)
         generator.not_loaded_at = None
         self._hub.send_after(name, notice, hurry=True)
 
-    def loaded(self, name: str, message: WeightsLoaded) -> None:
+    def loaded(self, name: str, message: m.WeightsLoaded) -> None:
         """A generator samples from new weights, or could not load them."""
         generator = self._hub.peers.generators[name]
         # A notice that was overtaken is never answered.
@@ -167,7 +159,6 @@ class Generation:
             self._hub.progress("weights")
         self._hub.recorder.write(
             VersionLoaded(
-                at=time.time(),
                 generator=name,
                 version=message.version,
                 gap_s=message.gap_s,
@@ -194,20 +185,39 @@ class Generation:
             # As many as there are slots may wait for environments: more would only get old.
             spare = self._hub.peers.capacity - len(self._hub.leases.paused)
             groups = min(groups, max(0, spare) // self._hub.config.schedule.num_generations)
+        await self._lease([t for t in chosen if not t.paused][:free])
+        new = list[Trajectory]()
         with self._hub.drawing_prompts():
             for _ in range(groups):
-                chosen.extend(self._issue_group())
-        await self._lease([t for t in chosen if not t.paused][:free])
+                new.extend(await self._issue_group())
+        # Storing images takes a while, in which messages come.
+        known, given = self._hub.account.trajectories, self._hub.leases
+        now = [t for t in new if known.get(t.trajectory_id) is t and not (t.ended or t.paused)]
+        now = [t for t in now if given.of(t.trajectory_id) is None]
+        await self._lease(now[: self._hub.peers.room.total])
 
-    def _issue_group(self) -> list[Trajectory]:
+    async def _issue_group(self) -> list[Trajectory]:
         state = self._hub.state
-        record = self._prompts.next_group(
-            state.position, state.next_group, state.next_trajectory, state.mixture, state.committed
-        )
+        ids = state.position, state.next_group, state.next_trajectory
+        record = self._prompts.next_group(*ids, state.mixture, state.committed)
+        await self._hub.store_images(self._prompts.media)
+        if ids != (state.position, state.next_group, state.next_trajectory):
+            return []  # It is drawn again.
+        if record.processor and record.processor != self._processor:
+            self._look_at_processor(record.processor)
         self._hub.record_event(record)
         trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
         self._hub.scheduler.issued(trajectories)
         return trajectories
+
+    def _look_at_processor(self, now: str) -> None:
+        """Say where images were processed in another way before a restart."""
+        known = reversed(self._hub.account.groups.values())
+        before = next((group.processor for group in known if group.processor), now)
+        self._processor = now
+        if before != now:
+            text = f"images are processed by {now}, and were by {before}"
+            self._hub.incident("warning", "processor_changed", text)
 
     async def lease_evaluation(self) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""
@@ -218,7 +228,7 @@ class Generation:
         await self._lease(chosen)
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
-        by_generator: dict[str, list[Lease]] = {}
+        by_generator: dict[str, list[m.Lease]] = {}
         idle = self._hub.peers.room.any_idle
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
@@ -228,7 +238,6 @@ class Generation:
             by_generator.setdefault(name, []).append(lease)
             self._hub.record_event(
                 LeaseIssued(
-                    at=time.time(),
                     lease_id=lease.lease_id,
                     trajectory_id=trajectory.trajectory_id,
                     generator=name,
@@ -252,7 +261,7 @@ class Generation:
             self._cached_at = {i: n for i, n in self._cached_at.items() if i in known}
         return name
 
-    async def _send_leases(self, name: str, leases: list[Lease]) -> None:
+    async def _send_leases(self, name: str, leases: list[m.Lease]) -> None:
         """Send those that are still in force."""
         given = self._hub.leases.given
         now = [
@@ -261,10 +270,10 @@ class Generation:
             if (mine := given.get(lease.trajectory_id)) and mine.lease_id == lease.lease_id
         ]
         if now:
-            await self._hub.send(name, Leases(leases=now))
+            await self._hub.send(name, m.Leases(leases=now))
         self.reconciliation.sent(name, leases[-1].lease_id + 1)
 
-    def _make_lease(self, trajectory: Trajectory) -> Lease:
+    def _make_lease(self, trajectory: Trajectory) -> m.Lease:
         config, state = self._hub.config, self._hub.state
         total = trajectory.length + min(tokens_left(trajectory, config).values())
         evaluation = trajectory.purpose == "eval"
@@ -277,7 +286,7 @@ class Generation:
         sampling = config.evaluation if evaluation else config.generator
         kept = config.environment is not None and not config.prefix_is_fresh
         begun = trajectory.spans[0].version if trajectory.spans and kept else -1
-        return Lease(
+        return m.Lease(
             lease_id=state.next_lease,
             trajectory_id=trajectory.trajectory_id,
             purpose=trajectory.purpose,
@@ -313,7 +322,7 @@ class Generation:
                 by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
         for name, leases in by_generator.items():
             # After the leases, which may be on their way to the disk.
-            self._hub.send_after(name, Hold(leases=leases))
+            self._hub.send_after(name, m.Hold(leases=leases))
 
     def live(self) -> int:
         """Training trajectories with a lease."""

@@ -144,7 +144,6 @@ class Intake:
             limit = full[0] if full and self._hub.config.environment is not None else None
             self._hub.record_event(
                 TrajectoryEnded(
-                    at=time.time(),
                     trajectory_id=trajectory.trajectory_id,
                     status=status,  # type: ignore[arg-type]
                     length=trajectory.length,

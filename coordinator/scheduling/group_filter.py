@@ -6,7 +6,6 @@ complete groups are judged, by the verifier's scores before any shaping; what is
 staleness bound at once, so that others are issued in its place; judging twice changes nothing.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -65,4 +64,4 @@ def _drops(members: list[Trajectory]) -> Iterator[WindowsDropped]:
     windows = [w for member in members for w in member.windows if w.state in ("closed", "ready")]
     if windows:
         ids = [window.window_id for window in windows]
-        yield WindowsDropped(at=time.time(), window_ids=ids, reason="filtered")
+        yield WindowsDropped(window_ids=ids, reason="filtered")

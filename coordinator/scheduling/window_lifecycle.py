@@ -12,21 +12,11 @@ window that goes on waits for those that end in it, until their deadline. A wind
 turn waits for the environment's word. Windows of a trajectory get ready in order.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 
 from coordinator.line_rewards.line_scoring import LineScoring
 from headrace.config.sections.run import RunConfig
-from headrace.protocol.records.record_types import (
-    ClosedWindow,
-    DropReason,
-    LinesState,
-    Record,
-    WindowsClosed,
-    WindowsDropped,
-    WindowsReady,
-    WindowsRecalled,
-)
+from headrace.protocol.records import record_types as r
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window, window_id
@@ -43,15 +33,15 @@ class WindowLifecycle:
         self._account = account
         self._lines = lines
 
-    def next_records(self, trajectories: Iterable[Trajectory]) -> Iterator[Record]:
+    def next_records(self, trajectories: Iterable[Trajectory]) -> Iterator[r.Record]:
         """Records that follow from what these training trajectories are now."""
         known = {t.trajectory_id: t for t in trajectories if t.purpose == "train"}
         closed = [window for t in known.values() for window in self._closings(t)]
         if closed:
-            yield WindowsClosed(at=time.time(), windows=closed)
+            yield r.WindowsClosed(windows=closed)
         recalled = [w.window_id for t in known.values() for w in _recalls(t)]
         if recalled:
-            yield WindowsRecalled(at=time.time(), window_ids=recalled)
+            yield r.WindowsRecalled(window_ids=recalled)
         if self._unit == "group":
             groups = {t.group_id for t in known.values()}
             members = (t for group in sorted(groups) for t in self._account.members(group))
@@ -59,8 +49,8 @@ class WindowLifecycle:
         waiting = [(t, w) for t in known.values() for w in _closed(t)]
         lost = [w.window_id for t, w in waiting if self._is_lost(t, w)]
         if lost:
-            yield WindowsDropped(at=time.time(), window_ids=sorted(lost), reason="reward_failed")
-        ready: dict[int, LinesState | None] = {}
+            yield r.WindowsDropped(window_ids=sorted(lost), reason="reward_failed")
+        ready: dict[int, r.LinesState | None] = {}
         held: set[int] = set()
         for trajectory, window in waiting:
             if window.state == "closed":
@@ -74,9 +64,9 @@ class WindowLifecycle:
                     held.add(trajectory.trajectory_id)
         if ready:
             lines = {key: state for key, state in sorted(ready.items()) if state is not None}
-            yield WindowsReady(at=time.time(), window_ids=sorted(ready), lines=lines)
+            yield r.WindowsReady(window_ids=sorted(ready), lines=lines)
 
-    def drop_for_warmup(self, trajectory_ids: Iterable[int]) -> Iterator[Record]:
+    def drop_for_warmup(self, trajectory_ids: Iterable[int]) -> Iterator[r.Record]:
         """Records that drop the windows of trajectories that a warm-up has used: the value model
         has seen how they end, so the policy is not trained on them."""
         ids = [
@@ -86,20 +76,20 @@ class WindowLifecycle:
             if window.state in ("closed", "ready")
         ]
         if ids:
-            yield WindowsDropped(at=time.time(), window_ids=ids, reason="value_warmup")
+            yield r.WindowsDropped(window_ids=ids, reason="value_warmup")
 
-    def discard(self, trajectory: Trajectory, reason: DropReason) -> Iterator[Record]:
+    def discard(self, trajectory: Trajectory, reason: r.DropReason) -> Iterator[r.Record]:
         """Records that drop all of a trajectory that no update has, its last tokens included."""
         if trajectory.open_tokens:
             rest = self._window(trajectory, trajectory.spans[-1].end, final=False)
-            yield WindowsClosed(at=time.time(), windows=[rest])
+            yield r.WindowsClosed(windows=[rest])
         left = [w.window_id for w in trajectory.windows if w.state in ("closed", "ready")]
         if left:
-            yield WindowsDropped(at=time.time(), window_ids=left, reason=reason)
+            yield r.WindowsDropped(window_ids=left, reason=reason)
 
     # -- closing ----------------------------------------------------------------------------------
 
-    def _closings(self, trajectory: Trajectory) -> Iterator[ClosedWindow]:
+    def _closings(self, trajectory: Trajectory) -> Iterator[r.ClosedWindow]:
         """The complete windows that follow the last closed one."""
         index, start, left = len(trajectory.windows), trajectory.open_start, trajectory.open_tokens
         while left > self._size or (left == self._size and not trajectory.ended):
@@ -120,12 +110,12 @@ class WindowLifecycle:
         index: int | None = None,
         start: int | None = None,
         final: bool = False,
-    ) -> ClosedWindow:
+    ) -> r.ClosedWindow:
         index = len(trajectory.windows) if index is None else index
         start = trajectory.open_start if start is None else start
         spans = trajectory.spans_between(start, end)
         versions = [span.version for span in spans]
-        return ClosedWindow(
+        return r.ClosedWindow(
             window_id=window_id(trajectory.trajectory_id, index),
             trajectory_id=trajectory.trajectory_id,
             index=index,

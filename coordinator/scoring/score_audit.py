@@ -7,7 +7,6 @@ counted and told once in a row, and nobody waits for an audit, an evaluation and
 included. An answer that is forgotten before its turn has no audit.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -94,7 +93,6 @@ class ScoreAudit:
         worker.auditing.remove(score.trajectory_id)
         ok = score.status == "ok"
         arrived = AuditArrived(
-            at=time.time(),
             trajectory_id=score.trajectory_id,
             source=self._config.source,
             status=score.status,

@@ -9,7 +9,6 @@ stop the run with the reason.
 """
 
 import json
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +28,10 @@ from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreReq
 from headrace.protocol.records.record_types import RewardArrived
 from headrace.protocol.token_spans import Reward
 from headrace.trajectory.trajectories import Group, Trajectory
+
+_SCORED = {
+    "trajectory": "trajectory", "group": "the group of trajectory", "line": "lines of trajectory"
+}  # fmt: skip
 
 
 class Scoring:
@@ -265,7 +268,6 @@ class Scoring:
             rewards = lines.settle(trajectory, passed=score.correct) + (rewards or at_end)
         del self._outcomes[trajectory.trajectory_id]
         arrived = RewardArrived(
-            at=time.time(),
             trajectory_id=trajectory.trajectory_id,
             status=score.status,
             reward=reward if ok else None,
@@ -298,8 +300,8 @@ class Scoring:
         self._hub.incident(
             "warning",
             "reward_failed",
-            f"{_named(self._sources[source].unit)} {ask.trajectory_id}: {score.status}{named} after"
-            f" {score.seconds:.1f} s{': ' + score.error if score.error else ''}",
+            f"{_SCORED[self._sources[source].unit]} {ask.trajectory_id}: {score.status}{named} "
+            f"after {score.seconds:.1f} s{': ' + score.error if score.error else ''}",
         )
         failures = self._failures_in_a_row[source]
         if failures >= self._hub.config.reward.max_consecutive_failures:
@@ -307,13 +309,6 @@ class Scoring:
                 f"{failures} rewards{named} in a row failed; the last: {score.status} "
                 f"({score.error or 'no reason given'})"
             )
-
-
-def _named(unit: str) -> str:
-    """What a failed scoring was about, for a sentence that goes on with a trajectory's number."""
-    if unit == "group":
-        return "the group of trajectory"
-    return "lines of trajectory" if unit == "line" else "trajectory"
 
 
 def _of_siblings(score: Score, siblings: Sequence[Trajectory]) -> Score:

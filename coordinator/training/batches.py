@@ -7,7 +7,6 @@ sequence; ranks are balanced by tokens, context included, unless a trajectory ha
 rank.
 """
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -98,7 +97,6 @@ def prepare(
             item.windows.append((window, masked))
     values = {t.trajectory_id: _Item(t, value=True) for t in selection.value_trajectories}
     record = BatchTaken(
-        at=time.time(),
         update=state.update + 1,
         lineage=state.lineage,
         version=state.versions.current,

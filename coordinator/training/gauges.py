@@ -58,6 +58,7 @@ class Gauges:
         """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
         self._host_use = HostUse(hub.state.cpu_s)
+        self._cpu_seen: dict[int, float] = {}
         self._used: dict[str, float] = {}
         self._looked_at = float("-inf")
 
@@ -149,11 +150,11 @@ class Gauges:
                 if name not in peers.monitors and peer.hello.host == host
             }
             pids[COORDINATOR] = os.getpid()
-            before, sizes = self._host_use.seconds(), self._host_use.find(pids.values())
-            after, gpus = self._host_use.seconds(), self._host_use.gpus()
+            sizes, gpus = self._host_use.find(pids.values()), self._host_use.gpus()
+            before, self._cpu_seen = self._cpu_seen, self._host_use.seconds()
             rate = {
-                pid: (after[pid] - before[pid]) / (now - self._looked_at)
-                for pid in before.keys() & after.keys()
+                pid: (self._cpu_seen[pid] - before[pid]) / (now - self._looked_at)
+                for pid in before.keys() & self._cpu_seen.keys()
             }
             self._looked_at = now
             self._used = {

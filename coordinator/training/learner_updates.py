@@ -25,25 +25,8 @@ from coordinator.training.batches import prepare
 from coordinator.training.gauges import Gauges
 from coordinator.training.lineage import Lineage
 from headrace.protocol.fields import Metric
-from headrace.protocol.messages.control import (
-    Batch,
-    BatchPart,
-    CheckpointDone,
-    CheckpointRequest,
-    Hello,
-    UpdateDone,
-    WeightNotice,
-    Welcome,
-)
-from headrace.protocol.records.record_types import (
-    BatchTaken,
-    CheckpointWritten,
-    Forgotten,
-    UpdateCommitted,
-    VersionIssued,
-    VersionPublished,
-    WindowsDropped,
-)
+from headrace.protocol.messages import control as m
+from headrace.protocol.records import record_types as r
 from headrace.trajectory.trajectories import Trajectory
 
 _BATCH_ID_BITS = 52
@@ -73,7 +56,7 @@ class Training:
 
     # -- the learner comes and goes ---------------------------------------------------------------
 
-    async def join(self, hello: Hello, welcome: Welcome) -> None:
+    async def join(self, hello: m.Hello, welcome: m.Welcome) -> None:
         """A learner said Hello, for the first time or again: bring the ledger to the update its
         weights are from, or the learner to weights that the ledger knows."""
         hub = self._hub
@@ -90,7 +73,7 @@ class Training:
         self.orders = OutstandingRequests(versions={version: hello.update}, newest=hello.update)
         await hub.send(
             hello.name,
-            Welcome(
+            m.Welcome(
                 run_id=welcome.run_id,
                 run_dir=welcome.run_dir,
                 config=welcome.config,
@@ -107,7 +90,7 @@ class Training:
         self.orders = OutstandingRequests()
         self._hub.peers.learner = None
 
-    async def check_unexpected_update(self, message: UpdateDone) -> None:
+    async def check_unexpected_update(self, message: m.UpdateDone) -> None:
         """The learner reported an update that nobody waits for. If it is of a batch that is neither
         out nor in, its weights hold what the ledger does not."""
         hub = self._hub
@@ -131,15 +114,14 @@ class Training:
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
-        self._hub.record_event(VersionIssued(at=time.time(), version=version))
+        self._hub.record_event(r.VersionIssued(version=version))
         return version
 
-    async def published(self, notice: WeightNotice) -> None:
+    async def published(self, notice: m.WeightNotice) -> None:
         """The learner's weights can be had under a version."""
         self.orders.published(notice.version)
         self._hub.record_event(
-            VersionPublished(
-                at=time.time(),
+            r.VersionPublished(
                 version=notice.version,
                 lineage=self._hub.state.lineage,
                 update=notice.update,
@@ -196,7 +178,7 @@ class Training:
         version = hub.state.versions.current
         batch_id = prepared.taken.batch_id
         assert batch_id is not None
-        batch = Batch(
+        batch = m.Batch(
             batch_id=batch_id,
             update=update,
             lineage=prepared.taken.lineage,
@@ -207,7 +189,7 @@ class Training:
             checkpoint=bool(every and update % every == 0),
         )
         parts = [
-            BatchPart(batch_id=batch_id, rank=rank, index=index, shard=shard)
+            m.BatchPart(batch_id=batch_id, rank=rank, index=index, shard=shard)
             for rank, shards in enumerate(prepared.parts)
             for index, shard in enumerate(shards)
         ]
@@ -233,9 +215,9 @@ class Training:
             self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
         if stale:
             ids = [window.window_id for window in stale]
-            hub.record_event(WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
+            hub.record_event(r.WindowsDropped(window_ids=ids, reason="stale"))
 
-    def _share_metrics(self, taken: BatchTaken) -> dict[str, Metric]:
+    def _share_metrics(self, taken: r.BatchTaken) -> dict[str, Metric]:
         """Of what the batch trains and leaves out, and what was dropped since the last one."""
         for item in taken.windows:
             window = self._hub.account.window(item.window_id)
@@ -251,7 +233,7 @@ class Training:
         judged = self._admission.pop_metrics() if self._hub.rules.mixed_groups else {}
         return self._shares.pop_metrics() | judged
 
-    async def _send(self, name: str, batch: Batch, parts: list[BatchPart]) -> None:
+    async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:
         taken = self._hub.account.taken
         if taken is not None and taken.batch_id == self.orders.batch_id == batch.batch_id:
             await self._hub.send(
@@ -260,7 +242,7 @@ class Training:
             for part in parts:
                 await self._hub.send(name, part)
 
-    async def commit_update(self, message: UpdateDone) -> None:
+    async def commit_update(self, message: m.UpdateDone) -> None:
         """The update that was out came back."""
         hub = self._hub
         taken = hub.account.taken
@@ -271,8 +253,7 @@ class Training:
         metrics |= asked_shares(hub.config.task, hub.state.mixture, hub.state.committed)
         if message.skipped:
             hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
-        record = UpdateCommitted(
-            at=time.time(),
+        record = r.UpdateCommitted(
             update=message.update,
             lineage=taken.lineage,
             version=taken.version,
@@ -311,10 +292,10 @@ class Training:
             end = self._hub.recorder.end
             await self._hub.send(
                 learner.hello.name,
-                CheckpointRequest(update=update, lineage=lineage, journal=end),
+                m.CheckpointRequest(update=update, lineage=lineage, journal=end),
             )
 
-    def checkpoint_done(self, message: CheckpointDone) -> None:
+    def checkpoint_done(self, message: m.CheckpointDone) -> None:
         """A checkpoint asked for is complete."""
         self.orders.checkpoint = None
         self._checkpointed(message.update, message.path)
@@ -329,8 +310,7 @@ class Training:
         hub = self._hub
         evaluated = [e.accuracy for e in hub.state.evaluations if e.update == update]
         hub.record_event(
-            CheckpointWritten(
-                at=time.time(),
+            r.CheckpointWritten(
                 update=update,
                 lineage=hub.state.lineage,
                 path=path,
@@ -338,7 +318,7 @@ class Training:
             )
         )
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
-        hub.record_event(Forgotten(at=time.time(), update=kept[0]))
+        hub.record_event(r.Forgotten(update=kept[0]))
         hub.progress("learner")
 
 

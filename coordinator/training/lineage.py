@@ -6,8 +6,6 @@ until a learner says whether its weights hold it, and is then either committed o
 both; a learner whose weights are not a place on the surviving line is never kept.
 """
 
-import time
-
 from coordinator.hub import Hub
 from headrace.protocol.messages.control import Hello, Restore
 from headrace.protocol.records.record_types import (
@@ -48,7 +46,6 @@ class Lineage:
         if taken is not None:
             self._hub.record_event(
                 BatchReturned(
-                    at=time.time(),
                     update=taken.update,
                     lineage=taken.lineage,
                     reason=reason,
@@ -73,7 +70,6 @@ class Lineage:
         coordinator did): it is trained, and must not be again."""
         self._hub.record_event(
             UpdateCommitted(
-                at=time.time(),
                 update=batch.update,
                 lineage=batch.lineage,
                 version=batch.version,
@@ -95,7 +91,6 @@ class Lineage:
         undone = [b for u, b in hub.account.committed.items() if u > hello.update]
         hub.record_event(
             LineageBegan(
-                at=time.time(),
                 lineage=state.lineage + 1,
                 update=hello.update,
                 version=state.versions.issued + 1,

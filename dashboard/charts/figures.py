@@ -163,7 +163,7 @@ def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> 
     first at the bottom. Values above 0 are blue and those below orange, the further from 0 the
     stronger."""
     data = frame.dropna(subset=["value"])
-    reach = max(float(data["value"].abs().max()), 1e-9)
+    reach = float(data["value"].abs().max()) or 1.0
     low = -reach if float(data["value"].min()) < 0 else 0.0
     shades = [ORANGE, FAINT, BLUE] if low else [FAINT, BLUE]
     percent = unit == "share"
@@ -404,8 +404,9 @@ def _colours(order: Sequence[str], bounds: Sequence[str]) -> list[str]:
 
 
 def _x_axis(x: str) -> alt.Axis:
-    kind = {"update": "d", "tokens": "~s"}.get(x, ",.6~g")
-    return alt.Axis(format=kind, tickCount=6, grid=False, tickMinStep=1 if x == "update" else 0)
+    kind, step = {"update": ("d", 1), "tokens": ("~s", 0)}.get(x, (",.6~g", 0))
+    said = "datum.value < 0 ? '' : datum.label"  # what is left free before the first point
+    return alt.Axis(format=kind, tickCount=6, grid=False, tickMinStep=step, labelExpr=said)
 
 
 def _y_axis(data: pd.DataFrame, percent: bool, ends: Sequence[float] = ()) -> alt.Y:

@@ -11,9 +11,9 @@ import pandas as pd
 
 from dashboard.charts.figures import Chart, in_unit
 from dashboard.charts.legends import legend
-from dashboard.palette import ACTIVITIES, BLUE, GREY, ORANGE, TEAL
+from dashboard.palette import ACTIVITIES, BLUE, GREY, ORANGE, PURPLE, TEAL
 
-STAGES = {"waiting": 1.0, "generating": 8.0, "scoring": 4.0, "training": 8.0}
+STAGES = {"waiting": 1.0, "environment": 8.0, "scoring": 4.0, "generating": 8.0, "training": 8.0}
 """How thick the bar of a stage is, in pixels."""
 _GAP = 0.09
 """Of a lane's height, above and below."""
@@ -81,7 +81,8 @@ def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
 
 def lives_chart(frame: pd.DataFrame, *, start: float) -> Chart:
     """A lane for each answer of `storage.queries.lives`, a bar for each stage, as high as STAGES
-    says; what has to do with weights is coloured by their version. Time counts from `start`."""
+    says; what has to do with weights is coloured by their version, an environment's steps are pink.
+    Time counts from `start` (epoch seconds)."""
     data = frame.assign(begin=frame["start"] - start, stop=frame["end"] - start)
     data, title = in_unit(data, "begin", "stop")
     has_weights = data["stage"].isin(("generating", "training"))
@@ -109,7 +110,8 @@ def lives_chart(frame: pd.DataFrame, *, start: float) -> Chart:
         legend=alt.Legend(title="weights", format="d", tickMinStep=1),
     )
     coloured = base.transform_filter("datum.weights").mark_rule().encode(color=versions)
-    others = base.transform_filter("!datum.weights").mark_rule(color=GREY)
+    pink = alt.condition("datum.stage == 'environment'", alt.value(PURPLE), alt.value(GREY))
+    others = base.transform_filter("!datum.weights").mark_rule().encode(color=pink)
     return alt.LayerChart(layer=[others, coloured]).properties(
         height=90 + 11 * data["trajectory_id"].nunique()
     )

@@ -89,14 +89,19 @@ def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True)
         line = data.run_line(str(run.line.run_dir))
         if was_live and not data.is_live(line):
             st.rerun()
-        _JUMPS.set(jumps := Jumps())
-        try:
-            body(RunData(line))
-        except UserError as error:
-            empty(str(error))
-        jumps.offer()
+        with_jumps(lambda: body(RunData(line)))
 
     section()
+
+
+def with_jumps(body: Callable[[], None]) -> None:
+    """Draw `body`, or what is wrong with it, and links to its cards where it begins them."""
+    _JUMPS.set(jumps := Jumps())
+    try:
+        body()
+    except UserError as error:
+        empty(str(error))
+    jumps.offer()
 
 
 def wait_for_change(run: RunData) -> None:
@@ -119,7 +124,7 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
         f"{status_pill(summary['status'])}"
         f'<span class="hr-soft">{text}</span></div>'
     )
-    _begin_jumps()
+    begin_jumps()
     why = summary.get("ended") or summary["detail"]
     if why and summary["status"] in ("failed", "lost"):
         st.error(literal_markdown(why), icon=":material/error:")
@@ -133,10 +138,10 @@ def title(run: RunData, page: str) -> None:
         f'<div class="hr-line"><h1>{escape(page)}</h1>'
         f'<span class="hr-run">{escape(run.line.run_id)}</span>{status_pill(run.line.status)}</div>'
     )
-    _begin_jumps()
+    begin_jumps()
 
 
-def _begin_jumps() -> None:
+def begin_jumps() -> None:
     """Keep a place for links to the cards that follow."""
     if jumps := _JUMPS.get(None):
         jumps.place = st.container()
@@ -150,7 +155,7 @@ def empty(text: str) -> None:
 def awaited(run: RunData, what: str) -> str:
     """Why there is nothing to see yet, for a run in this phase."""
     if not data.is_live(run.line):
-        return f"This run {run.line.status} without {what}."
+        return f"This run is over ({run.line.status}), without {what}."
     return f"Waits for {what}. {_AWAITED.get(run.line.status, '')}".strip()
 
 

@@ -35,6 +35,13 @@ class Mean(NamedTuple):
     error: float
 
 
+class Worth(NamedTuple):
+    """A correlation over windows; None where one side does not vary."""
+
+    correlation: float | None
+    windows: int
+
+
 @dataclass(frozen=True)
 class CriticReport:
     """What is known of the updates from `first` to `last`, from `answers` of `of` answers.
@@ -43,7 +50,7 @@ class CriticReport:
         tokens, cuts: how many the figures are of. explained: 1 - Var(R - V) / Var(R) over tokens;
         None where all returns are the same. bias: mean of V - R over tokens. cut_bias, cut_rmse: of
         what the rule in force assumed less what came, over cuts. along, calibration, tenths,
-        numbers, rules, costs, ends: see the functions of these names. reach: tokens over which the
+        numbers, rules, costs, ends, worth: see their functions. reach: tokens over which the
         weight of a reward in an advantage halves; None: it does not.
     """
 
@@ -64,6 +71,7 @@ class CriticReport:
     rules: pd.DataFrame
     costs: pd.DataFrame
     ends: pd.DataFrame
+    worth: Worth
     reach: float | None
 
 
@@ -90,6 +98,7 @@ def report(sample: CriticSample, *, gamma: float, boundary: str) -> CriticReport
         rules=rules(sample.cuts),
         costs=costs(tokens, cuts, gamma=gamma),
         ends=ends(tokens),
+        worth=worth(tokens),
         reach=reach(gamma, float(tokens["lam"].mean())),
     )
 
@@ -231,6 +240,16 @@ def ends(tokens: pd.DataFrame) -> pd.DataFrame:
         for (first, name), part in groups
     ]
     return pd.DataFrame(rows, columns=["left", "which", "strength", "tokens"])
+
+
+def worth(tokens: pd.DataFrame) -> Worth:
+    """How the mean advantage of a window that closed while its answer went on, which the value
+    model alone estimates, goes with its tokens' final mean return."""
+    guessed = tokens[~tokens["finished"] & tokens["in_loss"]]
+    means = guessed.groupby(["trajectory_id", "window"])[["advantage", "return"]].mean()
+    if len(means) < 3 or means.std().min() <= _NOTHING:
+        return Worth(None, len(means))
+    return Worth(float(means["advantage"].corr(means["return"])), len(means))
 
 
 def reach(gamma: float, lam: float) -> float | None:

@@ -26,6 +26,11 @@ def verdict(found: CriticReport) -> str:
             f"At {count(found.cuts)} cuts what was assumed of the rest was "
             f"{_off(found.cut_bias)}, with a root mean square of {found.cut_rmse:.2g}."
         )
+    if found.worth.correlation is not None:
+        said.append(
+            f"The advantages of {count(found.worth.windows)} windows that trained before their "
+            f"answer ended correlate {found.worth.correlation:+.2f} with the return that came."
+        )
     return " ".join(said)
 
 

@@ -113,10 +113,7 @@ def render(root: Path, choice: Choice) -> None:
         lines = [data.run_line(folder) for folder in folders]
         if was_live and not any(map(data.is_live, lines)):
             st.rerun()
-        try:
-            _section(lines, wanted)
-        except UserError as error:
-            panels.empty(str(error))
+        panels.with_jumps(partial(_section, lines, wanted))
 
     section()
     _differences(wanted)
@@ -177,6 +174,7 @@ def _member(name: str, run: RunData) -> Member:
 
 
 def _section(lines: Sequence[RunLine], wanted: Wanted) -> None:
+    panels.begin_jumps()
     runs = {line.run_dir.name: RunData(line) for line in lines}
     metrics = dict.fromkeys([ACCURACY, *wanted.metrics])
     frames = {name: _frame(runs, name, wanted) for name in metrics}

@@ -219,7 +219,7 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
 
 
 def _headline(run: RunData, found: CriticReport) -> None:
-    columns = st.columns(5)
+    columns = st.columns(6)
     plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off"}
     explained = "-" if found.explained is None else share(found.explained)
     columns[0].metric("Explained variance", explained, f"{count(found.tokens)} tokens", **plain)
@@ -234,6 +234,11 @@ def _headline(run: RunData, found: CriticReport) -> None:
     )  # fmt: skip
     lam = run.latest("egae/").get("egae/lambda")
     columns[4].metric("Lambda", number(lam), reach, **plain)
+    worth = found.worth.correlation
+    columns[5].metric(
+        "Advantage against return", "-" if worth is None else _signed(worth),
+        f"correlation of {count(found.worth.windows)} unfinished windows", **plain,
+    )  # fmt: skip
 
 
 def _signed(value: float) -> str:

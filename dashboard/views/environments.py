@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.formatting import count, share
+from dashboard.formatting import count, metric_label, share
 from dashboard.palette import BLUE, ORANGE
 from dashboard.reads.data import RunData
 
@@ -26,6 +26,7 @@ MEANINGS = {
     "environment_crashed": "Their environment raised, or its process died twice: see the events.",
     "environment_invalid": "Their environment returned what is no answer. The events say what.",
     "environment_diverged": "Built again after a death, it answered otherwise than before.",
+    "environment_rewritten": "Their agent changed its history, was refused, and ended by that.",
     "environment_lost": "It cannot be built again: replayable = False.",
 }
 """What to make of an end."""
@@ -61,7 +62,7 @@ def _body(run: RunData) -> None:
             ["schedule/paused", "schedule/live"], "wall", samples=True,
         ),
         *(partial(panels.metric_card, run, title, of) for title, of in tools.items() if of),
-        *(partial(panels.metric_card, run, name.partition("/")[2], [name]) for name in others),
+        *(partial(panels.metric_card, run, metric_label(name), [name]) for name in others),
     ]  # fmt: skip
     panels.grid(cards)
 
@@ -75,8 +76,9 @@ def _is_of(name: str, what: str) -> bool:
 def ends_html(ends: dict[str, int]) -> str:
     """A row for each end: episodes as a bar, their share, and what it means."""
     total, most = sum(ends.values()), max(ends.values())
+    words = {end: end if "." in end else end.replace("_", " ") for end in ends}  # keys stay keys
     rows = "".join(
-        f'<div class="hr-reason"><b>{escape(end)}</b><span>{count(number)}</span>'
+        f'<div class="hr-reason"><b>{escape(words[end])}</b><span>{count(number)}</span>'
         f"<span>{share(number / total)}</span><i><i style="
         f'"width:{100 * number / most:.1f}%;background:{_color(end)}"></i></i>'
         f"<em>{escape(MEANINGS.get(end, ''))}</em></div>"

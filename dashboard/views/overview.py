@@ -134,7 +134,7 @@ def _figures(summary: dict[str, Any]) -> None:
     )
     accuracy_card, length_card, updates, tokens, staleness = st.columns(5)
     framed: dict[str, Any] = {"border": True, "height": "stretch"}
-    plain = framed | {"delta_color": "off"}
+    plain = framed | {"delta_color": "off", "delta_arrow": "off"}
     accuracy_card.metric(
         "Held-out accuracy",
         share(accuracy),
@@ -147,7 +147,6 @@ def _figures(summary: dict[str, Any]) -> None:
     meaning = "mean, in tokens, in the held-out evaluations"
     length_card.metric("Response length", number(length), grown, help=meaning, **plain)
     updates.metric("Updates", count(summary["updates"]), _skipped(summary), **plain)
-    plain["delta_arrow"] = "off"
     generated = f"{count(summary['tokens']['generated'])} generated"
     tokens.metric("Tokens trained", count(summary["tokens"]["trained_policy"]), generated, **plain)
     staleness.metric(

@@ -92,8 +92,8 @@ def _body(run: RunData) -> None:
     panels.frame_card(
         "Answers on their way", lives_chart, run.lives(LIVES, SPANS[chosen]),
         start=run.line.started_at or 0.0,
-        caption=f"The newest {LIVES} training answers. Thick: generated, turns of environments "
-        "included, then trained, in the colour of the weights that sampled last or were trained. "
+        caption=f"The newest {LIVES} training answers. Thick: generated, then trained, in the "
+        "colour of the weights that sampled last or were trained; pink: its environment's turn. "
         "Thinner: scored. A line: it waits for a generator or an update. Healthy: short lines.",
         wait=panels.awaited(run, "the first token"),
     )  # fmt: skip

@@ -238,7 +238,7 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
             "min_version": st.column_config.NumberColumn("first weights"),
             "max_version": st.column_config.NumberColumn("last weights"),
             "image": st.column_config.ImageColumn(width="small"),
-            "prompt": st.column_config.TextColumn(width="large"),
+            "prompt": st.column_config.TextColumn(width="medium"),
             "begins": st.column_config.TextColumn("answer begins", width="medium"),
             "answer": st.column_config.TextColumn("right answer"),
         },

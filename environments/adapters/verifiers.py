@@ -47,7 +47,7 @@ class Episode:
         """Begin the rollout; what it says before it asks, if anything."""
         prompt = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
         self._known = _said(prompt)
-        given = {"example_id": 0, "task": "", "info": {}, **row, "prompt": prompt}
+        given = {"example_id": 0, "info": {}, **row, "prompt": prompt}
         run = self._environment.run_rollout(given, _client()(self), "policy", {})
         self._rollout = asyncio.create_task(run)
         return await self._answer()

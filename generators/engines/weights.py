@@ -2,7 +2,7 @@
 
 Sources are tried in order: `file:/path` (same host: used where it lies) and `tcp://host:port` (the
 learner's ROUTER: fetched in pieces into the cache folder, and gone on with where a broken transfer
-ended). A file counts only when its size and sha256 are those of the notice. `WeightLayout` checks,
+ended). A file counts only when its size and digest are those of the notice. `WeightLayout` checks,
 before a live model is touched, that names and shapes are those of the policy.
 """
 
@@ -13,6 +13,8 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
 from headrace.protocol.transport.sockets import Dealer, Link
@@ -28,15 +30,15 @@ class WeightsUnavailableError(Exception):
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 async def _check(path: Path, notice: WeightNotice) -> None:
     size = path.stat().st_size
     if size != notice.num_bytes:
         raise WeightsUnavailableError(f"{path} has {size} bytes, announced {notice.num_bytes}")
-    if await asyncio.to_thread(_digest, path) != notice.sha256:
-        raise WeightsUnavailableError(f"{path} does not have the announced sha256")
+    if await asyncio.to_thread(_digest, path) != notice.digest:
+        raise WeightsUnavailableError(f"{path} does not have the announced digest")
 
 
 async def fetch(
@@ -72,7 +74,7 @@ async def fetch(
 
 async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_s: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{notice.sha256}.safetensors"
+    path = folder / f"{notice.digest}.safetensors"
     part = path.with_suffix(".part")
     try:
         if path.exists():

@@ -36,24 +36,7 @@ from generators.rollout.cpu_affinity import Cores, WorkTime
 from generators.rollout.outbox import Outbox
 from headrace.errors import RunFailedError, UserError
 from headrace.host.work import Work
-from headrace.protocol.messages.control import (
-    AskHello,
-    ChunkAck,
-    GeneratorReport,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Hold,
-    Lease,
-    Leases,
-    Message,
-    Refused,
-    Resend,
-    Shutdown,
-    WeightNotice,
-    WeightsLoaded,
-    Welcome,
-)
+from headrace.protocol.messages import control as m
 
 _LOG = logging.getLogger("headrace.generator")
 _REPORT_S = 1.0
@@ -66,10 +49,10 @@ _GOODBYE_S = 3.0
 class Channel(Protocol):
     """A socket towards the coordinator (`headrace.protocol.transport.sockets.Dealer`)."""
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: m.Message) -> None:
         """Queue a message."""
 
-    async def receive(self) -> Message:
+    async def receive(self) -> m.Message:
         """The next good message."""
 
 
@@ -80,7 +63,7 @@ class GeneratorLoop:
         self,
         engine: Engine,
         channel: Channel,
-        hello: Hello,
+        hello: m.Hello,
         *,
         chunk_tokens: int,
         weights_folder: Path,
@@ -97,8 +80,8 @@ class GeneratorLoop:
         self._cores, self._work = cores or Cores(), work or Work()
         self._outbox = Outbox(channel.send)
         self._live: dict[int, ChunkCutter] = {}
-        self._waiting: dict[int, Lease] = {}
-        self._notice: WeightNotice | None = None
+        self._waiting: dict[int, m.Lease] = {}
+        self._notice: m.WeightNotice | None = None
         self._noticed = asyncio.Event()
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +127,7 @@ class GeneratorLoop:
             self._outbox.resend()
         if not await self._outbox.drain(_GOODBYE_S):
             _LOG.warning("some chunks were not acknowledged; they will be generated again")
-        await self._channel.send(Goodbye(failed=failed))
+        await self._channel.send(m.Goodbye(failed=failed))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -157,34 +140,34 @@ class GeneratorLoop:
             message = await self._channel.receive()
             self._heard = time.monotonic()
             match message:
-                case Leases(leases=leases):
+                case m.Leases(leases=leases):
                     for lease in leases:
                         self._take(lease)
-                case ChunkAck():
+                case m.ChunkAck():
                     self._outbox.acknowledge(message)
-                case Heartbeat(leases_until=until):
+                case m.Heartbeat(leases_until=until):
                     self._leases_until = max(self._leases_until, until)
-                case Hold(leases=holds):
+                case m.Hold(leases=holds):
                     for lease_id, at in holds:
                         self._hold(lease_id, at)
                         await self._engine.abort(str(lease_id))
-                case WeightNotice():
+                case m.WeightNotice():
                     if self._notice is None or message.version >= self._notice.version:
                         self._notice = message
                         self._noticed.set()
-                case AskHello():
+                case m.AskHello():
                     if not self._outbox.paused:
                         await self._greet()
-                case Welcome() | Resend():
+                case m.Welcome() | m.Resend():
                     self._outbox.resend()
-                case Refused(reason=reason):
+                case m.Refused(reason=reason):
                     raise UserError(f"the coordinator refuses {self._hello.name}: {reason}")
-                case Shutdown(reason=reason):
+                case m.Shutdown(reason=reason):
                     self.finish(reason)
 
     # -- leases ------------------------------------------------------------------------------------
 
-    def _take(self, lease: Lease) -> None:
+    def _take(self, lease: m.Lease) -> None:
         if lease.lease_id in self._live or lease.lease_id in self._waiting:
             return
         if self._engine.version == NO_VERSION or self._engine.version < lease.version_at_least:
@@ -195,7 +178,7 @@ class GeneratorLoop:
         self.time.set_live(True)
         self._spawn(self._generate(lease, cutter))
 
-    async def _generate(self, lease: Lease, cutter: ChunkCutter) -> None:
+    async def _generate(self, lease: m.Lease, cutter: ChunkCutter) -> None:
         known = len(lease.prefix_ids)
         request = GenerationRequest(
             request_id=str(lease.lease_id),
@@ -250,7 +233,7 @@ class GeneratorLoop:
             assert notice is not None
             if notice.version < self._engine.version:
                 continue
-            answer = WeightsLoaded(version=notice.version, gap_s=0.0, load_s=0.0)
+            answer = m.WeightsLoaded(version=notice.version, gap_s=0.0, load_s=0.0)
             if notice.version > self._engine.version:
                 with self._work.moving(f"loading version {notice.version}"):
                     answer = await self._load(notice)
@@ -259,7 +242,7 @@ class GeneratorLoop:
                 del self._waiting[lease.lease_id]
                 self._take(lease)
 
-    async def _load(self, notice: WeightNotice) -> WeightsLoaded:
+    async def _load(self, notice: m.WeightNotice) -> m.WeightsLoaded:
         cause = ""
         for attempt in range(_LOAD_ATTEMPTS):
             if attempt:
@@ -279,8 +262,8 @@ class GeneratorLoop:
                 _LOG.error("weights %d: %s", notice.version, cause)
                 continue
             self.time.add_pause(report.gap_s)
-            return WeightsLoaded(version=notice.version, gap_s=report.gap_s, load_s=report.load_s)
-        return WeightsLoaded(
+            return m.WeightsLoaded(version=notice.version, gap_s=report.gap_s, load_s=report.load_s)
+        return m.WeightsLoaded(
             version=notice.version, gap_s=0.0, load_s=0.0, error=cause or "a newer version is here"
         )
 
@@ -317,8 +300,8 @@ class GeneratorLoop:
         """Those that are worked on, or of which something is not acknowledged."""
         return sorted({*self._live, *self._waiting, *self._outbox.leases()})
 
-    def _report(self) -> GeneratorReport:
-        return GeneratorReport(
+    def _report(self) -> m.GeneratorReport:
+        return m.GeneratorReport(
             live=len(self._live),
             version=self._engine.version,
             tokens=self._tokens,

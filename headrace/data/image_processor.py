@@ -6,8 +6,9 @@ the same tokens wherever it stands, so that the generator, which sends one place
 can be checked against them; an image's tokens are computed once.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,24 @@ def collapsed(
     return [*ids, *token_ids[at:]]
 
 
+def grid_of(prepared: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The grid of one image, as `MediaRun` has it, of what its processor prepared."""
+    if "image_grid_thw" in prepared:
+        frames, height, width = prepared["image_grid_thw"][0]
+    else:
+        frames, _, height, width = prepared["pixel_values"].shape[-4:]
+    return int(frames), int(height), int(width)
+
+
 class ImageProcessor:
     """The processor of a model that reads images."""
 
     def __init__(self, path: str, *, trust_remote_code: bool = False) -> None:
         """UserError where the model has no processor or its packages are not there."""
-        from transformers import AutoProcessor
+        import transformers
 
         try:
-            self._processor: Any = AutoProcessor.from_pretrained(
+            self._processor: Any = transformers.AutoProcessor.from_pretrained(
                 path, trust_remote_code=trust_remote_code
             )
         except (OSError, ValueError, ImportError, RuntimeError) as error:
@@ -64,7 +74,11 @@ class ImageProcessor:
         self._token = int(
             self._processor.tokenizer.convert_tokens_to_ids(self._processor.image_token)
         )
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, tuple[list[int], tuple[int, int, int]]] = {}
+        settings = hashlib.sha256(self._processor.to_json_string().encode()).hexdigest()
+        name = type(self._processor).__name__
+        self.version = f"{name} of transformers {transformers.__version__}, {settings[:12]}"
+        """Its code, and a digest of its settings."""
 
     def expand(
         self, token_ids: Sequence[int], digests: Sequence[str], read: Callable[[str], Any]
@@ -83,17 +97,19 @@ class ImageProcessor:
         ids, media, at = list[int](), list[MediaRun](), 0
         for place, digest in zip(places, digests, strict=True):
             ids += token_ids[at:place]
-            own = self._tokens(digest, read)
-            media.append(MediaRun(digest, len(ids), len(ids) + len(own)))
+            own, grid = self._tokens(digest, read)
+            media.append(MediaRun(digest, len(ids), len(ids) + len(own), grid))
             ids += own
             at = place + 1
         return np.array([*ids, *token_ids[at:]], np.int32), media
 
-    def _tokens(self, digest: str, read: Callable[[str], Any]) -> list[int]:
+    def _tokens(
+        self, digest: str, read: Callable[[str], Any]
+    ) -> tuple[list[int], tuple[int, int, int]]:
         if digest not in self._known:
             found = self._processor(
                 text=[self._processor.image_token], images=[[read(digest)]],
                 add_special_tokens=False,
             )  # fmt: skip
-            self._known[digest] = [int(token) for token in found["input_ids"][0]]
+            self._known[digest] = [int(token) for token in found["input_ids"][0]], grid_of(found)
         return self._known[digest]

@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ class MediaStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._later: dict[str, bytes] = {}
 
     def path(self, digest: str) -> Path:
         """Where a file is, or would be. MediaError for a text that is no digest."""
@@ -75,7 +77,7 @@ class MediaStore:
     def put(self, data: bytes) -> str:
         """Store a file unless it is there; its digest. After that it survives a power cut.
         StorageBlockedError where the disk takes none now."""
-        digest = hashlib.sha256(data).hexdigest()
+        digest = digest_of(data)
         path = self.path(digest)
         if path.exists():
             return digest
@@ -99,6 +101,23 @@ class MediaStore:
                 os.close(folder)
         return digest
 
+    def later(self, data: bytes) -> None:
+        """Have `write` store a file unless it is there."""
+        if not self.path(digest := digest_of(data)).exists():
+            self._later[digest] = data
+
+    @property
+    def waits(self) -> bool:
+        """Whether `write` has something to store."""
+        return bool(self._later)
+
+    def write(self) -> None:
+        """Store what was put off; in any thread. StorageBlockedError where the disk takes none
+        now; what is left is stored by the next call."""
+        for digest, data in list(self._later.items()):
+            self.put(data)
+            self._later.pop(digest, None)
+
     def clean(self) -> None:
         """Remove what a writer that was killed left of its last file. Nobody writes meanwhile."""
         for part in self.folder.glob(f"{PART}*"):
@@ -111,9 +130,14 @@ class MediaStore:
             data = path.read_bytes()
         except OSError as error:
             raise MediaError(f"image {path} cannot be read: {error.strerror}") from error
-        if hashlib.sha256(data).hexdigest() != digest:
+        if digest_of(data) != digest:
             raise MediaError(f"image {path} is damaged: its SHA-256 is not its name")
         return data
+
+
+def digest_of(data: bytes) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def check_image(data: bytes) -> ImageFacts:
@@ -242,13 +266,15 @@ def _from_data_url(url: str) -> bytes:
 def _fetched(url: str) -> bytes:
     import httpx
 
-    data = bytearray()
+    data, until = bytearray(), time.monotonic() + URL_TIMEOUT_S
     try:
         with httpx.stream("GET", url, timeout=URL_TIMEOUT_S, follow_redirects=True) as reply:
             reply.raise_for_status()
             for piece in reply.iter_bytes():
                 data += piece
                 _check_size(len(data), url)
+                if time.monotonic() > until:
+                    raise httpx.ReadTimeout("it takes too long")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise MediaError(f"image {_shown(url)} cannot be fetched: {why}") from error

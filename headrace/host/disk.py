@@ -52,8 +52,7 @@ def writing(place: Path, needs: int) -> Iterator[None]:
 
 
 def lack_of_room(place: Path, needs: int) -> str | None:
-    """The reason why a write of this many bytes cannot succeed now, as far as it is known
-    beforehand."""
+    """Why a write of this many bytes cannot succeed now, as far as known beforehand."""
     return _problem(errno.ENOSPC, place, needs) if _free(place) < needs else None
 
 

@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PACKAGES = (
     "headrace", "headrace_cli", "coordinator", "generators", "rewards", "learner", "storage",
-    "dashboard", "tasks", "sandbox",
+    "dashboard", "environments", "tasks", "sandbox",
 )  # fmt: skip
 
 EXTRAS = {
     "train": (
         "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
-        "matplotlib", "scipy",
+        "matplotlib", "scipy", "aiohttp", "xxhash",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),

@@ -26,7 +26,7 @@ _MOVED = "MiB moved"
 
 
 class Work:
-    """What this process is doing: `at` and `moving` record it, a `pulse` sends it to the
+    """What this process is doing: `at` and `moving` record it, `pulse` sends it to the
     coordinator."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:

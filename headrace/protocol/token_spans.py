@@ -53,11 +53,14 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 class MediaRun(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) of an opening, counted from its first token, are placeholders of the
-    image with that SHA-256. The image is stored once and never travels with the tokens."""
+    image with that SHA-256. The image is stored once and never travels with the tokens. `grid`:
+    what the processor made of it, of Qwen's families frames and rows and columns of patches, of
+    others frames and their height and width in pixels; 0, 0, 0: nobody says."""
 
     digest: fields.Digest
     start: fields.Position
     end: fields.Position
+    grid: tuple[fields.Position, fields.Position, fields.Position] = (0, 0, 0)
 
 
 class TurnRun(msgspec.Struct, frozen=True, array_like=True):

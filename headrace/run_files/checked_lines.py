@@ -1,8 +1,7 @@
 """Files of JSON lines that are only ever added to, each with a checksum of its own.
 
 Comes in: objects, or a file. Goes out: lines, or the objects of those that are whole. Promises: a
-changed byte never becomes another object, and is reported; a line that a crash cut off is
-distinguished from it.
+changed byte never becomes another object, and is reported; a line cut off by a crash is distinct.
 """
 
 import json

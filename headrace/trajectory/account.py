@@ -8,24 +8,7 @@ are dropped is written in the records (`headrace.trajectory.transitions`).
 
 from collections import OrderedDict
 
-from headrace.protocol.records.record_types import (
-    AuditArrived,
-    BatchReturned,
-    BatchTaken,
-    ChunkArrived,
-    EvaluationDone,
-    Forgotten,
-    GroupIssued,
-    LineageBegan,
-    LinesScored,
-    Record,
-    Restarted,
-    RewardArrived,
-    TokensLost,
-    TrajectoryEnded,
-    UpdateCommitted,
-    WindowsClosed,
-)
+from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Reward
 from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Group, Trajectory
@@ -58,9 +41,9 @@ class Account:
         self.closed = 0
         self.ready: OrderedDict[int, Window] = OrderedDict()
         self.values: OrderedDict[int, Trajectory] = OrderedDict()
-        self.taken: BatchTaken | None = None
-        self.committed: dict[int, BatchTaken] = {}
-        self.again: list[BatchTaken] = []
+        self.taken: r.BatchTaken | None = None
+        self.committed: dict[int, r.BatchTaken] = {}
+        self.again: list[r.BatchTaken] = []
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -73,7 +56,7 @@ class Account:
         """The trajectories of a group."""
         return [self.trajectories[i] for i in self.groups[group_id].trajectory_ids]
 
-    def is_wanted(self, batch: BatchTaken) -> bool:
+    def is_wanted(self, batch: r.BatchTaken) -> bool:
         """Whether anything of a batch that came back can still be trained."""
         return any(window.window_id in self.ready for window in batch.windows) or any(
             trajectory_id in self.values for trajectory_id in batch.value_trajectories
@@ -81,33 +64,33 @@ class Account:
 
     # -- the fold ---------------------------------------------------------------------------------
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: r.Record) -> None:
         """Change the account as the record says."""
         match record:
-            case ChunkArrived():
+            case r.ChunkArrived():
                 self._arrive(record)
                 return  # The most frequent one moves no window.
-            case GroupIssued():
+            case r.GroupIssued():
                 self._issue(record)
-            case TrajectoryEnded():
+            case r.TrajectoryEnded():
                 self._end(record)
-            case RewardArrived():
+            case r.RewardArrived():
                 self._reward(record)
-            case AuditArrived():
+            case r.AuditArrived():
                 # It may come when its trajectory is spent and forgotten.
                 if trajectory := self.trajectories.get(record.trajectory_id):
                     trajectory.audit_status = record.status
-            case LinesScored():
+            case r.LinesScored():
                 self._score_lines(record)
-            case TokensLost():
+            case r.TokensLost():
                 self.ledger.lost[record.reason] += record.tokens
-            case Forgotten():
+            case r.Forgotten():
                 self._forget(record.update)
-            case EvaluationDone() | Restarted(keeps_evaluation=False):
+            case r.EvaluationDone() | r.Restarted(keeps_evaluation=False):
                 self._forget_evaluation()
-            case LineageBegan():
+            case r.LineageBegan():
                 self._abandon(record)
-            case WindowsClosed():
+            case r.WindowsClosed():
                 for closed in record.windows:
                     self._close(Window.closed(closed))
         for move in moves(record):
@@ -115,21 +98,21 @@ class Account:
         for value_move in value_moves(record):
             self._move_value(value_move)
         match record:
-            case BatchTaken():
+            case r.BatchTaken():
                 self.taken = record
                 self.again = [batch for batch in self.again if not _have_in_common(batch, record)]
-            case UpdateCommitted():
+            case r.UpdateCommitted():
                 self._commit(record)
-            case BatchReturned():
+            case r.BatchReturned():
                 if self.taken is not None:
                     self.again.insert(0, self.taken)
                 self.taken = None
                 self._sort()
-            case LineageBegan():
+            case r.LineageBegan():
                 self.taken = None
                 self._sort()
 
-    def _issue(self, record: GroupIssued) -> None:
+    def _issue(self, record: r.GroupIssued) -> None:
         self.groups[record.group_id] = Group.issued(record)
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(
@@ -140,7 +123,7 @@ class Account:
             if record.purpose == "train":
                 self.active[trajectory_id] = trajectory
 
-    def _arrive(self, record: ChunkArrived) -> None:
+    def _arrive(self, record: r.ChunkArrived) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         sampled = trajectory.append(record)
         trajectory.failures += record.finish == "failed"
@@ -151,12 +134,12 @@ class Account:
             self.ledger.arrive(sampled)
             self.ledger.inserted += record.token_ids.size - sampled
 
-    def _end(self, record: TrajectoryEnded) -> None:
+    def _end(self, record: r.TrajectoryEnded) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         trajectory.status = record.status
         self._settle(trajectory)
 
-    def _reward(self, record: RewardArrived) -> None:
+    def _reward(self, record: r.RewardArrived) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         trajectory.correct, trajectory.reward_model = record.correct, record.model
@@ -168,7 +151,7 @@ class Account:
             trajectory.value = "waiting"
             self.values[trajectory.trajectory_id] = trajectory
 
-    def _score_lines(self, record: LinesScored) -> None:
+    def _score_lines(self, record: r.LinesScored) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         trajectory.lines_through = record.through
         trajectory.lines += record.lines
@@ -235,14 +218,14 @@ class Account:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _commit(self, record: UpdateCommitted) -> None:
+    def _commit(self, record: r.UpdateCommitted) -> None:
         assert self.taken is not None
         assert self.taken.update == record.update
         batch, self.taken = self.taken, None
         if record.skipped is None:  # What was skipped stays dropped, whatever is rolled back.
             self.committed[record.update] = batch
 
-    def _abandon(self, record: LineageBegan) -> None:
+    def _abandon(self, record: r.LineageBegan) -> None:
         """Count what the lineage given up had trained; its batches are no more."""
         for window_id in record.window_ids:
             window = self.window(window_id)
@@ -278,7 +261,7 @@ class Account:
         del self.groups[group.group_id]
 
 
-def _have_in_common(one: BatchTaken, other: BatchTaken) -> bool:
+def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
     """Whether two batches share a window or a value trajectory."""
     windows = {window.window_id for window in one.windows}
     return not (

@@ -39,9 +39,9 @@ class Trajectory:
     """One answer from its first token to its last, finished or not: everything after the opening.
 
     Attributes:
-        opening: the tokens before position 0; the group shares them. length: tokens so far, of
-            policy and environment. sampled: how many of these the policy sampled. in_windows: how
-            many sampled
+        opening: the tokens before position 0; the group shares them. length: tokens so far, policy
+            and environment. sampled: how many of these the policy sampled. in_windows: how many
+            sampled
         tokens its windows hold. closed: how many of its windows are in state `closed`. windows:
         those that are complete, in order. spans: which weights sampled what. pieces: who wrote
         what; empty as long as the policy sampled everything. rewards: what was earned where; known
@@ -294,6 +294,7 @@ class Group:
     aside: Int32 | None = None
     domain: str = ""
     media: list[MediaRun] = field(default_factory=list)
+    processor: str = ""
 
     @classmethod
     def issued(cls, record: GroupIssued) -> "Group":
@@ -310,4 +311,5 @@ class Group:
             record.aside,
             record.domain,
             record.media,
+            record.processor,
         )

@@ -9,24 +9,11 @@ run's records in order gives each window's state; `account` folds them in memory
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from headrace.protocol.records.record_types import (
-    BatchReturned,
-    BatchTaken,
-    DropReason,
-    LineageBegan,
-    LinesState,
-    MaskedRun,
-    Record,
-    UpdateCommitted,
-    WindowsClosed,
-    WindowsDropped,
-    WindowsReady,
-    WindowsRecalled,
-)
+from headrace.protocol.records import record_types as r
 from headrace.trajectory.windows import WindowState
 
 ValueState = Literal["waiting", "taken", "trained", "dropped"]
-NO_MASK: list[MaskedRun] = []
+NO_MASK: list[r.MaskedRun] = []
 
 
 class Move(NamedTuple):
@@ -38,10 +25,10 @@ class Move(NamedTuple):
     window_id: int
     state: WindowState
     update: int | None = None
-    masked: list[MaskedRun] = NO_MASK
-    reason: DropReason | None = None
+    masked: list[r.MaskedRun] = NO_MASK
+    reason: r.DropReason | None = None
     final: bool | None = None
-    lines: LinesState | None = None
+    lines: r.LinesState | None = None
 
 
 class ValueMove(NamedTuple):
@@ -52,47 +39,47 @@ class ValueMove(NamedTuple):
     update: int | None = None
 
 
-def moves(record: Record) -> Iterator[Move]:
+def moves(record: r.Record) -> Iterator[Move]:
     """What becomes of windows, in the record's order."""
     match record:
-        case WindowsClosed():
+        case r.WindowsClosed():
             for closed in record.windows:
                 yield Move(closed.window_id, "closed", final=closed.final)
-        case WindowsReady():
+        case r.WindowsReady():
             for window_id in record.window_ids:
                 yield Move(window_id, "ready", lines=record.lines.get(window_id))
-        case WindowsRecalled():
+        case r.WindowsRecalled():
             for window_id in record.window_ids:
                 yield Move(window_id, "closed", final=True)
-        case WindowsDropped():
+        case r.WindowsDropped():
             for window_id in record.window_ids:
                 yield Move(window_id, "dropped", reason=record.reason)
-        case BatchTaken():
+        case r.BatchTaken():
             for taken in record.windows:
                 yield Move(taken.window_id, "taken", record.update, taken.masked)
-        case BatchReturned() | LineageBegan():
+        case r.BatchReturned() | r.LineageBegan():
             for window_id in record.window_ids:
                 yield Move(window_id, "ready")
-        case UpdateCommitted(skipped=None):
+        case r.UpdateCommitted(skipped=None):
             for window_id in record.window_ids:
                 yield Move(window_id, "trained", record.update)
-        case UpdateCommitted():
+        case r.UpdateCommitted():
             for window_id in record.window_ids:
                 yield Move(window_id, "dropped", record.update, reason="non_finite")
         case _:
             return
 
 
-def value_moves(record: Record) -> Iterator[ValueMove]:
+def value_moves(record: r.Record) -> Iterator[ValueMove]:
     """What becomes of trajectories for the value model, in the record's order."""
     match record:
-        case BatchTaken():
+        case r.BatchTaken():
             for trajectory_id in record.value_trajectories:
                 yield ValueMove(trajectory_id, "taken", record.update)
-        case BatchReturned() | LineageBegan():
+        case r.BatchReturned() | r.LineageBegan():
             for trajectory_id in record.value_trajectories:
                 yield ValueMove(trajectory_id, "waiting")
-        case UpdateCommitted():
+        case r.UpdateCommitted():
             state: ValueState = "dropped" if record.skipped else "trained"
             for trajectory_id in record.value_trajectories:
                 yield ValueMove(trajectory_id, state, record.update)

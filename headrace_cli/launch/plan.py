@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -225,18 +224,9 @@ def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
     )
 
 
-def dashboard_argv(host: str, port: int, root: Path, *, ahead: bool = False) -> tuple[str, ...]:
-    """The command that serves the page; UserError where the dashboard is not installed. `ahead`:
-    what pages import is read before somebody comes, and not when nobody may."""
-    found = find_spec("dashboard")
-    folders = list(found.submodule_search_locations or ()) if found else [str(ROOT / "dashboard")]
-    return (
-        sys.executable, "-m", "dashboard.server" if ahead and found else "streamlit",
-        "run", str(Path(folders[0]) / "app.py"),
-        "--server.address", host, "--server.port", str(port), "--server.headless", "true",
-        "--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false",
-        "--", str(root),
-    )  # fmt: skip
+def dashboard_argv(host: str, port: int, root: Path) -> tuple[str, ...]:
+    """The command that serves the page."""
+    return (sys.executable, "-m", "dashboard.server", host, str(port), str(root))
 
 
 LARGEST_PORT, NEAR = 65535, 100

@@ -16,13 +16,17 @@ from torch import Tensor
 
 from headrace.config.sections.algorithm import (
     AlgorithmConfig,
+    BehaviourRatioConfig,
     ClippedLossConfig,
+    DecoupledRatioConfig,
     EgaeConfig,
     GroupAdvantageConfig,
     KlConfig,
     OverlongConfig,
     PolicyLossConfig,
+    RatioConfig,
     ReinforceLossConfig,
+    TisRatioConfig,
     ValueTargetConfig,
 )
 from headrace.config.sections.generator import FireConfig
@@ -48,10 +52,19 @@ from learner.algorithms.policy_losses import (
     reinforce,
     squared_error,
 )
-from learner.algorithms.ratio_choice import RatioFunction, build_ratio, reads_proximal
+from learner.algorithms.ratios import (
+    Ratio,
+    behaviour_ratio,
+    decoupled_ratio,
+    geometric_filter,
+    interpolated_proximal,
+    tis_ratio,
+)
 from learner.algorithms.value_targets import ValueTargets, lambda_returns, monte_carlo_returns
 from learner.batching.group_statistics import Groups, group_advantages
 from learner.batching.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
+
+RatioFunction = Callable[[LossInputs], Ratio]
 
 
 class AdvantageFunction(Protocol):
@@ -367,3 +380,52 @@ def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
         reads_old=has_clip,
         targets_read_old=lam != 1.0,
     )
+
+
+def build_ratio(config: RatioConfig) -> RatioFunction:
+    """The ratio that a configuration names; every kind is called alike, with all that any of them
+    reads."""
+    match config:
+        case BehaviourRatioConfig():
+            return lambda x: behaviour_ratio(x.new, x.behaviour, x.mask)
+        case DecoupledRatioConfig():
+            return partial(_decoupled, config=config)
+        case TisRatioConfig():
+            return partial(_tis, config=config)
+
+
+def _decoupled(x: LossInputs, *, config: DecoupledRatioConfig) -> Ratio:
+    proximal = x.start
+    if config.proximal == "interpolated":
+        proximal = interpolated_proximal(
+            x.start, x.behaviour, x.versions, learner_version=x.learner_version
+        )
+    return decoupled_ratio(
+        x.new, proximal, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap
+    )
+
+
+def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
+    ids, samples = x.segment_ids, x.segment_tokens.numel()
+    ratio = tis_ratio(
+        x.new, x.start, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap,
+        level=config.level, segment_ids=ids, num_segments=samples,
+    )  # fmt: skip
+    if config.geometric_filter is None:
+        return ratio
+    low, high = config.geometric_filter
+    kept = geometric_filter(x.start, x.behaviour, x.mask, ids, samples, low=low, high=high)
+    return ratio._replace(
+        weight=torch.where(kept, ratio.weight, 0.0), over_cap=ratio.over_cap | (x.mask & ~kept)
+    )
+
+
+def reads_proximal(config: RatioConfig) -> bool:
+    """Whether the ratio reads logprobs recomputed at the update's start."""
+    match config:
+        case BehaviourRatioConfig():
+            return False
+        case DecoupledRatioConfig():
+            return config.proximal == "recomputed"
+        case TisRatioConfig():
+            return True

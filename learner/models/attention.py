@@ -274,11 +274,7 @@ def _added(block: Block, window: int | None, query: Tensor) -> Tensor:
     return mask
 
 
-def _no_mask(**_arguments: Any) -> None:
-    return None
-
-
 def register() -> None:
     """Make `ATTENTION` known to transformers; calling it again changes nothing."""
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    AttentionMaskInterface.register(ATTENTION, lambda **_: None)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from headrace.data.image_processor import grid_of
 from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
@@ -119,11 +120,11 @@ class _Kept(Generic[K, V]):
 
 
 class _Facts(NamedTuple):
-    """Of one image: its placeholder tokens, its patches, its grid in patches [3] (Qwen)."""
+    """Of one image: its placeholder tokens, its patches, its grid as `MediaRun` has it."""
 
     tokens: int
     patches: int
-    grid: Tensor | None
+    grid: tuple[int, int, int]
 
 
 class ImageInputs:
@@ -173,15 +174,14 @@ class ImageInputs:
     def _facts_of(self, digest: str) -> _Facts:
         if digest not in self._facts:
             given = self.of(digest)
+            frames, height, width = grid = grid_of(given)
             if "image_grid_thw" in given:
-                grid = given["image_grid_thw"][0]
-                patches = int(grid.prod())
-                facts = _Facts(patches // self._merged, patches, grid)
+                patches = frames * height * width
+                tokens = patches // self._merged
             else:
-                frames, _, height, width = given["pixel_values"].shape
                 patches = frames * height * width // self._patch**2
-                facts = _Facts(frames * self._frame_tokens, patches, None)
-            self._facts[digest] = facts
+                tokens = frames * self._frame_tokens
+            self._facts[digest] = _Facts(tokens, patches, grid)
         return self._facts[digest]
 
     def cost(self, media: Sequence[MediaRun]) -> int:
@@ -196,15 +196,17 @@ class ImageInputs:
         self, token_ids: npt.NDArray[np.int32], media: Sequence[MediaRun]
     ) -> list[tuple[str, Int64]]:
         """Each image's digest and the places [n] in the sequence `token_ids` of its n embeddings: a
-        run may have other tokens between them. UserError where their numbers differ."""
+        run may have other tokens between them. UserError where their numbers or grids differ."""
         found: list[tuple[str, Int64]] = []
         for run in media:
             inside = token_ids[run.start : run.end] == self._token
             places = run.start + np.flatnonzero(inside)
-            if places.size != (tokens := self._facts_of(run.digest).tokens):
+            tokens, _, grid = self._facts_of(run.digest)
+            if places.size != tokens or (any(run.grid) and run.grid != grid):
                 raise UserError(
                     f"image {run.digest[:12]} has {tokens} tokens by the learner's processor, and "
-                    f"{places.size} placeholders in its prompt: is its processor another one?"
+                    f"{places.size} placeholders in its prompt (grids {grid} and {run.grid}): is "
+                    "its processor another one?"
                 )
             found.append((run.digest, places))
         return found
@@ -234,11 +236,9 @@ class ImageInputs:
         grids = []
         for run in media:
             kinds[0, run.start : run.end] = 1
-            grids.append(self._facts_of(run.digest).grid)
+            grids.append(torch.tensor(self._facts_of(run.digest).grid))
         nothing = torch.zeros_like(kinds)
-        rows, _ = self._rope(
-            nothing, mm_token_type_ids=kinds, image_grid_thw=torch.stack(grids)  # type: ignore[arg-type]
-        )  # fmt: skip
+        rows, _ = self._rope(nothing, mm_token_type_ids=kinds, image_grid_thw=torch.stack(grids))
         found: Int64 = rows[:, 0].numpy()
         return found
 

@@ -19,18 +19,7 @@ from typing import NamedTuple
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.work import Work
-from headrace.protocol.messages.control import (
-    AskHello,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Message,
-    Refused,
-    Restore,
-    Shutdown,
-    WeightRequest,
-    Welcome,
-)
+from headrace.protocol.messages import control as m
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 
@@ -84,27 +73,27 @@ class Inbox:
         trace: TracebackType | None,
     ) -> None:
         failed = None if error is None else f"{type(error).__name__}: {error}"
-        self._dealer.send(Goodbye(failed=failed))
+        self._dealer.send(m.Goodbye(failed=failed))
         self._pulse.__exit__(None, None, None)
         self._dealer.close()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: m.Message) -> None:
         """To the coordinator."""
         self._dealer.send(message)
 
-    def next(self, *, due: tuple[int, float] | None = None) -> Message:
+    def next(self, *, due: tuple[int, float] | None = None) -> m.Message:
         """The next message to act on. `due` names a version that waits and when it may be
         published; when that time comes, the answer is a WeightRequest for it. RunFailedError where
         the coordinator is silent for too long."""
         heard = greeted = time.monotonic()
         while True:
             if self._ending:
-                return Shutdown(reason=self._ending)
+                return m.Shutdown(reason=self._ending)
             now = time.monotonic()
             if due is not None and now >= due[1]:
-                return WeightRequest(version=due[0], offset=0)
+                return m.WeightRequest(version=due[0], offset=0)
             message = self._dealer.receive(_POLL_S)
-            if isinstance(message, Refused):
+            if isinstance(message, m.Refused):
                 raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
             if message is not None:
                 heard, self._answered = now, True
@@ -119,25 +108,25 @@ class Inbox:
                 self.greet()
                 greeted = time.monotonic()
 
-    def _is_for_now(self, message: Message) -> bool:
+    def _is_for_now(self, message: m.Message) -> bool:
         """Whether a message is to be acted on: not a heartbeat, and nothing that was said before
         the coordinator had the last Hello."""
         match message:
-            case Heartbeat():
+            case m.Heartbeat():
                 return False
-            case AskHello():
+            case m.AskHello():
                 if not self._awaits_answer:
                     self.greet()
                 return False
-            case Welcome(greeting=greeting):
+            case m.Welcome(greeting=greeting):
                 if greeting != self._greetings:
                     return False
                 # Told and heard: for a coordinator that takes over, these weights were never away.
                 self._awaits_answer, self._told = False, self._weights().resumed_from
-            case Restore(reason=reason):
+            case m.Restore(reason=reason):
                 _LOG.warning("the coordinator cannot go on with these weights: %s", reason)
                 self._told = None
-            case Shutdown():
+            case m.Shutdown():
                 pass
             case _ if self._awaits_answer:
                 _LOG.info("%s ignored: a Hello is on its way", type(message).__name__)
@@ -151,7 +140,7 @@ class Inbox:
         weights = self._weights()
         resumed_from = weights.resumed_from
         self._dealer.send(
-            Hello(
+            m.Hello(
                 role="learner",
                 name=NAME,
                 pid=os.getpid(),

@@ -5,7 +5,7 @@ In: a run's configuration, and the checkpoint to go on from. Out: engines, the p
 in, and whole weights. Promise: weights that leave are of whole models, whatever the ZeRO stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +136,18 @@ class ModelSet:
         return DeepSpeedEngine(critic, self._config.learner.value, self._config.learner)
 
     def whole_weights(self) -> dict[str, dict[str, Tensor]]:
-        """The weights of each model as they are. All ranks ask together."""
+        """The weights of each model as they are; none on ranks but the first. All ranks ask
+        together."""
         whole = {}
         for name, engine in self.engines.items():
             with engine.whole_parameters():
-                whole[name] = weights_of(self.networks[name].state_dict(), dtype=None)
+                whole[name] = self._copied(self.networks[name].state_dict, None)
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
-        """The ranker's. All ranks ask together."""
+        """The ranker's; none on ranks but the first. All ranks ask together."""
         with self.engines[RANKER].whole_parameters():
-            return weights_of(self.networks[RANKER].state_dict(), dtype=torch.float32)
+            return self._copied(self.networks[RANKER].state_dict, torch.float32)
 
     def save(self, name: str, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write a model's Hugging Face folder."""
@@ -171,11 +172,17 @@ class ModelSet:
         return ranker
 
     def published_weights(self) -> dict[str, Tensor]:
-        """The policy's, by the names of its files and as generators take them. All ranks ask
-        together."""
+        """The policy's, by the names of its files and as generators take them; none on ranks but
+        the first. All ranks ask together."""
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
-            return weights_of(as_in_files(self.networks[POLICY]), dtype=wanted)
+            return self._copied(lambda: as_in_files(self.networks[POLICY]), wanted)
+
+    def _copied(
+        self, state: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
+        """Host memory holds one copy, not one per rank: only rank 0 writes."""
+        return weights_of(state(), dtype=dtype) if self.place.rank == 0 else {}
 
     def _place(self, rank: int, work: Work, *, shares_rows: bool) -> Place:
         config, learner = self._config, self._config.learner

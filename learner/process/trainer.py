@@ -4,8 +4,7 @@ out.
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
 from the newest complete checkpoint of the run, else from the configured models; each update is
 logged once it is in the weights, before any message about it is sent; what it publishes and what it
-saves are whole models, whatever the ZeRO stage; with one rank a restored learner goes on to the
-bit.
+saves are whole models at any ZeRO stage; with one rank a restored learner goes on to the bit.
 """
 
 import gc
@@ -23,16 +22,8 @@ from headrace.config.sections.run import RunConfig
 from headrace.data.media import MediaStore
 from headrace.host.hardware import has_bfloat16
 from headrace.host.work import Work
+from headrace.protocol.messages import control as m
 from headrace.protocol.messages.batches import Shard
-from headrace.protocol.messages.control import (
-    Batch,
-    CheckpointDone,
-    JournalEnd,
-    ModelVersion,
-    Trouble,
-    UpdateDone,
-    WeightNotice,
-)
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.run_files.run_folder import MEDIA
 from learner.algorithms.registry import build_algorithm
@@ -59,7 +50,7 @@ class Trainer:
     Attributes:
         models: policy, value model and reference. position: the update whose weights they have.
         checkpoints, publication: how the weights go to the disk and to generators. resumed_from:
-        the checkpoint the weights are from, or None. notices: notices for the coordinator's next
+        the checkpoint the weights are from, or None. notices: for the coordinator, with the next
             answer. tell: receives what a disk lacks that this rank writes to, and an empty text
             when it goes on.
     """
@@ -81,7 +72,7 @@ class Trainer:
         self._work = work or Work()
         self._images = MediaStore(run_dir / MEDIA)
         self.tell: Callable[[str], None] = _LOG.warning
-        self.notices: list[Trouble] = []
+        self.notices: list[m.Trouble] = []
         # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
         on_gpu = device.type == "cuda"
         config = resolve_learner(config, on_gpu=on_gpu, bfloat16=has_bfloat16()).config
@@ -147,12 +138,12 @@ class Trainer:
             reads_history=bool(source.options.get("reads_history", True)),
         )  # fmt: skip
 
-    def is_next(self, batch: Batch) -> bool:
+    def is_next(self, batch: m.Batch) -> bool:
         """Whether a batch is the next update of the lineage that these weights are on."""
         at = self.position
         return (batch.lineage, batch.update) == (at.lineage, at.update + 1)
 
-    def train(self, batch: Batch, shard: Shard, publisher: Publisher | None) -> UpdateDone:
+    def train(self, batch: m.Batch, shard: Shard, publisher: Publisher | None) -> m.UpdateDone:
         """One update on this rank's share, its publication and its checkpoint. `publisher` on rank
         0."""
         outcome = self._updater.run(batch, shard)
@@ -171,7 +162,7 @@ class Trainer:
             began = time.perf_counter()
             checkpoint = self.checkpoint(batch.lineage, batch.journal).path
             metrics["timing_s/checkpoint"] = time.perf_counter() - began
-        return UpdateDone(
+        return m.UpdateDone(
             batch_id=batch.batch_id,
             update=batch.update,
             lineage=batch.lineage,
@@ -182,18 +173,18 @@ class Trainer:
             skipped=skipped,
         )
 
-    def report(self, reports: list[UpdateDone]) -> UpdateDone:
+    def report(self, reports: list[m.UpdateDone]) -> m.UpdateDone:
         """Rank 0's report of an update to the coordinator, from the reports of all ranks."""
         return joined(reports, max_bytes=int(self._config.transport.max_message_mib * 2**20))
 
     def announce(
         self, lineage: int, version: int, publisher: Publisher | None
-    ) -> WeightNotice | None:
+    ) -> m.WeightNotice | None:
         """Publish the weights as they are, under `version`."""
         self.position.lineage, self.position.version = lineage, version
         return self.publish(publisher, at_once=True)
 
-    def publish(self, publisher: Publisher | None, *, at_once: bool) -> WeightNotice | None:
+    def publish(self, publisher: Publisher | None, *, at_once: bool) -> m.WeightNotice | None:
         """Publish the newest version, or leave it waiting where the last one is too young."""
         version = self.position.version
         with self._work.moving(f"publishing version {version}"):
@@ -207,7 +198,7 @@ class Trainer:
 
     def _publish_ranker(
         self, version: int, weights: dict[str, Tensor] | None
-    ) -> ModelVersion | None:
+    ) -> m.ModelVersion | None:
         settings, ranker = self._config.learner.ranker, self.models.ranker
         if weights is None or settings is None or ranker is None:
             return None
@@ -217,7 +208,7 @@ class Trainer:
             ranker, weights, self._run_dir, version=version, keep=keep, tell=self.tell
         )
 
-    def checkpoint(self, lineage: int, journal: JournalEnd | None) -> CheckpointDone:
+    def checkpoint(self, lineage: int, journal: m.JournalEnd | None) -> m.CheckpointDone:
         """Write a checkpoint now. The lineage may have changed since the last batch."""
         self.position.lineage = lineage
         # What is carried over is not part of it, so whoever goes on does without, too.
@@ -225,10 +216,10 @@ class Trainer:
         path = self.checkpoints.save(
             self.models, self.position, journal, resumed_from=self.resumed_from, tell=self.tell
         )
-        return CheckpointDone(update=self.position.update, path=str(path))
+        return m.CheckpointDone(update=self.position.update, path=str(path))
 
 
-def joined(reports: list[UpdateDone], *, max_bytes: int) -> UpdateDone:
+def joined(reports: list[m.UpdateDone], *, max_bytes: int) -> m.UpdateDone:
     """Rank 0's report with the diagnostics of all ranks, as many windows' as fit into a message of
     `max_bytes`; the log says how many did not."""
     every = [d for report in reports for d in report.diagnostics]

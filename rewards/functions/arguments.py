@@ -1,10 +1,13 @@
 """The arguments that a reward function can receive about one response.
 
-In: a ScoreItem. Out: facts by name, in the form in which a function's system has them: texts, or
-chat messages. A fact is computed when it is asked for.
+In: a ScoreItem. Out: facts by name, in the form in which a function's system has them: texts, chat
+messages, or objects with what a rollout of one turn has. A fact is computed when it is asked for.
+What a function looks for in an object and is not there raises, so that the scoring fails with its
+name.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType, SimpleNamespace
@@ -12,7 +15,6 @@ from typing import Any, Literal
 
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
-from rewards.functions import rollout_objects
 
 Chat = Literal["never", "row", "always"]
 """When prompt and completion are lists of messages: where the row's prompt is a chat, or always."""
@@ -98,27 +100,53 @@ class Known:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """An ended rollout of one turn. One for all functions of a rubric: what the first notes in
-        it, the next can read."""
-        return rollout_objects.state_of(
-            self.prompt,
-            self.completion,
-            self.truth,
-            self.columns,
-            self.info,
-            finished=self.item.finished,
-        )
+        """verifiers' state after its end. One for all functions of a rubric: what the first notes
+        in it, the next can read."""
+        both = {"prompt": self.prompt, "completion": self.completion}
+        is_truncated = not self.item.finished
+        return {
+            **both,
+            "answer": self.columns.get("answer", self.truth),
+            "task": self.columns.get("task", "default"),
+            "info": self.info,
+            "turn": 1,
+            "trajectory": [{**both, "is_truncated": is_truncated}],
+            "is_completed": True,
+            "is_truncated": is_truncated,
+            "error": None,
+        }
 
     @property
     def sample(self) -> Any:
-        """slime's object of a response and its row."""
-        return rollout_objects.sample_of(
-            self.prompt,
-            self.item.text,
-            self.truth,
-            self.columns,
-            num_tokens=self.item.num_tokens,
+        """slime's sample, of its own class where the function's module has imported that. Its
+        metadata are the row's column of that name, else the row."""
+        given = self.columns.get("metadata")
+        made = getattr(sys.modules.get("slime.utils.types"), "Sample", SimpleNamespace)
+        return made(
+            prompt=self.prompt,
+            response=self.item.text,
+            label=self.truth,
+            metadata=given if isinstance(given, dict) else dict(self.columns),
+            response_length=self.item.num_tokens,
+            reward=None,
         )
+
+    @property
+    def rllm_task(self) -> SimpleNamespace:
+        """rLLM's task: the row, with its `ground_truth`."""
+        metadata = {"ground_truth": self.truth, **self.columns}
+        name = str(self.columns.get("id", ""))
+        return SimpleNamespace(id=name, instruction=self.prompt, metadata=metadata)
+
+    @property
+    def episode(self) -> SimpleNamespace:
+        """rLLM's episode with one trajectory of one step."""
+        text = self.item.text
+        step = SimpleNamespace(
+            input=self.prompt, output=text, model_response=text, action=text, metadata={}
+        )
+        trajectory = SimpleNamespace(name="default", steps=[step], output=text, metadata={})
+        return SimpleNamespace(trajectories=[trajectory], artifacts={"answer": text}, metadata={})
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -165,8 +193,8 @@ FACTS: dict[str, Fact] = {
     "task_info": lambda known: known.task_info,
     "args": lambda known: SimpleNamespace(),
     "sample": lambda known: known.sample,
-    "rllm_task": lambda known: rollout_objects.task_of(known.prompt, known.truth, known.columns),
-    "episode": lambda known: rollout_objects.episode_of(known.prompt, known.item.text),
+    "rllm_task": lambda known: known.rllm_task,
+    "episode": lambda known: known.episode,
     **dict.fromkeys(TRUTHS, lambda known: known.truth),
 }
 """What stands under a name where the row has no column of that name, or for a name that is its

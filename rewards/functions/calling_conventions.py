@@ -198,8 +198,7 @@ class Binding:
         self, item: ScoreItem, known: Known | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Positional and named arguments for a response; InvalidRewardError where its row lacks
-        what the function needs. `known`: arguments that other functions of the same form
-        received."""
+        what the function needs. `known`: arguments that functions of the same form received."""
         known = known or Known(item, self.convention.chat)
         if self.doubtful & known.columns.keys():
             raise InvalidRewardError(

@@ -10,6 +10,7 @@ import unicodedata
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.edit_distance import edit_distance
 from headrace.data.said import said_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import right_answer
@@ -49,24 +50,3 @@ def build(options: Options) -> Verifier:
         return Verdict(score, right, {"correct": float(right), "edits": float(edits)})
 
     return Verifier(judge)
-
-
-def edit_distance(first: str, second: str) -> int:
-    """Levenshtein's distance, a column of the table at a time in the bits of one integer (Myers
-    1999, as Hyyro 2003 has it): 10,000 characters against as many take some 0.1 s."""
-    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
-    if not shorter:
-        return len(longer)
-    places: dict[str, int] = {}
-    for index, character in enumerate(shorter):
-        places[character] = places.get(character, 0) | 1 << index
-    mask, last, distance = (1 << len(shorter)) - 1, 1 << (len(shorter) - 1), len(shorter)
-    up, down = mask, 0
-    for character in longer:
-        equal = places.get(character, 0)
-        diagonal = (((equal & up) + up) ^ up) | equal | down
-        rises, falls = down | (mask & ~(diagonal | up)), up & diagonal
-        distance += bool(rises & last) - bool(falls & last)
-        rises, falls = (rises << 1 | 1) & mask, (falls << 1) & mask
-        up, down = falls | (mask & ~(diagonal | rises)), rises & diagonal
-    return distance

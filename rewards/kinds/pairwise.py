@@ -1,7 +1,8 @@
 """The kind `pairwise`: how likely an answer beats its prompt's anchor (Pairwise-RL, arXiv
 2504.04950).
 
-In: an answer as text, and the anchor of its prompt from a file of anchors or a column of its row.
+In: an answer as text, and the anchor of its prompt from a file of anchors or, of prompts with
+images too, a column of its row.
 Out: r = (p(yes | the answer stands first) + p(no | it stands second)) / 2, from 0 to 1, by a model
 that `headrace reward train` made with `kind = "pairwise"`. Above 1/2 the answer counts as correct:
 it beats the anchor. The judge reads texts, so its tokenizer need not be the policy's. A prompt
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 from headrace.data.anchors import Anchor, read_anchors
+from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
@@ -59,10 +61,11 @@ def build(options: Options) -> Verifier:
     from rewards.models.scorer import PairScorer
 
     torch.set_num_threads(options.threads)
-    scorer = PairScorer(folder)
+    store = MediaStore(Path())
+    scorer = PairScorer(folder, read_image=store.read)
 
     def judge(item: ScoreItem) -> Verdict:
-        anchor = anchor_of(item)
+        anchor, store.folder = anchor_of(item), Path(item.media)
         try:
             score = scorer.pair(anchor.prompt, item.text, anchor.text, rule=options.rule)
         except UserError as error:

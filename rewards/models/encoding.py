@@ -76,8 +76,7 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
 
 def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
     """A prompt as the policy sees it, as text; UserError for chat messages where the chat template
-    is switched off, and for content other than text, which a text cannot represent, unless it is
-    `images`."""
+    is switched off, and for content other than text, unless it is `images`."""
     if not images:
         check_text(prompt)
     if isinstance(prompt, str) and mode != "always":

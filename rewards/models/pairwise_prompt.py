@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from headrace.config.sections.reward_model import SLOTS, PairwiseConfig
 from headrace.errors import UserError
-from rewards.models.encoding import chat_text, text_ids
+from headrace.protocol.token_spans import MediaRun
+from rewards.models.encoding import Prompt, PromptImages, chat_text, check_text, text_ids
+from tasks.rows import images_in
 
 _SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")
 
@@ -28,11 +30,22 @@ def ask(template: str, *, question: str, rule: str, first: str, second: str) -> 
     return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
-def question_ids(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
-    """Token ids of what is asked, as a user's message where `chat`."""
+def asked_ids(
+    tokenizer: Any, prompt: Prompt, text: str, *, chat: bool, images: PromptImages | None = None
+) -> tuple[list[int], tuple[MediaRun, ...]]:
+    """Token ids of what is asked about a prompt, as a user's message where `chat`, and the prompt's
+    images, which stand before it. UserError for more than text where `images` is None."""
+    if images is None:
+        check_text(prompt)
+    shown = images_in(prompt)
+    if shown and not chat:
+        raise UserError("questions about images need model.chat_template = 'always'")
     if not chat:
-        return text_ids(tokenizer, text)
-    return list(tokenizer(_shown(tokenizer, text), add_special_tokens=False)["input_ids"])
+        return text_ids(tokenizer, text), ()
+    parts = [{"type": "image", "image": image} for image in shown]
+    asked = _shown(tokenizer, [*parts, {"type": "text", "text": text}] if parts else text)
+    ids = list(tokenizer(asked, add_special_tokens=False)["input_ids"])
+    return (ids, ()) if images is None else images.expand(ids, prompt)
 
 
 def words_in_context(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> Words:
@@ -51,8 +64,8 @@ def words_in_context(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> W
     return words
 
 
-def _shown(tokenizer: Any, text: str) -> str:
-    return chat_text(tokenizer, [{"role": "user", "content": text}])
+def _shown(tokenizer: Any, content: str | list[dict[str, Any]]) -> str:
+    return chat_text(tokenizer, [{"role": "user", "content": content}])
 
 
 def _id_of(tokenizer: Any, shown: str, name: str, word: str) -> int:

@@ -26,9 +26,10 @@ from headrace.config.sections.reward_model import PairwiseConfig
 from headrace.data.image_processor import sees_images
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
+from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import Card, check_kind, check_tokenizer, read_card
-from rewards.models.encoding import Encoded, Prompt, PromptImages, encode, plain_text
-from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
+from rewards.models.encoding import Prompt, PromptImages, encode, plain_text
+from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
 
 
 class PairScore(NamedTuple):
@@ -55,11 +56,14 @@ class _Scorer:
 
     kind: str
     auto: Any
+    sees = True
+    """Whether it reads the images of prompts."""
 
     def __init__(
         self,
         folder: str | Path,
         *,
+        read_image: Callable[[str], bytes] | None = None,
         policy: str | Path | None = None,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -68,9 +72,9 @@ class _Scorer:
         """Load the folder.
 
         Args:
-            folder: what `headrace reward train` wrote. policy: a model folder whose tokenizer must
-            be the reward model's, because its token ids
-                will be scored.
+            folder: what `headrace reward train` wrote. read_image: an image's file by its digest,
+            for a model that sees; by default those in the working directory. policy: a model folder
+            whose tokenizer must be the reward model's, because its token ids will be scored.
             device, dtype: where and in what the model computes. trust_remote_code: run Python code
             shipped inside the folder.
 
@@ -80,6 +84,9 @@ class _Scorer:
         self.folder = Path(folder).expanduser()
         self.card: Card = read_card(self.folder)
         check_kind(self.folder, self.card, self.kind)
+        self._images: PromptImages | None = None
+        if self.sees and sees_images(self.folder):
+            self._images = PromptImages(str(self.folder), read_image or MediaStore(Path()).read)
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         try:
@@ -98,11 +105,37 @@ class _Scorer:
         self._device = torch.device(device)
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
-    def _load(self, **settings: Any) -> PreTrainedModel:
-        found: PreTrainedModel = self.auto.from_pretrained(
-            self.folder, use_safetensors=True, **settings
+    def _load(self, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+        if self._images is None:
+            found: PreTrainedModel = self.auto.from_pretrained(
+                self.folder, use_safetensors=True, dtype=dtype, trust_remote_code=trust_remote_code
+            )
+            return found
+        from learner.models.forward import PolicyNetwork, ValueNetwork
+        from learner.models.images import ImageInputs, VisionTower
+        from learner.models.loading import load_critic, load_policy, load_processor
+
+        folder, is_scalar = str(self.folder), isinstance(self, _ScalarScorer)
+        models = ModelConfig(path=folder, critic_path=folder, trust_remote_code=trust_remote_code)
+        load = load_critic if is_scalar else load_policy
+        model = load(models, dtype=dtype, device=torch.device("cpu"), own_attention=True)
+        self._inputs = ImageInputs(self._images.read, load_processor(models), model)
+        self._network: Any = ValueNetwork(model) if is_scalar else PolicyNetwork(model)
+        self._network.vision = VisionTower(model, self._inputs)
+        return model
+
+    @torch.inference_mode()
+    def _seen(self, ids: list[int], media: tuple[MediaRun, ...], targets: Sequence[int]) -> Any:
+        """What the network says at the end of a sequence with images, of each of `targets`; an
+        image's embeddings are kept."""
+        from rewards.models.packing import Row, Unit, packs_of
+
+        self._row(ids)
+        row = Row(ids, [len(ids) - 1] * len(targets), list(targets), media)
+        (pack,) = packs_of(
+            [Unit((row,), ())], budget=len(ids), device=self._device, images=self._inputs
         )
-        return found
+        return self._network(pack.pack)
 
     def _row(self, ids: Sequence[int]) -> Tensor:
         """[1, T] ids; UserError for none, or for more than the model has positions."""
@@ -134,20 +167,6 @@ class ScoreScorer(_ScalarScorer):
 
     kind = "bradley_terry"
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        read_image: Callable[[str], bytes] | None = None,
-        **more: Any,
-    ) -> None:
-        """As every scorer. `read_image`: an image's file by its digest, for a model that sees; by
-        default those in the working directory."""
-        self._images: PromptImages | None = None
-        if sees_images(Path(folder).expanduser()):
-            self._images = PromptImages(str(folder), read_image or MediaStore(Path()).read)
-        super().__init__(folder, **more)
-
     def score(self, prompt: Prompt, response: str, *, ended: bool = True) -> float:
         """The score of a response; only differences between responses to one prompt mean
         something. `ended`: it ended by itself. Messages name their images by digests."""
@@ -155,7 +174,7 @@ class ScoreScorer(_ScalarScorer):
         found = encode(self.tokenizer, prompt, response, mode, ended=ended, images=images)
         if images is None:
             return self.score_ids(found.prompt, found.response)
-        return self._seen(found)
+        return float(self._seen(found.ids, found.media, [0]))
 
     def score_ids(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> float:
         """The same of token ids, the response's with the end token where it has one; of a model of
@@ -163,39 +182,12 @@ class ScoreScorer(_ScalarScorer):
         ids = [*prompt_ids, *completion_ids]
         return self._at(ids, [len(ids) - 1])[0]
 
-    def _load(self, **settings: Any) -> PreTrainedModel:
-        if self._images is None:
-            return super()._load(**settings)
-        from learner.models.forward import ValueNetwork
-        from learner.models.images import ImageInputs, VisionTower
-        from learner.models.loading import load_critic, load_processor
-
-        folder, trust = str(self.folder), settings["trust_remote_code"]
-        models = ModelConfig(path=folder, critic_path=folder, trust_remote_code=trust)
-        model = load_critic(
-            models, dtype=settings["dtype"], device=torch.device("cpu"), own_attention=True
-        )
-        self._inputs = ImageInputs(self._images.read, load_processor(models), model)
-        self._network = ValueNetwork(model)
-        self._network.vision = VisionTower(model, self._inputs)
-        return model
-
-    @torch.inference_mode()
-    def _seen(self, found: Encoded) -> float:
-        """The score at the end of a sequence with images; an image's embeddings are kept."""
-        from rewards.models.packing import Row, Unit, packs_of
-
-        self._row(found.ids)
-        last = len(found.ids) - 1
-        unit = Unit((Row(found.ids, [last], [0], found.media),), ())
-        (pack,) = packs_of([unit], budget=last + 1, device=self._device, images=self._inputs)
-        return float(self._network(pack.pack))
-
 
 class LineScorer(_ScalarScorer):
     """Scores at line ends, by a model trained with `lines`."""
 
     kind = "lines"
+    sees = False
 
     def lines(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], ends: Sequence[int]
@@ -247,6 +239,10 @@ class PairScorer(_Scorer):
             first=first,
             second=second,
         )
-        row = self._row(question_ids(self.tokenizer, text, chat=self._chat))
+        ids, media = asked_ids(self.tokenizer, prompt, text, chat=self._chat, images=self._images)
+        if self._images is not None:
+            found = self._seen(ids, media, self._words).logprobs
+            return float(torch.sigmoid(found[0] - found[1]))
+        row = self._row(ids)
         logits = self.model(input_ids=row, use_cache=False, logits_to_keep=1).logits[0, -1].float()
         return float(torch.sigmoid(logits[self._words.yes] - logits[self._words.no]))

@@ -12,25 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from headrace.config.sections.process import TransportConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages.control import (
-    AskHello,
-    Goodbye,
-    Hello,
-    Message,
-    Refused,
-    Shutdown,
-    Welcome,
-)
+from headrace.protocol.messages import control as m
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link, Pulse
 
 HELLO_EVERY_S = 2.0
 
-Serve = Callable[[Dealer, RunConfig, AsyncIterator[Message]], Awaitable[None]]
+Serve = Callable[[Dealer, RunConfig, AsyncIterator[m.Message]], Awaitable[None]]
 """What a worker does with the configuration and the messages that it gets until Shutdown."""
 
 
-async def take_part(link: Link, hello: Hello, serve: Serve) -> None:
+async def take_part(link: Link, hello: m.Hello, serve: Serve) -> None:
     """Join the run at `link`, serve until it ends, and take leave, saying why where it failed."""
     identity = identity_of(hello.name)
     dealer = Dealer(link, identity)
@@ -45,29 +37,29 @@ async def take_part(link: Link, hello: Hello, serve: Serve) -> None:
         cause = str(error)
         raise
     finally:
-        await dealer.send(Goodbye(failed=cause))
+        await dealer.send(m.Goodbye(failed=cause))
         dealer.close()
 
 
-async def _join(dealer: Dealer, hello: Hello) -> RunConfig | None:
+async def _join(dealer: Dealer, hello: m.Hello) -> RunConfig | None:
     """Say Hello until there is a Welcome; its configuration, or None when the run is over."""
     patience = TransportConfig().stall_timeout_s
     until = time.monotonic() + patience
     while time.monotonic() < until:
         await dealer.send(hello)
         message = await dealer.receive_within(HELLO_EVERY_S)
-        if isinstance(message, Welcome):
+        if isinstance(message, m.Welcome):
             return RunConfig.model_validate_json(message.config)
-        if isinstance(message, Refused):
+        if isinstance(message, m.Refused):
             raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
-        if isinstance(message, Shutdown):
+        if isinstance(message, m.Shutdown):
             return None
     raise RunFailedError(f"no coordinator answered for {patience:.0f} s")
 
 
 async def _messages(
-    dealer: Dealer, hello: Hello, transport: TransportConfig
-) -> AsyncIterator[Message]:
+    dealer: Dealer, hello: m.Hello, transport: TransportConfig
+) -> AsyncIterator[m.Message]:
     quiet_s, stall_s = transport.heartbeat_timeout_s, transport.stall_timeout_s
     heard = time.monotonic()
     while True:
@@ -79,11 +71,11 @@ async def _messages(
             await dealer.send(hello)
             continue
         heard = time.monotonic()
-        if isinstance(message, AskHello):
+        if isinstance(message, m.AskHello):
             await dealer.send(hello)
-        elif isinstance(message, Refused):
+        elif isinstance(message, m.Refused):
             raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
-        elif isinstance(message, Shutdown):
+        elif isinstance(message, m.Shutdown):
             return
         else:
             yield message

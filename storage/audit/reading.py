@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from headrace.protocol.records.record_types import (
-    ChunkArrived,
-    LinesScored,
-    MetricsSampled,
-    Record,
-    RewardArrived,
-    UpdateCommitted,
-)
+from headrace.protocol.records import record_types as r
 from storage.audit.findings import Findings
 from storage.journal.record_batches import Walk
 from storage.journal.segments import rows_before, segment_paths
@@ -37,7 +30,7 @@ MOST = 2**63 - 1
 """The largest number of a 64-bit column."""
 LARGEST_VERSION = 2**62
 LARGEST_POSITION = 2**31 - 1
-_FIGURES = (UpdateCommitted.__name__, MetricsSampled.__name__)
+_FIGURES = (r.UpdateCommitted.__name__, r.MetricsSampled.__name__)
 
 
 class Survey(NamedTuple):
@@ -58,7 +51,7 @@ class Read(NamedTuple):
     """A record and its place."""
 
     offset: int
-    record: Record
+    record: r.Record
 
 
 def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
@@ -144,7 +137,7 @@ class Records:
                     yield Read(self.reached, record)
                     self.reached += 1
 
-    def _next(self, pairs: Iterator[tuple[int, Record]]) -> Record | None:
+    def _next(self, pairs: Iterator[tuple[int, r.Record]]) -> r.Record | None:
         """The next record; None where it cannot be used."""
         try:
             offset, record = next(pairs)
@@ -162,31 +155,31 @@ class Records:
 # -- values that no record may hold ---------------------------------------------------------------
 
 
-def problem_of(record: Record) -> str | None:
+def problem_of(record: r.Record) -> str | None:
     """Why a record cannot be used, in words; None where it can."""
-    if isinstance(record, ChunkArrived):
+    if isinstance(record, r.ChunkArrived):
         return _problem_of_chunk(record)
-    if isinstance(record, RewardArrived) and not _is_scored(record):
+    if isinstance(record, r.RewardArrived) and not _is_scored(record):
         return f"the reward is {record.reward}"
-    if isinstance(record, LinesScored | RewardArrived) and not _is_finite(record):
+    if isinstance(record, r.LinesScored | r.RewardArrived) and not _is_finite(record):
         return "a reward or the score of a line is not finite"
     return _too_large(record, type(record).__name__)
 
 
-def _is_scored(record: RewardArrived) -> bool:
+def _is_scored(record: r.RewardArrived) -> bool:
     """Whether a score whose status is ok has a reward to train on."""
     return record.status != "ok" or (record.reward is not None and math.isfinite(record.reward))
 
 
-def _is_finite(record: LinesScored | RewardArrived) -> bool:
+def _is_finite(record: r.LinesScored | r.RewardArrived) -> bool:
     """Whether whatever was earned somewhere can be trained on."""
     numbers = [reward.value for reward in record.rewards]
-    if isinstance(record, LinesScored):
+    if isinstance(record, r.LinesScored):
         numbers += [line.score for line in record.lines if line.score is not None]
     return all(map(math.isfinite, numbers))
 
 
-def _problem_of_chunk(chunk: ChunkArrived) -> str | None:
+def _problem_of_chunk(chunk: r.ChunkArrived) -> str | None:
     size = chunk.token_ids.size
     if size and int(chunk.token_ids.min()) < 0:
         return f"a token id is {int(chunk.token_ids.min())}"

@@ -14,22 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headrace.protocol.records.record_types import (
-    AuditArrived,
-    ChunkArrived,
-    ClosedWindow,
-    GroupIssued,
-    LeaseIssued,
-    LinesScored,
-    LinesState,
-    RewardArrived,
-    TrajectoryEnded,
-    VersionIssued,
-    VersionLoaded,
-    VersionPublished,
-    WindowsClosed,
-    WindowsReady,
-)
+from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Span
 from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
@@ -52,34 +37,34 @@ class Sequences:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         match read.record:
-            case GroupIssued() as record:
+            case r.GroupIssued() as record:
                 self._issue(record)
-            case LeaseIssued() as record:
+            case r.LeaseIssued() as record:
                 self._lease(record)
-            case ChunkArrived() as record:
+            case r.ChunkArrived() as record:
                 self._chunk(record)
-            case TrajectoryEnded() as record:
+            case r.TrajectoryEnded() as record:
                 self._end(record, read.offset)
-            case RewardArrived() as record:
+            case r.RewardArrived() as record:
                 self._reward(record)
-            case AuditArrived() as record:
+            case r.AuditArrived() as record:
                 self._audit(record)
-            case LinesScored() as record:
+            case r.LinesScored() as record:
                 self._score_lines(record)
-            case WindowsReady() as record:
+            case r.WindowsReady() as record:
                 for window_id, state in record.lines.items():
                     self._note_lines(window_id, state)
-            case WindowsClosed() as record:
+            case r.WindowsClosed() as record:
                 for window in record.windows:
                     self._close(window)
-            case VersionIssued() as record:
+            case r.VersionIssued() as record:
                 if record.version <= self._facts.issued:
                     text = f"version {record.version} is given out after {self._facts.issued}"
                     self._say("versions", text)
                 self._facts.issued = max(self._facts.issued, record.version)
-            case VersionPublished() as record:
+            case r.VersionPublished() as record:
                 self._publish(record)
-            case VersionLoaded() as record:
+            case r.VersionLoaded() as record:
                 if record.version not in self._facts.published:
                     text = f"{record.generator} loaded version {record.version}, never published"
                     self._say("versions", text)
@@ -93,7 +78,7 @@ class Sequences:
             self._say("tokens", f"trajectory {key} was never issued")
         return found
 
-    def _issue(self, record: GroupIssued) -> None:
+    def _issue(self, record: r.GroupIssued) -> None:
         if record.group_id in self._facts.groups:
             self._say("tokens", f"group {record.group_id} was issued before")
         self._facts.groups.add(record.group_id)
@@ -106,7 +91,7 @@ class Sequences:
             trajectory = TrajectoryFacts(key, record.group_id, record.purpose)
             self._facts.trajectories[key] = trajectory
 
-    def _lease(self, record: LeaseIssued) -> None:
+    def _lease(self, record: r.LeaseIssued) -> None:
         trajectory = self._trajectory(record.trajectory_id)
         if trajectory is None:
             return
@@ -122,7 +107,7 @@ class Sequences:
 
     # -- tokens -----------------------------------------------------------------------------------
 
-    def _chunk(self, chunk: ChunkArrived) -> None:
+    def _chunk(self, chunk: r.ChunkArrived) -> None:
         trajectory = self._trajectory(chunk.trajectory_id)
         if trajectory is None:
             return
@@ -166,7 +151,7 @@ class Sequences:
         trajectory.length = max(trajectory.length, end)
         _extend(trajectory.spans, chunk.spans)
 
-    def _end(self, record: TrajectoryEnded, offset: int) -> None:
+    def _end(self, record: r.TrajectoryEnded, offset: int) -> None:
         trajectory = self._trajectory(record.trajectory_id)
         if trajectory is None:
             return
@@ -179,7 +164,7 @@ class Sequences:
         trajectory.status, trajectory.ended_at = record.status, offset
         self._facts.leases.pop(record.trajectory_id, None)
 
-    def _reward(self, record: RewardArrived) -> None:
+    def _reward(self, record: r.RewardArrived) -> None:
         trajectory = self._trajectory(record.trajectory_id)
         if trajectory is None:
             return
@@ -206,7 +191,7 @@ class Sequences:
         if other != model:
             self._say("versions", f"{name} was scored by ranker {model}, its sibling by {other}")
 
-    def _audit(self, record: AuditArrived) -> None:
+    def _audit(self, record: r.AuditArrived) -> None:
         trajectory = self._trajectory(record.trajectory_id)
         if trajectory is None:
             return
@@ -220,7 +205,7 @@ class Sequences:
 
     # -- lines ------------------------------------------------------------------------------------
 
-    def _score_lines(self, record: LinesScored) -> None:
+    def _score_lines(self, record: r.LinesScored) -> None:
         trajectory = self._facts.trajectories.get(record.trajectory_id)
         name = f"lines of trajectory {record.trajectory_id}"
         if trajectory is None:
@@ -249,7 +234,7 @@ class Sequences:
         if record.rewards:
             trajectory.rewards = [*(trajectory.rewards or []), *record.rewards]
 
-    def _note_lines(self, window_id: int, state: LinesState) -> None:
+    def _note_lines(self, window_id: int, state: r.LinesState) -> None:
         window = self._facts.windows.get(window_id)
         if window is None:
             self._say("lines", f"window {window_id} has lines and was never closed")
@@ -264,7 +249,7 @@ class Sequences:
 
     # -- windows ----------------------------------------------------------------------------------
 
-    def _close(self, window: ClosedWindow) -> None:
+    def _close(self, window: r.ClosedWindow) -> None:
         trajectory = self._trajectory(window.trajectory_id)
         if trajectory is None:
             return
@@ -309,7 +294,7 @@ class Sequences:
 
     # -- versions ---------------------------------------------------------------------------------
 
-    def _publish(self, record: VersionPublished) -> None:
+    def _publish(self, record: r.VersionPublished) -> None:
         facts, version = self._facts, record.version
         if version > facts.issued:
             self._say("versions", f"version {version} was published and never given out")

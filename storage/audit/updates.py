@@ -7,20 +7,7 @@ must have been before each step.
 
 from collections.abc import Iterable
 
-from headrace.protocol.records.record_types import (
-    BatchReturned,
-    BatchTaken,
-    CheckpointWritten,
-    EvaluationDone,
-    Forgotten,
-    LineageBegan,
-    RunPhase,
-    TokensLost,
-    UpdateCommitted,
-    WindowsDropped,
-    WindowsReady,
-    WindowsRecalled,
-)
+from headrace.protocol.records import record_types as r
 from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
 from storage.audit.reading import Read
@@ -49,28 +36,28 @@ class Updates:
         self._where = f"record {read.offset}"
         facts = self._facts
         match read.record:
-            case WindowsReady() as record:
+            case r.WindowsReady() as record:
                 for window in self._moved(record.window_ids, "made ready"):
                     window.state = "ready"
-            case WindowsRecalled() as record:
+            case r.WindowsRecalled() as record:
                 for window in self._moved(record.window_ids, "recalled"):
                     self._recall(window)
-            case WindowsDropped() as record:
+            case r.WindowsDropped() as record:
                 for window in self._moved(record.window_ids, "dropped"):
                     window.state, window.reason = "dropped", record.reason
-            case BatchTaken() as record:
+            case r.BatchTaken() as record:
                 self._take(record)
-            case BatchReturned() as record:
+            case r.BatchReturned() as record:
                 self._return(record)
-            case UpdateCommitted() as record:
+            case r.UpdateCommitted() as record:
                 self._commit(record)
-            case LineageBegan() as record:
+            case r.LineageBegan() as record:
                 self._roll_back(record)
-            case Forgotten() as record:
+            case r.Forgotten() as record:
                 facts.forgotten = max(facts.forgotten, record.update)
                 for update in [u for u in facts.committed if u <= record.update]:
                     del facts.committed[update]
-            case CheckpointWritten() as record:
+            case r.CheckpointWritten() as record:
                 if (record.lineage, record.update) != (facts.lineage, facts.update):
                     self._say(
                         "checkpoint",
@@ -78,11 +65,11 @@ class Updates:
                         f"the last one is {facts.update} of {facts.lineage}",
                     )
                 facts.checkpoints[read.offset] = record
-            case EvaluationDone():
+            case r.EvaluationDone():
                 facts.evaluations += 1
-            case TokensLost() as record:
+            case r.TokensLost() as record:
                 facts.lost[record.generator, record.reason] += record.tokens
-            case RunPhase() as record:
+            case r.RunPhase() as record:
                 facts.phase, facts.config = record.phase, record.config or facts.config
 
     def _say(self, kind: Kind, text: str) -> None:
@@ -116,7 +103,7 @@ class Updates:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _take(self, record: BatchTaken) -> None:
+    def _take(self, record: r.BatchTaken) -> None:
         facts = self._facts
         if facts.taken is not None:
             self._say("batch", f"update {facts.taken.update} was still out")
@@ -166,7 +153,7 @@ class Updates:
                 self._say("window", f"{window.name}: {text}")
             reached = run.end
 
-    def _take_value(self, record: BatchTaken, key: int) -> None:
+    def _take_value(self, record: r.BatchTaken, key: int) -> None:
         trajectory = self._facts.trajectories.get(key)
         if trajectory is None:
             self._say("value", f"trajectory {key} was never issued")
@@ -187,8 +174,8 @@ class Updates:
         trajectory.value, trajectory.value_taken = "taken", True
         trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
 
-    def _out(self, record: BatchReturned | UpdateCommitted) -> BatchTaken | None:
-        """The batch that a record names, after a check that it is the one in flight."""
+    def _out(self, record: r.BatchReturned | r.UpdateCommitted) -> r.BatchTaken | None:
+        """The batch that a record names, after a check that it is the one that is out."""
         taken, self._facts.taken = self._facts.taken, None
         name = f"update {record.update} of lineage {record.lineage}"
         if taken is None or (taken.lineage, taken.update) != (record.lineage, record.update):
@@ -201,7 +188,7 @@ class Updates:
             self._say("batch", f"{name} came back with other value trajectories")
         return taken
 
-    def _return(self, record: BatchReturned) -> None:
+    def _return(self, record: r.BatchReturned) -> None:
         self._out(record)
         for window in self._moved(record.window_ids, "given back"):
             self._release(window)
@@ -210,7 +197,7 @@ class Updates:
         if update := self._facts.updates.get((record.lineage, record.update)):
             update.state = "returned"
 
-    def _commit(self, record: UpdateCommitted) -> None:
+    def _commit(self, record: r.UpdateCommitted) -> None:
         facts, key = self._facts, (record.lineage, record.update)
         taken = self._out(record)
         for window in self._moved(record.window_ids, "committed"):
@@ -239,7 +226,7 @@ class Updates:
 
     # -- lineages ---------------------------------------------------------------------------------
 
-    def _roll_back(self, record: LineageBegan) -> None:
+    def _roll_back(self, record: r.LineageBegan) -> None:
         facts = self._facts
         name = f"lineage {record.lineage}"
         if record.lineage != facts.lineage + 1:

@@ -109,7 +109,8 @@ def flat_responses(
         last = batch.column("offset")[batch.num_rows - 1].as_py()
         if waiting and (tokens >= most_tokens or last >= final):
             chunks = pa.concat_batches(waiting)
-            ends = last_offsets_of(chunks, wanted)
+            whose = np.searchsorted(wanted.ids, chunks.column("trajectory_id"))
+            ends = wanted.last_offsets[whose]
             for page in _pages(chunks, ends, last, most_tokens, most_rows):
                 yield _flat(page)
             waiting, tokens = [chunks.filter(pa.array(ends > last))], 0
@@ -171,9 +172,16 @@ def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
     return batch.filter(pa.array(mask))
 
 
-def last_offsets_of(chunks: pa.RecordBatch, wanted: Wanted) -> npt.NDArray[np.int64]:
-    """For each chunk of a wanted trajectory, where the trajectory's last chunk is."""
-    return wanted.last_offsets[np.searchsorted(wanted.ids, chunks.column("trajectory_id"))]
+def chunks_between(
+    journal: Path, ids: Int64, first: int, last: int, marks: Marks | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The chunks of these trajectories (ids ascending) from offset `first` to `last`, some at a
+    time. `marks`: as for `storage.journal.segments.read_batches`."""
+    wanted = Wanted(ids, np.full(len(ids), last))
+    for batch in read_batches(journal, first, marks):
+        yield chunks_of(batch, wanted)
+        if batch.column("offset")[batch.num_rows - 1].as_py() >= last:
+            return
 
 
 def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:

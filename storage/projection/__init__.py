@@ -14,73 +14,49 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, make_url, select, update
 
 from headrace.metrics.registry import METRICS
-from headrace.protocol.records.record_types import (
-    AuditArrived,
-    CheckpointWritten,
-    ChunkArrived,
-    EvaluationDone,
-    GroupIssued,
-    Incident,
-    LeaseIssued,
-    LinesScored,
-    MetricsSampled,
-    ProcessChanged,
-    Record,
-    Restarted,
-    RewardArrived,
-    RunPhase,
-    TokensLost,
-    TrajectoryEnded,
-    VersionLoaded,
-    VersionPublished,
-)
-from storage.database.tables import Base, MetricInfo, Projection, Run
-from storage.projection.history import (
-    add_checkpoints,
-    add_evaluations,
-    add_incidents,
-    add_loads,
-    add_losses,
-    add_restarts,
-    add_samples,
-    add_versions,
-    change_phase,
-    change_processes,
-)
-from storage.projection.rows import Placed, upsert
-from storage.projection.trajectories import (
-    add_line_scores,
-    assign_leases,
-    audit_trajectories,
-    end_trajectories,
-    extend_responses,
-    issue_groups,
-    score_trajectories,
-)
+from headrace.protocol.records import record_types as r
+from storage.database.tables import (
+    Base,
+    Checkpoint,
+    Evaluation,
+    MetricInfo,
+    Projection,
+    Run,
+    VersionLoad,
+)  # fmt: skip
+from storage.projection import history, trajectories
+from storage.projection.rows import Placed, add_metrics, insert_records, upsert
 from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
 
 Project = Callable[[Connection, int, list[Placed]], None]
-_PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
-    ((GroupIssued,), issue_groups),
-    ((LeaseIssued,), assign_leases),
-    ((ChunkArrived,), extend_responses),
-    ((TrajectoryEnded,), end_trajectories),
-    ((ChunkArrived, LinesScored, RewardArrived), score_trajectories),
-    ((LinesScored,), add_line_scores),
-    ((AuditArrived,), audit_trajectories),
+
+
+def _rows_of(table: type[Base], *names: str) -> Project:
+    """A row for each record, of its fields of these names."""
+    return lambda connection, run, records: insert_records(connection, run, table, names, records)
+
+
+_PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
+    ((r.GroupIssued,), trajectories.issue_groups),
+    ((r.LeaseIssued,), trajectories.assign_leases),
+    ((r.ChunkArrived,), trajectories.extend_responses),
+    ((r.TrajectoryEnded,), trajectories.end_trajectories),
+    ((r.ChunkArrived, r.LinesScored, r.RewardArrived), trajectories.score_trajectories),
+    ((r.LinesScored,), trajectories.add_line_scores),
+    ((r.AuditArrived,), trajectories.audit_trajectories),
     (WINDOWS, move_windows),
     (BATCHES, move_values),
     (BATCHES, move_updates),
-    ((TokensLost,), add_losses),
-    ((VersionPublished,), add_versions),
-    ((VersionLoaded,), add_loads),
-    ((EvaluationDone,), add_evaluations),
-    ((CheckpointWritten,), add_checkpoints),
-    ((MetricsSampled,), add_samples),
-    ((ProcessChanged,), change_processes),
-    ((Incident,), add_incidents),
-    ((Restarted,), add_restarts),
-    ((RunPhase,), change_phase),
+    ((r.TokensLost,), history.add_losses),
+    ((r.VersionPublished,), history.add_versions),
+    ((r.VersionLoaded,), _rows_of(VersionLoad, "at", "generator", "version", "gap_s", "load_s")),
+    ((r.EvaluationDone,), _rows_of(Evaluation, *Evaluation.__table__.columns.keys()[2:])),
+    ((r.CheckpointWritten,), _rows_of(Checkpoint, "at", "lineage", "update", "path", "accuracy")),
+    ((r.MetricsSampled,), add_metrics),
+    ((r.ProcessChanged,), history.change_processes),
+    ((r.Incident,), history.add_incidents),
+    ((r.Restarted,), history.add_restarts),
+    ((r.RunPhase,), history.change_phase),
 )
 """What each kind of record does, in the order in which rows are written. VersionIssued, Forgotten
 and Snapshot have no rows."""
@@ -119,7 +95,7 @@ def forget(connection: Connection, run: int) -> None:
     )
 
 
-def apply(connection: Connection, run: int, records: Sequence[tuple[int, Record]]) -> None:
+def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Record]]) -> None:
     """Bring SQL up to the last of `records`, skipping what it has; one call a journal batch."""
     first = next_offset(connection, run)
     parts: dict[int, list[Placed]] = defaultdict(list)

@@ -1,26 +1,20 @@
-"""Records that become rows and change nothing else: losses, versions, evaluations, checkpoints,
-gauges, events."""
+"""Records that become rows and change nothing else: losses, versions, processes, events."""
 
 from collections import Counter
 
 from sqlalchemy import Connection, select, update
 
 from storage.database.tables import (
-    Checkpoint,
-    Evaluation,
     Process,
     Run,
     TokenLoss,
-    VersionLoad,
     WeightVersion,
 )
 from storage.projection.rows import (
     Placed,
     Row,
-    add_metrics,
     clean_text,
     event,
-    insert_records,
     upsert_rows,
 )
 
@@ -47,29 +41,6 @@ def add_versions(connection: Connection, run: int, records: list[Placed]) -> Non
         for offset, r in records
     ]
     upsert_rows(connection, run, WeightVersion, rows)
-
-
-def add_loads(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Generators took a version."""
-    names = ("at", "generator", "version", "gap_s", "load_s")
-    insert_records(connection, run, VersionLoad, names, records)
-
-
-def add_evaluations(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Held-out accuracies."""
-    names = tuple(column.name for column in Evaluation.__table__.columns)[2:]
-    insert_records(connection, run, Evaluation, names, records)
-
-
-def add_checkpoints(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Complete checkpoints."""
-    names = ("at", "lineage", "update", "path", "accuracy")
-    insert_records(connection, run, Checkpoint, names, records)
-
-
-def add_samples(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Gauges between updates."""
-    add_metrics(connection, run, records)
 
 
 def change_processes(connection: Connection, run: int, records: list[Placed]) -> None:

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Integer, cast, func, select
 
-from storage.database.reader import RunReader, open_run
+from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import (
     Event,
     Metric,
@@ -35,6 +35,9 @@ from storage.database.tables import (
     VersionLoad,
     Window,
 )
+from storage.journal.responses import chunks_between
+from storage.journal.segment_index import Marks
+from storage.queries.answers import NEAR
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +53,7 @@ _LEAST_STRETCH_S = 2.0
 _SKEW_S = 60.0
 """By which clocks of two hosts do not differ."""
 LEARNER = "learner"
+_MARKS = Marks()
 
 
 class Span(NamedTuple):
@@ -86,7 +90,8 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     begun, of those that were alive after `since`. A stage that goes on ends with the newest record.
 
     - waiting: for a generator, or scored and for an update
-    - generating: from its first tokens to its last, turns of environments included
+    - generating: from its first tokens to its last
+    - environment: from a turn's last tokens to what its environment answered
     - scoring: until its reward came
     - training: its windows' updates
     """
@@ -96,7 +101,7 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     now = _span(reader, None, None).end
     t = Trajectory
     columns = (t.trajectory_id, t.issued_at, t.first_token_at, t.finished_at, t.rewarded_at)
-    query = select(*columns, t.max_version).where(
+    query = select(*columns, t.max_version, t.first_offset, t.last_offset).where(
         t.run == reader.key, t.purpose == "train", t.first_token_at.is_not(None)
     )
     newest_first = query.order_by(t.trajectory_id.desc()).limit(newest)
@@ -117,8 +122,13 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     for key, begun, done, version in reader.rows(trained):
         updates.setdefault(key, []).append((begun, done or now, version))
     rows: list[tuple[int, str, float, float, int | None]] = []
-    for key, issued, first, finished, rewarded, version in found:
-        stages = [("waiting", issued, first), ("generating", first, finished or now)]
+    steps = _steps(reader, found) if read_config(run_dir).get("environment") else {}
+    for key, issued, first, finished, rewarded, version, *_ in found:
+        stages = [("waiting", issued, first)]
+        for begun, done in steps.get(key, ()):
+            stages += [("generating", first, begun), ("environment", begun, done)]
+            first = done
+        stages.append(("generating", first, finished or now))
         if finished:
             stages.append(("scoring", finished, rewarded or now))
         at = rewarded
@@ -131,6 +141,24 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     frame = pd.DataFrame(rows, columns=["trajectory_id", "stage", "start", "end", "version"])
     frame = frame[frame["end"] > frame["start"]]
     return frame if since is None else frame[frame["end"] > since]
+
+
+def _steps(reader: RunReader, found: Sequence[Any]) -> dict[int, list[Span]]:
+    """By trajectory, when its environment was at work after a turn; of none where the chunks lie
+    more than NEAR records apart."""
+    places = {row.trajectory_id: (row.first_offset, row.last_offset) for row in reversed(found)}
+    first, last = (pick(chain(*places.values()), default=0) for pick in (min, max))
+    if not places or last - first > NEAR:
+        return {}
+    steps: dict[int, list[Span]] = {}
+    before: dict[int, float] = {}
+    names = ("trajectory_id", "at", "lease_id")
+    for chunks in chunks_between(reader.journal, np.array([*places]), first, last, _MARKS):
+        for key, at, lease in zip(*(chunks.column(n).to_pylist() for n in names), strict=True):
+            if lease < 0 and key in before:  # what no generator was asked for
+                steps.setdefault(key, []).append(Span(before[key], at))
+            before[key] = at
+    return steps
 
 
 def idle_of(frame: "pd.DataFrame") -> dict[str, float]:

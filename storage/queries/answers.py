@@ -11,9 +11,8 @@ from headrace.errors import UserError
 from storage.database.reader import open_run
 from storage.database.tables import Prompt, Trajectory
 from storage.database.trajectory_rows import joined
-from storage.journal.responses import Wanted, chunks_of, read_responses
+from storage.journal.responses import Wanted, chunks_between, read_responses
 from storage.journal.segment_index import Marks
-from storage.journal.segments import read_batches
 from storage.text.detokenize import text_decoder
 
 NEAR = 200_000
@@ -82,16 +81,12 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
     if decoder is None or not places or max(offsets) - min(offsets) > NEAR:
         return {}
     keys = np.array([key for key, _ in places])
-    wanted = Wanted(keys, np.full(len(keys), max(offsets)))
     found: dict[int, str] = {}
-    for batch in read_batches(reader.journal, min(offsets), _MARKS):
-        chunks = chunks_of(batch, wanted)
+    for chunks in chunks_between(reader.journal, keys, min(offsets), max(offsets), _MARKS):
         pairs = zip(
             *(chunks.column(n).to_pylist() for n in ("trajectory_id", "token_ids")), strict=True
         )
         for key, tokens in pairs:
             if key not in found:
                 found[key] = decoder.text(np.array(tokens[:BEGINNING], np.int32))
-        if batch.column("offset")[batch.num_rows - 1].as_py() >= max(offsets):
-            break
     return found

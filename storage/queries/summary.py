@@ -75,7 +75,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         "alerts": [
             *(sentence(alert) for alert in left),
             *alert_texts(reader),
-            *_judges_lost(run_dir),
+            *(event["text"] for event in supervisor_events(run_dir) if event["kind"] == ALERT),
         ],
         "bands": [alert.as_row() for alert in left],
         "response_length": {
@@ -157,11 +157,6 @@ def _ages(reader: RunReader) -> dict[str, Any]:
             "max": max(largest, default=None),
         },
     }
-
-
-def _judges_lost(run_dir: Path) -> list[str]:
-    """Alerts of judges that stay away."""
-    return [event["text"] for event in supervisor_events(run_dir) if event["kind"] == ALERT]
 
 
 def _lives(run_dir: Path, name: str) -> dict[str, int]:

@@ -51,7 +51,7 @@ def read_dataset(
     """
     check_template(prompt_template)
     prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
-    answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
+    answer_keys = ANSWER_KEYS if answer_key is None else tuple(filter(None, (answer_key,)))
     rows: list[Row] = []
     for file in find_files(path):
         left = None if limit is None else limit - len(rows)
@@ -83,11 +83,12 @@ def make_row(
     file: Path,
     number: int,
 ) -> Row:
-    """One record as a `Row`. An id is made of file and number where the record has none."""
+    """One record as a `Row`; without `answer_keys` its answer is empty. An id is made of file and
+    number where the record has none."""
     where = f"{file}, row {number}"
     record = _with_answer(record)
     prompt_key, prompt = _first(record, prompt_keys, "prompt", where)
-    answer = _first(record, answer_keys, "answer", where)[1]
+    answer = _first(record, answer_keys, "answer", where)[1] if answer_keys else ""
     identity = record.get("id")
     try:
         read = read_prompt(prompt, images_of(record))

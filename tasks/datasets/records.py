@@ -2,8 +2,7 @@
 
 In: a path, or a glob such as `data/train-*.parquet`. Out: one dict per row, in the files' order,
 with the number of the row from 1. A row that is a list of turns (ORZ) is the column
-`conversations`. A missing file, and one that cannot be read, are UserErrors that name the file and
-the row.
+`conversations`. A missing or unreadable file is a UserError that names the file and the row.
 """
 
 from __future__ import annotations

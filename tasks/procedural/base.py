@@ -35,11 +35,6 @@ def is_correct(response: str, answer: str) -> bool:
     return response.endswith(f"#{answer}")
 
 
-def ends_right(row: Row, response: str) -> bool:
-    """Whether a response closes with `#` and the row's answer."""
-    return is_correct(response, row.answer)
-
-
 def is_answer(row: Row, response: str) -> bool:
     """Whether a response is the row's answer and nothing else."""
     return response == row.answer
@@ -62,8 +57,7 @@ class ProceduralTask:
     """How many a prompt has at most unless told otherwise."""
 
     styles: tuple[str, ...]
-    """Ways of answering that `style_of` distinguishes besides `other`, the most careful one
-    last."""
+    """Ways of answering that `style_of` distinguishes besides `other`, most careful last."""
 
     draw: Callable[[Random, int], str]
     """A prompt with that many terms."""
@@ -77,7 +71,7 @@ class ProceduralTask:
     style_of: Callable[[str], str]
     """Which of `styles` a response is written in; `other` when none."""
 
-    is_right: Callable[[Row, str], bool] = ends_right
+    is_right: Callable[[Row, str], bool] = lambda row, text: is_correct(text, row.answer)
     """Whether a response that ended by itself is right; the same as what the task's reward says."""
 
     min_terms: int = 3

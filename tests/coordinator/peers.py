@@ -264,7 +264,7 @@ class ScriptedLearner(ScriptedPeer):
 
     def notice(self, version: int, update: int) -> m.WeightNotice:
         """A notice of nothing."""
-        return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
+        return m.WeightNotice(version=version, update=update, digest="", num_bytes=0, sources=[])
 
     def apply(self, batch: m.Batch, shards: list[Shard]) -> None:
         """The batch is in the weights."""

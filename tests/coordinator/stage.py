@@ -116,7 +116,7 @@ class Stage:
         orders = self.training.orders
         for version, update in orders.versions.items():
             return m.WeightNotice(
-                version=version, update=update, sha256="", num_bytes=1, sources=["file:/w"]
+                version=version, update=update, digest="", num_bytes=1, sources=["file:/w"]
             )
         return None
 
@@ -140,7 +140,7 @@ class Stage:
             notice = m.WeightNotice(
                 version=orders.publish_as,
                 update=orders.update,
-                sha256="",
+                digest="",
                 num_bytes=1,
                 sources=[],
             )

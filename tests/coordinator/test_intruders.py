@@ -134,7 +134,7 @@ def incidents(records: list[object], kind: str) -> list[str]:
 
 
 def a_notice(version: int, update: int) -> m.WeightNotice:
-    return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
+    return m.WeightNotice(version=version, update=update, digest="", num_bytes=0, sources=[])
 
 
 async def test_an_impostor_does_not_become_the_learner(tmp_path: Path) -> None:

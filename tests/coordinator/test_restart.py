@@ -3,13 +3,13 @@ on, chunks that came too early are waited for, counters are what they were."""
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from coordinator.run import build
 from generators.engines.fake_engine import FakeEngine
@@ -46,7 +46,7 @@ class FileLearner(ScriptedLearner):
         return m.WeightNotice(
             version=version,
             update=update,
-            sha256=hashlib.sha256(data).hexdigest(),
+            digest=xxhash.xxh3_128(data).hexdigest(),
             num_bytes=len(data),
             sources=[f"file:{self.file}"],
         )

@@ -79,7 +79,7 @@ def serving(root: Path) -> Iterator[tuple[str, int]]:
     RunFailedError where it does not begin to answer."""
     port = free_port(HOST)
     with subprocess.Popen(
-        dashboard_argv(HOST, port, root, ahead=True),
+        dashboard_argv(HOST, port, root),
         env={**os.environ, **role_environment(threads=1)},
         stdout=STDERR,
     ) as server:

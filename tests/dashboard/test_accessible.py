@@ -101,7 +101,10 @@ def look_at(page: Page, address: str, title: str) -> None:
 def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, title: str) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
+    said: list[str] = []
+    page.on("console", lambda line: said.append(f"{line.type}: {line.text}"))
     look_at(page, address, title)
+    assert [line for line in said if line.startswith(("warning", "error"))] == []
     assert [url for url in asked if not url.startswith((address, "ws:", "data:", "blob:"))] == []
     found = page.evaluate(AUDIT)
     names = [name for name, _ in found["charts"]]

@@ -1,12 +1,16 @@
-"""The page Environments: how episodes ended, and that a run without them says so."""
+"""The page Environments: how episodes ended, and that a run without them says so; and the turns of
+an environment on an answer's way."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from headrace.protocol.records.record_types import Record, TrajectoryEnded
-from storage.queries import episode_ends
+from storage.queries import episode_ends, lives
 from storage.run_store import RunStore
 from tests.dashboard.test_pages import TIMEOUT_S, html_of, page
 from tests.storage.samples import chunk, group, run_config
@@ -54,7 +58,7 @@ def test_each_end_is_counted_by_its_name_and_explained(tmp_path: Path) -> None:
     assert not test.exception
     shown = html_of(test)
     for name in counts:
-        assert f"<b>{name}</b>" in shown
+        assert f"<b>{name if '.' in name else name.replace('_', ' ')}</b>" in shown
     assert "A step missed its deadline" in shown
 
 
@@ -62,3 +66,22 @@ def test_a_run_without_an_environment_says_so(tmp_path: Path) -> None:
     test = opened(run_of(tmp_path, *ENDS))
     assert not test.exception
     assert "no [environment]" in html_of(test) + " ".join(m.value for m in test.markdown)
+
+
+def test_the_turns_of_an_environment_are_a_stage_of_an_answers_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, environment={"name": "guess"})
+    store = RunStore.open(run)
+    said = [chunk(100, at, at + 1, index=at + 1, at=52.0 + at) for at in range(4)]
+    inserted = [replace(one, lease_id=-1, generator="environment-0") for one in said[1::2]]
+    opening = chunk(100, 0, 0, at=51.0)
+    store.append([replace(opening, lease_id=-1), said[0], inserted[0], said[2], inserted[1]])
+    store.close()
+    found = lives(run, newest=4).sort_values("start")
+    assert found[["stage", "start", "end"]].values.tolist() == [
+        ["waiting", 50.0, 52.0], ["environment", 52.0, 53.0],
+        ["generating", 53.0, 54.0], ["environment", 54.0, 55.0],
+    ]  # fmt: skip
+    monkeypatch.setattr(sys.modules[lives.__module__], "NEAR", 1)  # what lies far apart is not read
+    assert set(lives(run, newest=4)["stage"]) == {"waiting", "generating"}

@@ -108,6 +108,17 @@ async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) ->
     return 1.0
 
 
+async def rewrites(row: Row, *, base_url: str, api_key: str) -> float:
+    """Ask in a second history, which begins otherwise, and go on with the first."""
+    chat, other = Chat(base_url, api_key), Chat(base_url, api_key)
+    await chat.say("a")
+    said = (await other.say("b", tools=[TOOL])).choices[0].message
+    calls = [call.function.name for call in said.tool_calls]
+    await chat.say(f"c:{calls[0]}")
+    await other.say("d", role="tool", tools=[TOOL])
+    return 0.5
+
+
 async def slow(row: Row, *, base_url: str, api_key: str) -> None:
     """Wait too long after the first turn."""
     await Chat(base_url, api_key).say("hello")

@@ -34,8 +34,9 @@ print(json.dumps({"reward": float(said == row["answer"])}))
 class Episode:
     """One that a coordinator plays."""
 
-    def __init__(self, pool: Agents, key: int, prompt: str = "p") -> None:
-        self.pool, self.key, self.prompt = pool, key, prompt
+    def __init__(self, pool: Agents, key: int, prompt: str = "p", *, branch_of: int = -1) -> None:
+        self.pool, self.key, self.prompt, self.branch_of = pool, key, prompt, branch_of
+        self.branches: list[int] = []
         self.turns: list[PolicyTurn] = []
         self.known: list[str] = []
 
@@ -44,9 +45,11 @@ class Episode:
             trajectory_id=self.key, turn=len(self.turns),
             turns=self.turns if fresh else self.turns[-1:], known=self.known if fresh else [],
             row=json.dumps({"prompt": self.prompt, "answer": "a"}), seed=7,
+            branch_of=self.branch_of, branches=self.branches,
         )  # fmt: skip
         reply = await self.pool.reply(ask)
-        self.known.append(reply.step.digest)
+        if reply.status != "branched":
+            self.known.append(reply.step.digest)
         return reply
 
     async def say(self, text: str, *, fresh: bool = False) -> StepReply:
@@ -56,11 +59,12 @@ class Episode:
 
 def play(
     name: str, story: Callable[[Agents], Awaitable[None]], *, timeout_s: float = 30.0,
-    reset_timeout_s: float = 60.0, children: int = 1, **options: Any,
+    reset_timeout_s: float = 60.0, children: int = 1, rewritten: Any = "fail", **options: Any,
 ) -> None:  # fmt: skip
     config = EnvironmentConfig(
         name=name if name == "command" else f"agent:{FILE}:{name}", options=options,
         timeout_s=timeout_s, reset_timeout_s=reset_timeout_s, children=children,
+        rewritten=rewritten,
     )  # fmt: skip
 
     async def whole() -> None:
@@ -173,6 +177,62 @@ def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> Non
         assert words in reply.error
 
     play("bad", story, catches=False)
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("hurt", ["", "agent", "worker"])
+def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> None:
+    async def story(pool: Agents) -> None:
+        first, branch = Episode(pool, 0), Episode(pool, 1, branch_of=0)
+        assert texts(await first.ask()) == ["a"]
+        assert (await first.say("x")).status == "branched"
+        # Whichever of the two is asked first.
+        begun = asyncio.create_task(branch.ask())
+        await asyncio.sleep(0.1)
+        first.branches = [1]
+        going = asyncio.create_task(first.ask(fresh=False))
+        begin = await begun
+        assert (texts(begin), len(begin.step.tools)) == (["b"], 1)
+        waits = asyncio.create_task(branch.say(CALL))
+        assert texts(await going) == ["c:add"]
+        if hurt == "agent":
+            await pool._children[0].kill()
+        elif hurt == "worker":
+            pool.end([0])
+            assert (await waits).status == "lost"
+            branch.known.pop()
+            waits = asyncio.create_task(branch.ask())
+            first.turns.append(PolicyTurn("y", 3, [7, 8, 9], [-0.5] * 3, 10))
+            going = asyncio.create_task(first.ask())
+        if hurt != "worker":
+            going = asyncio.create_task(first.say("y"))
+        assert texts(await waits) == ["d"]
+        ended = await asyncio.gather(going, branch.say("z"))
+        assert [(r.status, r.step.done, r.step.reward) for r in ended] == [("ok", True, 0.5)] * 2
+        assert [r.trajectory_id for r in ended] == [0, 1]
+        assert ended[0].step.metrics["branches"] == 1.0
+        assert pool._sessions == {}
+
+    play("rewrites", story, rewritten="branch")
+
+
+def test_an_agent_in_a_branch_has_a_deadline_and_the_policy_none() -> None:
+    async def story(pool: Agents) -> None:
+        first, branch = Episode(pool, 0), Episode(pool, 1, branch_of=0)
+        await first.ask()
+        assert (await first.say("x")).status == "branched"
+        first.branches = [1]
+        going = asyncio.create_task(first.ask(fresh=False))
+        await branch.ask()
+        await asyncio.sleep(2.0)
+        assert not going.done()
+        ended = await branch.say("no call")
+        assert (ended.status, (await going).status) == ("crashed", "crashed")
+        assert "TypeError" in ended.error
+
+    play("rewrites", story, rewritten="branch", timeout_s=1.0)
 
 
 def test_who_asks_after_the_end_hears_that_it_is_over(tmp_path: Path) -> None:

@@ -295,3 +295,23 @@ def test_a_python_that_is_none_is_one_line(program: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as found:
         asyncio.run(ready_of(EnvironmentConfig(name="guess", python=program)))
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(("times", "starts"), [(2, True), (3, False)])
+def test_a_child_killed_as_it_starts_is_started_again(
+    tmp_path: Path, times: int, starts: bool
+) -> None:
+    (tmp_path / "dies.py").write_text(
+        "import os, pathlib, signal\n"
+        f"log = pathlib.Path({str(tmp_path / 'log')!r})\n"
+        "log.open('a').write('x')\n"
+        f"if len(log.read_text()) <= {times}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "class Game:\n    def reset(self, row, seed): ...\n    def step(self, turn): ...\n"
+    )
+    config = EnvironmentConfig(name=f"{tmp_path}/dies.py:Game")
+    if starts:
+        assert asyncio.run(ready_of(config)).pays
+    else:
+        with pytest.raises(UserError, match="was not loaded: its process ended"):
+            asyncio.run(ready_of(config))
+    assert len((tmp_path / "log").read_text()) == 3

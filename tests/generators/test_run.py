@@ -2,7 +2,6 @@
 and leaves nothing behind when it is killed."""
 
 import asyncio
-import hashlib
 import os
 import signal
 import subprocess
@@ -15,8 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import xxhash
 
+from generators.run import build_engine
 from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
 from headrace.host import stack_dumps
 from headrace.protocol.messages.control import (
     Goodbye,
@@ -53,7 +55,7 @@ def make_notice(path: Path, version: int) -> WeightNotice:
     return WeightNotice(
         version=version,
         update=version,
-        sha256=hashlib.sha256(data).hexdigest(),
+        digest=xxhash.xxh3_128(data).hexdigest(),
         num_bytes=len(data),
         sources=[f"file:{path}"],
     )
@@ -228,3 +230,12 @@ def shared_memory_of(pids: list[int]) -> list[Path]:
     files = [f for f in Path("/dev/shm").iterdir() if f.is_file() and f.stat().st_ino in inodes]
     words = {word for pid in pids for word in psutil.Process(pid).cmdline()}
     return [*files, *(Path(word) for word in words if word.startswith("/dev/shm/"))]
+
+
+def test_a_host_without_the_folder_of_images_is_refused(tmp_path: Path) -> None:
+    """Before the engine starts, and not at each prompt."""
+    config = make_config(ROOT / "recipes" / "models" / "shapes-cold", "vllm")
+    task = config.task.model_copy(update={"max_response_length": 12})
+    config = config.model_copy(update={"task": task})
+    with pytest.raises(UserError, match=r"reads images, .*elsewhere, and this host does not see"):
+        build_engine(config, tmp_path / "elsewhere")

@@ -5,12 +5,11 @@ How slow stands in the variable SLOW, as JSON of `Slow`. What is slow goes on al
 or a MiB after the other, and what is stuck does not.
 """
 
-import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -36,8 +35,8 @@ class Slow:
 
 
 def _slow_hash(slow: Slow) -> SimpleNamespace:
-    def file_digest(file: BinaryIO, name: str) -> Any:
-        found = hashlib.new(name)
+    def file_digest(file: BinaryIO, new: Callable[[], Any]) -> Any:
+        found = new()
         while piece := file.read(1 << 20):
             time.sleep(slow.mib_s)
             found.update(piece)

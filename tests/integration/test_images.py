@@ -1,6 +1,7 @@
 """A run whose prompts have images: its generator dies in the middle, and every image is accounted
 for, from the drawing to the exports."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from headrace.data.boxes import mean_iou
-from headrace.data.media import open_rgb
+from headrace.data.media import image_bytes, open_rgb
 from headrace.protocol.records.record_types import GroupIssued
 from headrace.run_files.run_folder import MEDIA
 from storage.audit import audit_run
@@ -23,6 +25,7 @@ from tasks.procedural.shapes import CELL, COLOURS
 from tests.integration.audit import records_of
 from tests.integration.runs import REPOSITORY, Run, headrace
 from tests.learner.models.pictures import lacks
+from tests.rewards.judging.scripted import Body, said, scripted_judge
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,6 +170,50 @@ def test_a_replay_comes_to_the_same(finished: Run) -> None:
     compared = {q["name"]: q["compared"] for q in quantities if q["source"] == "models"}
     assert min(compared[f"weights of the {name}"] for name in ("policy", "critic")) > 0
     assert {q["name"] for q in quantities if q["differing"]} == set()
+
+
+async def test_a_judge_sees_what_it_judges(tmp_path: Path) -> None:
+    """A server of captions, to which a run's answers go with their images: it says yes to those
+    that name as many rectangles as it sees."""
+    seen = list[tuple[bytes, str]]()
+
+    async def script(body: Body) -> web.StreamResponse:
+        image, words = body["messages"][-1]["content"]
+        seen.append((image_bytes(image, Path()), words["text"]))
+        right = len(words["text"].split()) == len(scene(seen[-1][0]))
+        best, worst = ("yes", "no") if right else ("no", "yes")
+        return said(best, {best: -0.1, worst: -2.4})
+
+    async with scripted_judge(script) as judge:
+        options = f'url="{judge.url}",model="judge",images=true,prompt="{{response}}"'
+        run = Run(
+            tmp_path / "runs",
+            "stop.updates=3",
+            "schedule.batch_windows=64",
+            "evaluation.before=false",
+            "evaluation.every_updates=null",
+            "evaluation.num_prompts=8",
+            "generator.kv_cache_gib=0.125",
+            "dashboard.enabled=false",
+            f'reward.sources.judged={{kind="judge",timeout_s=60,options={{{options}}}}}',
+            'reward.route.values.describe="judged"',
+            'reward.route.values.never="captions"',
+            recipe=RECIPE,
+        )
+        try:
+            assert await asyncio.to_thread(run.wait) == 0, run.text()
+        finally:
+            run.end()
+    rows = run.ask(
+        "select reward_status, response, reward from trajectories where reward_source = 'judged' "
+        "and status in ('finished', 'truncated')"
+    )
+    assert len(rows) > 5
+    assert {status for status, _, _ in rows} == {"ok"}
+    stored = set(files(run).values())
+    asked = [(image, text) for image, text in seen if image in stored]
+    assert {response.strip() for _, response, _ in rows} <= {text.strip() for _, text in asked}
+    assert len({reward > 0.5 for _, _, reward in rows}) == 2
 
 
 def test_a_damaged_image_and_a_lost_one_are_findings(finished: Run, tmp_path: Path) -> None:

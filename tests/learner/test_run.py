@@ -1,6 +1,5 @@
 """`python -m learner.run` against a scripted coordinator over real sockets."""
 
-import hashlib
 import json
 import signal
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
@@ -124,7 +124,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
             int((w.loss_weights > 0).sum()) for w in windows
         )
         data = file_of(done.notice).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == done.notice.sha256
+        assert xxhash.xxh3_128(data).hexdigest() == done.notice.digest
         assert len(data) == done.notice.num_bytes
         assert fetched(done.notice) == data
 
@@ -251,10 +251,10 @@ def test_restart_goes_on_to_the_bit(
         hello, again = greet(coordinator, 9)
         assert hello.update == 2
         assert hello.resumed_from == str(tmp_path / "run-2" / "checkpoints" / "step_2")
-        assert (again.sha256, again.version) == (notices[1].sha256, 9)
+        assert (again.digest, again.version) == (notices[1].digest, 9)
         for batch, before in zip(batches[2:], notices[2:], strict=True):
             coordinator.send_batch(batch)
-            assert noticed(coordinator).sha256 == before.sha256
+            assert noticed(coordinator).digest == before.digest
         coordinator.processes[0].send_signal(signal.SIGTERM)
         assert coordinator.expect(Goodbye).failed is None
         assert coordinator.wait() == [0]
@@ -278,7 +278,7 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
         coordinator.send_batch(batch_of(shard, update=1, version=0, checkpoint=True))
         first = coordinator.expect(UpdateDone)
         assert first.notice is not None
-        weights = first.notice.sha256
+        weights = first.notice.digest
         wrong = (
             batch_of(shard, update=1, version=1),
             batch_of(shard, update=3, version=1),
@@ -289,7 +289,7 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
             hello = coordinator.expect(Hello)
             assert (hello.update, hello.batch_id) == (1, 1)
             coordinator.send(welcome(hello, version, 0))
-            assert coordinator.expect(WeightNotice).sha256 == weights
+            assert coordinator.expect(WeightNotice).digest == weights
         for update in (2, 3):
             sent = batch_of(shard, update=update, version=20 + update, checkpoint=True)
             coordinator.send_batch(sent)
@@ -303,7 +303,7 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
         coordinator.send_batch(batch_of(shard, update=1, lineage=1, version=40, checkpoint=True))
         again = coordinator.expect(UpdateDone)
         assert again.notice is not None
-        assert again.notice.sha256 == weights
+        assert again.notice.digest == weights
         folders = sorted(path.name for path in (run_dir / "checkpoints").glob("step_*"))
         assert folders == ["step_1"], "those of the lineage that was given up are gone"
 
@@ -312,7 +312,7 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
         assert (hello.update, hello.batch_id) == (1, 1001)
         assert hello.resumed_from == str(run_dir / "checkpoints" / "step_1")
         coordinator.send(welcome(hello, 51, 2))
-        assert coordinator.expect(WeightNotice).sha256 == weights
+        assert coordinator.expect(WeightNotice).digest == weights
         coordinator.send(Restore(reason="a test", line=[(2, 1002)]))
         assert "can be gone back to" in str(coordinator.expect(Goodbye).failed)
         assert coordinator.wait() == [2]

@@ -150,11 +150,12 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
 
 def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
     """Tables and keys in them where a path may stand: keys of sections, and options of kinds that
-    ask a reward model."""
+    ask a reward model, and of environments."""
     for dotted in PATH_KEYS:
         section, key = dotted.split(".")
         if isinstance(place := table.get(section), dict):
             yield place, key
+    yield from ((options, "path") for options in _tables_in(table, "environment"))
     for member in _tables_in(table.get("task"), "datasets"):
         yield from ((member, key) for key in ("path", "eval_path"))
     reward = table.get("reward")

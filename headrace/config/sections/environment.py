@@ -11,9 +11,10 @@ class EnvironmentConfig(StrictModel):
     """An environment that plays episodes with the policy; it pays unless `scored`."""
 
     name: str
-    """A built-in name (`calculator`, `guess`, `pag`), `FILE.py:THING` or `PACKAGE:THING`: a class,
-    a function that makes an environment, or a list of functions (tools). `agent:FILE.py:FUNCTION`:
-    a coroutine that asks for chat completions; `command`: a program that does."""
+    """A built-in name (`calculator`, `guess`, `pag`, `search`, `python`), `FILE.py:THING` or
+    `PACKAGE:THING`: a class, a function that makes an environment, or a list of functions (tools).
+    `agent:FILE.py:FUNCTION`: a coroutine that asks for chat completions; `command`: a program that
+    does."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments of the class or the function."""
@@ -33,6 +34,10 @@ class EnvironmentConfig(StrictModel):
     template: Literal["extend", "append"] = "extend"
     """extend: a chat template that changes earlier turns is refused. append: it is taken, earlier
     turns stay as sampled."""
+
+    rewritten: Literal["fail", "branch"] = "fail"
+    """An agent's request whose messages differ from what was said. fail: it is refused. branch: it
+    begins a trajectory of its own, which gets the same reward."""
 
     workers: int = Field(default=1, ge=1)
     """Processes that answer the coordinator."""

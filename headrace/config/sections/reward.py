@@ -203,10 +203,6 @@ class RewardConfig(SourceConfig):
         own = {name: getattr(self, name) for name in SourceConfig.model_fields}
         return {DEFAULT_SOURCE: SourceConfig(**own)}
 
-    def has_kind(self, kind: Kind) -> bool:
-        """Whether a source is of a kind."""
-        return any(source.kind == kind for source in self.each().values())
-
     def ranker(self) -> SourceConfig | None:
         """The source whose ranker may be trained along, where there is one."""
         return next((s for s in self.each().values() if s.kind == "ranker"), None)

@@ -63,7 +63,7 @@ class RunConfig(StrictModel):
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens of a sequence: the prompt, and what policy and environment may
+        """Maximum tokens of a sequence: the prompt and all that policy and environment may
         write."""
         answered = self.task.max_prompt_length + self.task.max_response_length
         if self.environment is None:
@@ -85,8 +85,7 @@ class RunConfig(StrictModel):
 
     @property
     def window(self) -> int:
-        """Maximum number of tokens of a trajectory trained in one update (synchronous: the whole
-        response)."""
+        """Maximum tokens of a trajectory trained in one update (synchronous: the response)."""
         if self.schedule.mode == "synchronous" or self.schedule.window is None:
             return self.task.max_response_length
         return self.schedule.window

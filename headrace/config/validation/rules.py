@@ -155,6 +155,19 @@ RULES: tuple[Rule, ...] = (
         "{c.task.max_prompt_length}; use more",
     ),
     Rule(
+        "environment.rewritten",
+        lambda c: c.environment is not None
+        and c.environment.rewritten == "branch"
+        and not (
+            c.environment.is_agent
+            and c.schedule.mode == "streaming"
+            and c.schedule.num_generations == 1
+            and c.window >= c.task.max_response_length
+        ),
+        '"branch" is for agents, in a stream whose windows hold whole answers (schedule.window), '
+        'with schedule.num_generations = 1; use "fail"',
+    ),
+    Rule(
         "algorithm.turns",
         lambda c: c.algorithm.turns == "turn" and c.environment is None,
         "ends credit with a turn, and without an environment there is one turn; leave it out",
@@ -346,7 +359,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.value.context",
-        lambda c: c.algorithm.reads_anchors and not c.reward.has_kind("pairwise"),
+        lambda c: (
+            c.algorithm.reads_anchors
+            and all(source.kind != "pairwise" for source in c.reward.each().values())
+        ),
         '"anchor" is for rewards of the kind "pairwise", and there are none',
     ),
     Rule(

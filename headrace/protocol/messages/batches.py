@@ -147,6 +147,7 @@ def _entry_bytes(entry: float | tuple[int, int] | msgspec.Struct) -> int:
     if isinstance(entry, tuple):
         return _NAME + _NUMBER * len(entry)
     size = _NAME + (_NAME + _NUMBER) * len(entry.__struct_fields__)
+    size += _NUMBER * len(getattr(entry, "grid", ()))
     return size + len((getattr(entry, "name", "") or getattr(entry, "digest", "")).encode())
 
 

@@ -15,7 +15,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -262,7 +262,8 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
 
     version: fields.Count
     update: fields.Count
-    sha256: fields.Digest
+    digest: fields.Digest
+    """XXH3 of 128 bits: it finds damage. Who may send weights is settled by the keys."""
     num_bytes: fields.Count
     sources: list[fields.Line]
     ranker: ModelVersion | None = None

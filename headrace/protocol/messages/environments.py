@@ -66,6 +66,8 @@ class StepAsk(msgspec.Struct, frozen=True, kw_only=True):
         turn: how many turns there are with those that are not here. turns: the last of them; all,
         where the asked worker has not seen the episode. known: digests of the answers before this
         one, the reset's first. row: the prompt's row as a JSON object. seed: of the whole group.
+        branch_of: the trajectory whose agent has begun this one by rewriting its history; -1: it is
+        no branch. branches: those of this trajectory so far.
     """
 
     trajectory_id: int
@@ -74,15 +76,21 @@ class StepAsk(msgspec.Struct, frozen=True, kw_only=True):
     known: list[str]
     row: str
     seed: int
+    branch_of: int = -1
+    branches: list[int] = []
 
 
 class StepReply(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a StepAsk. `diverged`: an episode that was built again answered otherwise
-    than before; `lost`: it cannot be built again; `rewritten`: its agent changed its history."""
+    than before; `lost`: it cannot be built again; `rewritten`: its agent changed its history.
+    `branched`: no answer, but its agent began a branch, to which the coordinator has to give a
+    trajectory before it asks again."""
 
     trajectory_id: fields.Count
     turn: fields.Position
-    status: Literal["ok", "timeout", "crashed", "invalid", "diverged", "lost", "rewritten"]
+    status: Literal[
+        "ok", "timeout", "crashed", "invalid", "diverged", "lost", "rewritten", "branched"
+    ]
     step: Step = Step()
     seconds: fields.Seconds = 0.0
     error: fields.Prose = ""

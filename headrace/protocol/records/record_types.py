@@ -8,6 +8,7 @@ inferred: each step of its life is a record that names it, so a reader needs no 
 coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage` refuses other ones.
 """
 
+import time
 from typing import Literal
 
 import msgspec
@@ -35,9 +36,9 @@ LinesState = Literal["scored", "late", "failed"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all records. `at` is wall-clock time in seconds since the epoch."""
+    """Base of all records. `at`: when it was made, in seconds since the epoch."""
 
-    at: float
+    at: float = msgspec.field(default_factory=time.time)
 
 
 class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
@@ -60,6 +61,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     seeds: list[int]
     media: list[MediaRun] = []
     """The images of the opening."""
+    processor: str = ""
+    """What made its tokens of images, and with which settings; "" where there are none."""
     aside: Int32 | None = None
     """Tokens that the value model reads between the opening and position 0."""
     domain: str = ""

@@ -142,7 +142,7 @@ def dashboard(arguments: argparse.Namespace) -> int:
     if not root.is_dir():
         raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
     port = page_port(arguments.host, arguments.port)
-    argv = dashboard_argv(arguments.host, port, root.resolve(), ahead=True)
+    argv = dashboard_argv(arguments.host, port, root.resolve())
     print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
     sys.stdout.flush()
     os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})

@@ -1,9 +1,9 @@
 """`headrace reward label`: labels for the lines of answers, for training a line reward model.
 
-In: a recipe, and answers from a file or sampled from its policy. Out: a file with one row per
-answer: its lines, a label for each (see `rewards.labeling.line_labels`), and what it took.
-Completions come from the recipe's generator, whose engine works on all searches side by side; whole
-answers are judged by the recipe's sources of rewards.
+In: a recipe, and answers from a file or sampled from its policy. Out: a file with a row an answer:
+its lines, a label for each (see `rewards.labeling.line_labels`), and what it took. Completions come
+from the recipe's generator, whose engine works on all searches side by side; whole answers are
+judged by the recipe's sources of rewards. A prompt has the token ids that a run gives it.
 """
 
 import argparse
@@ -11,20 +11,22 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import DatasetConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.reward.answers import items_of
 from headrace_cli.commands.reward.judges import serving_judges
-from headrace_cli.commands.reward.label_answers import Answer, answers_of
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     UnjudgedError,
@@ -32,15 +34,56 @@ from headrace_cli.commands.reward.sampling import (
     sampling_config,
     side_by_side,
     tell,
+    training_prompts,
 )
 from headrace_cli.launch.sampler import Sampler, open_sampler
 
 
-class Rows(Protocol):
-    """Where rows go."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to be labelled. `item` is how a judge is asked about it; `ids` None: it is still to
+    be sampled, with `seed`."""
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep a row."""
+    index: int
+    prompt: Any
+    info: dict[str, Any]
+    item: ScoreItem
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...] | None
+    finished: bool = True
+    seed: int = 0
+
+
+def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
+    """The answers of the file, or prompts whose answers are still to be sampled."""
+    from rewards.models.encoding import prompt_ids
+    from tasks.datasets.answers import read_answers
+
+    tokenizer, task = policy_tokenizer(config), config.task
+    sampled = arguments.answers is None
+    if sampled:
+        rows = list(_unanswered(config, tokenizer, arguments.samples))
+    else:
+        dataset = task if isinstance(task, DatasetConfig) else None
+        keys = (dataset.prompt_key, dataset.answer_key) if dataset else (None, None)
+        rows = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
+    for index, (row, item) in enumerate(zip(rows, items_of(config, rows), strict=True)):
+        asked, ids = row.prompt_ids, row.completion_ids
+        if asked is None:
+            asked = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
+        if ids is None and not sampled:
+            ids = tokenizer(row.completion, add_special_tokens=False)["input_ids"]
+        written = None if ids is None else tuple(ids)
+        seed = draw_seed(config.seed, asked, (), index)
+        yield Answer(index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed)
+
+
+def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
+    """The first training prompts of the task."""
+    from tasks.datasets.answers import Answered
+
+    for row, ids in islice(training_prompts(config, tokenizer), samples):
+        yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
 
 
 def label(arguments: argparse.Namespace) -> int:
@@ -120,7 +163,7 @@ class Work:
         """Answers that could not be labelled, in words."""
         self.tokens = 0
 
-    async def label_all(self, answers: Sequence[Answer], file: Rows, total: int) -> None:
+    async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.labeling.line_labels import PrefixLabeler
         from rewards.labeling.offline_scoring import open_desk
@@ -195,7 +238,9 @@ class Work:
         assert answer.ids is not None
         if len(answer.ids) > task.max_response_length:
             raise UnjudgedError(f"it has {len(answer.ids)} tokens")
-        lines = split_lines(self._token_texts(answer.ids), fenced=self._fenced)
+        special, decode = self._special, self._tokenizer.decode
+        texts = ["" if i in special else str(decode([i])) for i in answer.ids]
+        lines = split_lines(texts, fenced=self._fenced)
         passed = await passes(answer, answer.ids, answer.finished)
         key = (answer.item.source, answer.item.answer, answer.item.info)
         found = await labeler.label(
@@ -234,9 +279,6 @@ class Work:
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def _token_texts(self, ids: Sequence[int]) -> list[str]:
-        return ["" if i in self._special else str(self._tokenizer.decode([i])) for i in ids]
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

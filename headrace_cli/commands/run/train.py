@@ -194,8 +194,7 @@ def supervise(
 ) -> tuple[Outcome, Watch]:
     """Start the run's processes and stay until they are gone. The caller holds the run's lock and
     has given the run its keys. `nursery`: what starts them; None: they are processes of this host.
-    `at_end` is called when all processes but the page are gone, and returns how long the page
-    stays."""
+    `at_end` is called when all but the page are gone, and returns how long it stays."""
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")

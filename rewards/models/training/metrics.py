@@ -20,7 +20,7 @@ def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> 
     symmetric; the loss has the margins, the forecast has not."""
     scores = np.array(judged, np.float64).reshape(-1, 2)
     difference = scores[:, 0] - scores[:, 1]
-    p = _sigma(difference)
+    p = np.exp(-np.logaddexp(0.0, -difference))  # sigma
     loss = np.logaddexp(0.0, np.array(margins, np.float64) - difference)
     both, outcome = np.concatenate([p, 1 - p]), np.repeat([1.0, 0.0], len(p))
     return {
@@ -120,11 +120,6 @@ def flat(found: dict[str, Any]) -> dict[str, float | None]:
         elif value is None or isinstance(value, int | float):
             numbers[name] = value
     return numbers
-
-
-def _sigma(x: Floats) -> Floats:
-    result: Floats = np.exp(-np.logaddexp(0.0, -x))
-    return result
 
 
 def _mean(values: npt.NDArray[Any]) -> float | None:

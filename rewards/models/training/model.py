@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
-from headrace.config.sections.reward_model import EngineConfig, RewardModelConfig, TrainingConfig
+from headrace.config.sections.reward_model import RewardModelConfig, TrainingConfig
 from headrace.errors import UserError
 from headrace.host.hardware import free_port, has_bfloat16
 from learner.device import choose_device
@@ -84,7 +84,7 @@ class Model:
         self.engine = DeepSpeedEngine(
             network,
             optimizer_config(config.training),
-            learner_config(config.engine),
+            LearnerConfig(**config.engine.model_dump()),
             decay=decay_of(config.training, steps),
         )
         if resumed is not None:
@@ -163,18 +163,8 @@ def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
 
 def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
     """The optimizer as the learner's engine takes it."""
-    return OptimizerConfig(
-        lr=training.lr,
-        betas=training.betas,
-        weight_decay=training.weight_decay,
-        warmup_steps=training.warmup_steps,
-        grad_clip=training.grad_clip,
-    )
-
-
-def learner_config(engine: EngineConfig) -> LearnerConfig:
-    """The engine's settings as the learner's engine takes them."""
-    return LearnerConfig(**engine.model_dump())
+    names = {"lr", "betas", "weight_decay", "warmup_steps", "grad_clip"}
+    return OptimizerConfig(**training.model_dump(include=names))
 
 
 def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:

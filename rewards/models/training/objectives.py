@@ -23,14 +23,13 @@ from learner.models.forward import TokenScores
 from rewards.models.encoding import (
     ChatMode,
     PromptImages,
-    check_text,
     encode,
     line_ends,
     plain_text,
     prompt_ids,
 )
 from rewards.models.packing import Row, Unit, UnitPack
-from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
+from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
 from rewards.models.training import metrics
 from rewards.models.training.examples import Labelled, Pair
 
@@ -66,7 +65,7 @@ def build_objective(
         case BradleyTerryConfig():
             return BradleyTerry(tokenizer, mode, images)
         case PairwiseConfig() as told:
-            return Pairwise(told, tokenizer, mode, seed=config.seed)
+            return Pairwise(told, tokenizer, mode, images, seed=config.seed)
         case LinesConfig():
             return Lines(tokenizer, mode)
         case other:
@@ -111,9 +110,10 @@ class Pairwise:
     is_scalar = False
 
     def __init__(
-        self, config: PairwiseConfig, tokenizer: Any, mode: ChatMode, *, seed: int
-    ) -> None:
-        self._config, self._tokenizer = config, tokenizer
+        self, config: PairwiseConfig, tokenizer: Any, mode: ChatMode,
+        images: PromptImages | None = None, *, seed: int,
+    ) -> None:  # fmt: skip
+        self._config, self._tokenizer, self._images = config, tokenizer, images
         self._chat = mode == "always"
         self._words = words_in_context(tokenizer, config, chat=self._chat)
         self._rng = Random(f"orders/{seed}")
@@ -130,12 +130,13 @@ class Pairwise:
 
     def _row(self, example: Pair, first: str, second: str) -> Row:
         rule = self._config.rule if example.rule is None else example.rule
-        check_text(example.prompt)
         question = plain_text(example.prompt)
         text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
-        ids = question_ids(self._tokenizer, text, chat=self._chat)
+        ids, media = asked_ids(
+            self._tokenizer, example.prompt, text, chat=self._chat, images=self._images
+        )
         # One place, read for both words: the network scores given tokens.
-        return Row(ids, [len(ids) - 1] * 2, list(self._words))
+        return Row(ids, [len(ids) - 1] * 2, list(self._words), media)
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed cross-entropy of the words and, with both orders, `consistency`."""

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from coordinator.connections.capacity import Capacity
-from coordinator.connections.peers import Peers
+from coordinator.connections.peers import Capacity, Peers
 from headrace.protocol.messages.control import Hello
 
 

@@ -144,7 +144,7 @@ def batch(
 
 
 def notice(version: int, update: int) -> m.WeightNotice:
-    return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
+    return m.WeightNotice(version=version, update=update, digest="", num_bytes=0, sources=[])
 
 
 def row(window_id: int, start: int, sizes: tuple[int, int, int, int]) -> TokenDiagnostics:

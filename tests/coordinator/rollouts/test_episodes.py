@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.persistence.state import State
+from coordinator.rollouts.episodes import branch_of
 from coordinator.run import build
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.environments import InsertedMessage, Step, StepAsk, StepReply
@@ -393,3 +394,37 @@ def test_a_coordinator_that_takes_over_asks_again(tmp_path: Path) -> None:
     finally:
         store.close()
         coordinator.hub.router.close()
+
+
+def test_a_branch_is_a_trajectory_that_the_same_agent_plays_and_that_is_paid_the_same(
+    tmp_path: Path,
+) -> None:
+    async def story(stage: EpisodeStage) -> None:
+        first = stage.first()
+        name = next(n for n in WORKERS if stage.sent[n][:1] and stage.sent[n][0].turn == 0
+                    and stage.sent[n][0].trajectory_id == first.trajectory_id)  # fmt: skip
+        await stage.answer(MORE, name=name)
+        await stage.turn(first, 4)
+        stage.sent[name].sort(key=lambda ask: -ask.turn)
+        await stage.answer(Step(), name=name, status="branched")
+        key = max(stage.hub.account.trajectories)
+        branch = stage.hub.account.trajectories[key]
+        group = stage.hub.account.groups[branch.group_id]
+        assert (group.trajectory_ids, branch_of(group)) == ([key], first.trajectory_id)
+        asks = {ask.trajectory_id: ask for ask in stage.sent[name]}
+        assert (asks[key].turn, asks[key].branch_of) == (0, first.trajectory_id)
+        again = asks[first.trajectory_id]
+        assert (again.turn, again.branches, again.branch_of) == (1, [key], -1)
+        assert key in stage.hub.leases.open
+        await asyncio.sleep(0)
+        stage.sent[name].sort(key=lambda ask: -ask.trajectory_id)
+        await stage.answer(MORE, name=name)
+        assert not branch.paused
+        await stage.turn(branch, 3)
+        for one in (first, branch):
+            stage.sent[name].sort(key=lambda ask: ask.trajectory_id != one.trajectory_id)
+            await stage.answer(Step(reward=0.5, done=True), name=name)
+        assert [t.reward for t in (first, branch)] == [0.5, 0.5]
+        assert stage.states(branch) == [("ready", True)]
+
+    play(tmp_path / "run", story, workers=WORKERS)

@@ -11,9 +11,9 @@ from coordinator.scoring import group_diversity
 from coordinator.scoring.group_diversity import (
     GroupDiversity,
     chosen,
-    edit_distance,
     largest_distance,
 )
+from headrace.data.edit_distance import edit_distance
 from tests.coordinator.world import World, make_config
 
 

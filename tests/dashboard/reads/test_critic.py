@@ -212,6 +212,19 @@ def test_advantages_before_a_windows_end() -> None:
     assert critic.distance_order(list(rows["left"])) == ["4096 on", "4 to 7", "0"]
 
 
+def test_what_advantages_of_unfinished_windows_were_worth() -> None:
+    tokens = tokens_of(
+        trajectory_id=[0, 0, 1, 1, 2, 3, 4], finished=[False] * 6 + [True],
+        in_loss=[True] * 5 + [False, True], advantage=[0.5, 1.5, -1.0, 1.0, 2.0, 50.0, -90.0],
+        **{"return": [1.0, 1.0, 0.0, 0.0, 0.5, 0.0, 1.0]},
+    )  # fmt: skip
+    found = critic.worth(tokens)  # means of windows: (1, 1), (0, 0), (2, .5)
+    assert found.windows == 3
+    assert found.correlation == pytest.approx(np.corrcoef([1, 0, 2], [1, 0, 0.5])[0, 1])
+    flat = tokens.assign(**{"return": 1.0})
+    assert critic.worth(flat).correlation is None
+
+
 def test_a_reward_halves_with_lambda() -> None:
     assert critic.reach(1.0, 0.95) == pytest.approx(13.513, abs=1e-3)
     assert critic.reach(0.5, 1.0) == 1

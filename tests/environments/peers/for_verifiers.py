@@ -78,7 +78,9 @@ class Higher(vf.MultiTurnEnv):
         if said == "raise":
             raise vf.Error("it broke")
         state["near"] = said.isdigit() and abs(int(said) - 42) < 5
-        return [{"role": "user", "content": "lower" if said > "42" else "higher"}]
+        return [
+            {"role": "user", "content": "lower" if said.isdigit() and int(said) > 42 else "higher"}
+        ]
 
     @vf.stop  # type: ignore[untyped-decorator]
     async def found(self, state: vf.State) -> bool:

@@ -1,11 +1,11 @@
 """Fetching weights: hashes, sources in order, pieces over a socket, resumed transfers."""
 
 import asyncio
-import hashlib
 from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from safetensors.torch import save_file
 
 from generators.engines.model_files import end_token_ids, read_config, weight_layout
@@ -21,7 +21,7 @@ def make_notice(sources: list[str], data: bytes = DATA) -> WeightNotice:
     return WeightNotice(
         version=4,
         update=4,
-        sha256=hashlib.sha256(data).hexdigest(),
+        digest=xxhash.xxh3_128(data).hexdigest(),
         num_bytes=len(data),
         sources=sources,
     )
@@ -69,7 +69,7 @@ async def test_a_file_on_this_host_is_used_where_it_lies(tmp_path: Path) -> None
 async def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(DATA[:-1] + b"?")
-    with pytest.raises(WeightsUnavailableError, match="sha256"):
+    with pytest.raises(WeightsUnavailableError, match="digest"):
         await fetch(make_notice([f"file:{path}"]), tmp_path, name="generator-0")
 
 
@@ -108,7 +108,7 @@ async def test_more_bytes_than_announced_are_refused(tmp_path: Path) -> None:
 
 async def test_wrong_bytes_are_thrown_away(tmp_path: Path) -> None:
     server = WeightServer(DATA[::-1])
-    with pytest.raises(WeightsUnavailableError, match="sha256"):
+    with pytest.raises(WeightsUnavailableError, match="digest"):
         await fetch_from(server, make_notice([server.router.address]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from generators.engine import EngineDeadError, GenerationRequest, TokenDelta
 from generators.engines.fake_engine import FakeEngine
@@ -66,7 +66,7 @@ class Scene:
         return WeightNotice(
             version=version,
             update=version,
-            sha256=hashlib.sha256(data).hexdigest(),
+            digest=xxhash.xxh3_128(data).hexdigest(),
             num_bytes=len(data),
             sources=[f"file:{self.weights}"],
         )

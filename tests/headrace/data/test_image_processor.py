@@ -1,6 +1,8 @@
 """What images become in a prompt: the very tokens that each family's own processor makes of the
 whole prompt, and back to one placeholder an image."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,6 +113,29 @@ def test_an_image_is_processed_once_and_its_size_counts(model: Model) -> None:
     assert counts == (
         [4, 4, 4] if "idefics" in model.theirs.__class__.__name__.lower() else [4, 1, 4]
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((448, 336), (1, 24, 32)), ((500, 333), (1, 24, 36)), ((56, 28), (1, 2, 4))]
+)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_tokens_of_an_image(
+    family: str, size: tuple[int, int], grid: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """Of 448 x 336 pixels 768 patches, so 192 tokens; 500 x 333 round to 504 x 336 (Seed1.5-VL)."""
+    from PIL import Image
+    from transformers import AutoProcessor
+
+    folder = folder_of(family, tmp_path)
+    settings = folder / "processor_config.json"
+    changed = json.loads(settings.read_text())
+    changed["image_processor"]["size"]["longest_edge"] = 1024 * 28 * 28
+    settings.write_text(json.dumps(changed))
+    theirs, picture = AutoProcessor.from_pretrained(folder), Image.new("RGB", size)
+    token = theirs.tokenizer.convert_tokens_to_ids(theirs.image_token)
+    ids, (run,) = ImageProcessor(str(folder)).expand([token], ["a" * 64], lambda _: picture)
+    assert ids.tolist() == [token] * (math.prod(grid) // 4)
+    assert run == MediaRun("a" * 64, 0, len(ids), grid)
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_durations_are_finite_and_not_negative(seconds: float) -> None:
 
 def test_a_digest_cannot_name_another_folder() -> None:
     codec = message_codec(max_bytes=1 << 20)
-    notice = m.WeightNotice(version=1, update=1, sha256="../../up", num_bytes=1, sources=[])
-    with pytest.raises(ProtocolError, match="sha256"):
+    notice = m.WeightNotice(version=1, update=1, digest="../../up", num_bytes=1, sources=[])
+    with pytest.raises(ProtocolError, match="digest"):
         codec.decode(codec.encode(notice))
 
 

@@ -269,5 +269,7 @@ def test_wrong_images_are_one_line(folder: Path) -> None:
     run, ids = asked.reads.media[0][0], asked.reads.token_ids[0]
     with pytest.raises(UserError, match="has 4 tokens by the learner's processor, and 3 placeh"):
         inputs.placed(ids, [replaced(run, end=run.end - 1)])
+    with pytest.raises(UserError, match=r"grids \(1, \d+, \d+\) and \(1, 2, 8\)"):
+        inputs.placed(ids, [replaced(run, grid=(1, 2, 8))])
     with pytest.raises(UserError, match="is empty, damaged"):
         ImageInputs(lambda _: b"", asked.processor, policy.model).of("0" * 64)

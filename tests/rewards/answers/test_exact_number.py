@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.exact_number import LONGEST, read_number
+from rewards.answers.quantity import LONGEST, read_number
 
 
 @pytest.mark.parametrize(

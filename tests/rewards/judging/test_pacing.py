@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.judging.pacing import MINUTE_S, Pace, backoff_s, retry_after_s
+from rewards.judging.server import MINUTE_S, Pace, backoff_s, retry_after_s
 
 
 class Clock:

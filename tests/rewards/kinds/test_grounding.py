@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.config.sections.task import BandsConfig
 from headrace.data.coordinates import read_groups
+from headrace.data.edit_distance import edit_distance
 from rewards.functions.results import Verdict
-from rewards.kinds.ocr import edit_distance
 from tests.rewards.kinds.rows import judged, verifier
 
 TRUE = "[100, 200, 300, 400]"

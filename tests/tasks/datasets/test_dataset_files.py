@@ -102,6 +102,12 @@ def test_glob_and_limit(tmp_path: Path) -> None:
     assert [row.prompt for row in rows] == ["a0", "a1", "a2", "b0"]
 
 
+def test_rows_without_answers_where_no_reward_reads_one(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p"}, {"prompt": "q", "answer": "1"}])
+    rows = read_dataset(str(tmp_path / "a.jsonl"), answer_key="")
+    assert [(row.prompt, row.answer) for row in rows] == [("p", ""), ("q", "")]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -9,6 +9,7 @@ import pytest
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
+from headrace_cli.commands.checks import preflight
 from headrace_cli.commands.checks.preflight import check_data, image_problems
 from tasks.procedural.shapes import draw
 
@@ -42,6 +43,18 @@ def test_each_bad_image_is_a_line_with_its_row(recipe: Path) -> None:
     assert cut.startswith("row r2, image 2: the image is damaged")
     assert away.startswith(f"row r3, image 1: image '{url}'")
     assert "task.image_urls" in away
+
+
+def test_of_many_rows_a_sample_is_looked_at(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preflight, "FIRST_ROWS", 3)
+    found = image_problems(config(recipe, [["gone.png"]] * 11))
+    assert [line.partition(",")[0] for line in found] == [f"row r{n}" for n in (0, 1, 2, 3, 6, 9)]
+    said = capsys.readouterr().err
+    assert said.startswith("images of 6 of 11 rows are looked at: of the first 3 and one in 3")
+    image_problems(config(recipe, [["gone.png"]] * 6))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_text_model_takes_no_images(recipe: Path) -> None:

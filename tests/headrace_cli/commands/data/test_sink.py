@@ -14,8 +14,7 @@ from headrace.protocol.records.record_types import EvaluationDone, Record, Updat
 from headrace.run_files.run_folder import read_config
 from headrace_cli.cli import main
 from headrace_cli.cli_data import SINKS as NAMED
-from headrace_cli.commands.data.sink import TRIES, Teller
-from headrace_cli.commands.data.sinks import SINKS, RunFacts, sink_of
+from headrace_cli.commands.data.sink import SINKS, TRIES, RunFacts, Teller, sink_of
 from storage.journal.store import read_journal
 from storage.queries import Position, metric_series, news
 from storage.run_store import RunStore

@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.records.record_types import BatchTaken, Record, UpdateCommitted
 from headrace.run_files.checked_lines import checked_line, whole_lines
 from headrace_cli.cli import main
-from headrace_cli.commands.inspection.differences import Row, named_rows, quantity, row_of
+from headrace_cli.commands.inspection.replay import Row, named_rows, quantity, row_of
 from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.store import read_journal
 from storage.run_store import RunStore

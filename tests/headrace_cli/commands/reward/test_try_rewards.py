@@ -8,7 +8,7 @@ import pytest
 
 from headrace.data.media import data_url
 from headrace_cli.cli import main
-from tasks.procedural.shapes import draw
+from tasks.procedural.shapes import DESCRIBE, draw
 from tests.dashboard.scripted_run import write_tokenizer
 
 FUNCTIONS = """\
@@ -210,6 +210,15 @@ def test_answers_to_prompts_with_images(
     (line,) = tried(capfd, write_recipe(tmp_path), answers)
     assert line["source"] == "box"
     assert line["score"] == pytest.approx(1 / 7)
+    described = json.loads(json.dumps(asked).replace("box red", DESCRIBE)) | {
+        "question": "describe", "answer": "",
+    }  # fmt: skip
+    captions = write(
+        tmp_path / "b.jsonl", *({**described, "completion": said} for said in ("rnw", "bse"))
+    )
+    seen, unseen = tried(capfd, write_recipe(tmp_path), captions)
+    assert (seen["source"], seen["status"], unseen["status"]) == ("captions", "ok", "ok")
+    assert 0.0 < unseen["score"] < seen["score"]
     assert main(["reward", "try", str(write_recipe(tmp_path)), answers]) == 0
     file.unlink()
     if form != "a data URL":

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from headrace.config.loading.recipe import load_reward_model
 from headrace.config.sections.reward_model import FileDataConfig, RewardModelConfig, TaskDataConfig
@@ -18,10 +19,12 @@ from headrace.data.media import MediaStore, open_rgb
 from headrace.errors import UserError
 from headrace.run_files.reward_model_run import StepLine, read_lines
 from learner.models.loading import critic_class
+from rewards.kinds.pairwise import Options, build
 from rewards.models.scorer import ScoreScorer
 from rewards.models.training.train import PackedTraining
 from tasks.procedural.shapes import DESCRIBE, SHAPES, caption, draw, draw_scene
 from tests.learner.models.pictures import lacks
+from tests.rewards.items import item
 from tests.rewards.models.small import MODELS, RECIPES, Silence, run
 
 pytestmark = pytest.mark.skipif(bool(lacks()), reason=lacks())
@@ -141,6 +144,49 @@ def test_pairs_in_files_name_images_by_path(start: Path, tmp_path: Path) -> None
     os.remove(tmp_path / "7.png")
     with pytest.raises(UserError, match=r"row 8, image 1: image '.*7\.png' cannot be read"):
         PackedTraining(config, None)
+
+
+ASKS = 'template="{question}{rule} {first} or {second}?",rule="which"'
+WORDS = f'objective={{kind="pairwise",{ASKS},yes="a",no="b"}}'
+
+
+def test_a_pairwise_model_sees_and_the_kind_asks_it(start: Path, store: MediaStore) -> None:
+    """Its answer is that of transformers on the whole question, and another one for each image."""
+    chat = 'model.chat_template="always"'
+    config = small(store.folder.parent, start, WORDS, chat, "engine.micro_batch_tokens=400")
+    _, outcome = run(config)
+    assert outcome.model is not None
+    assert outcome.figures["examples"] == 6
+    verifier = build(Options(model=str(outcome.model), column="anchor"))
+    model = AutoModelForImageTextToText.from_pretrained(outcome.model, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(outcome.model)
+    yes, no = processor.tokenizer.convert_tokens_to_ids(["a", "b"])
+    found = []
+    for scene in SCENES:
+        picture, said = draw(scene), ("bsw", "rne")
+        prompt, asks = asked(store.put(picture)), []
+        for first, second in (said, said[::-1]):
+            text = f"{DESCRIBE}which {first} or {second}?"
+            parts = [{"type": "image"}, {"type": "text", "text": text}]
+            shown = processor.apply_chat_template(
+                [{"role": "user", "content": parts}], add_generation_prompt=True
+            )
+            inputs = processor(text=[shown], images=[[open_rgb(picture)]], return_tensors="pt")
+            with torch.inference_mode():
+                logits = model(**inputs).logits[0, -1]
+            asks.append(torch.sigmoid(logits[yes] - logits[no]).item())
+        score = replace(
+            item("bsw"), messages=json.dumps(prompt), media=str(store.folder),
+            info=json.dumps({"anchor": "rne"}),
+        )  # fmt: skip
+        found.append(verifier(score).reward)
+        assert found[-1] == pytest.approx((asks[0] + 1 - asks[1]) / 2, abs=1e-5)
+    assert len(set(found)) == len(SCENES)
+
+
+def test_questions_about_images_need_a_chat(start: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"need model\.chat_template = 'always'"):
+        PackedTraining(small(tmp_path, start, WORDS), None)
 
 
 @pytest.mark.parametrize("name", ["bradley-terry", "pairwise"])

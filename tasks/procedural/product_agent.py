@@ -19,7 +19,7 @@ def connection() -> httpx.AsyncClient:
 
 async def play(row: Mapping[str, Any], *, base_url: str, api_key: str) -> dict[str, Any]:
     """Ask for a product, calculate where the policy asks for that, and pay the right answer."""
-    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connection())
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connection())  # type: ignore[arg-type]
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     calls = 0
     while True:
