@@ -8,6 +8,7 @@ all other kinds are one msgpack map in `body` (msgpack and not JSON, because it 
 format.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -234,7 +235,11 @@ def decode(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
     for row, kind in enumerate(plain["kind"]):
         offset = plain["offset"][row]
         if kind != ChunkArrived.__name__:
-            yield offset, _DECODER.decode(plain["body"][row])
+            record, at = _DECODER.decode(plain["body"][row]), plain["at"][row]
+            # Without a time of its own it would have that of reading.
+            if record.at != at and not (math.isnan(record.at) and math.isnan(at)):
+                raise msgspec.ValidationError(f"record {offset} lacks the `at` of its row")
+            yield offset, record
             continue
         body = plain["body"][row]
         first, last = borders[row]

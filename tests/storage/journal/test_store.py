@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -81,6 +82,17 @@ def test_replay_gives_back_what_was_appended(records: list[Record]) -> None:
     replayed = list(decode(encode(records, first_offset=40))) if records else []
     assert [offset for offset, _ in replayed] == list(range(40, 40 + len(records)))
     assert all(same(a, b) for a, (_, b) in zip(records, replayed, strict=True))
+
+
+def test_a_record_without_its_time_is_refused() -> None:
+    batch = encode([Incident(at=7.0, level="info", kind="k", text="t")], first_offset=3)
+    body = msgspec.msgpack.decode(batch.column("body")[0].as_py())
+    del body["at"]
+    place = batch.schema.get_field_index("body")
+    bodies = pa.array([msgspec.msgpack.encode(body)], batch.schema.field(place).type)
+    bare = batch.set_column(place, batch.schema.field(place), bodies)
+    with pytest.raises(msgspec.ValidationError, match="record 3 lacks the `at`"):
+        list(decode(bare))
 
 
 def test_reading_from_an_offset_and_over_segments(tmp_path: Path) -> None:
