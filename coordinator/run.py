@@ -11,7 +11,6 @@ from headrace.host.memory import lasting
 with lasting():
     import argparse
     import asyncio
-    import hashlib
     import json
     import logging
     import os
@@ -20,8 +19,6 @@ with lasting():
     import sys
     import time
     from pathlib import Path
-
-    import xxhash
 
     from coordinator.dispatch.leases import Leases
     from coordinator.dispatch.prompts import Prompts
@@ -40,7 +37,7 @@ with lasting():
     from headrace.errors import StorageBlockedError, UserError
     from headrace.host import memory, stack_dumps
     from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
-    from headrace.protocol.messages.control import WeightNotice
+    from headrace.protocol.messages.control import WeightNotice, weights_digest
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
     from headrace.run_files.run_folder import ANNOUNCED, MEDIA
@@ -157,15 +154,17 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
         raise UserError(
             f"an evaluation reads weights from one file, and {weights.parent} has no {weights.name}"
         )
-    with weights.open("rb") as stream:
-        digest = hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
     size = weights.stat().st_size
     hub = coordinator.hub
     if hub.state.versions.issued < 0:  # Else a coordinator before this one wrote it down.
         hub.record_event(VersionIssued(version=0))
         hub.record_event(VersionPublished(version=0, lineage=0, update=0, num_bytes=size))
     coordinator.parts.generation.notice = WeightNotice(
-        version=0, update=0, digest=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
+        version=0,
+        update=0,
+        digest=weights_digest(weights),
+        num_bytes=size,
+        sources=[f"file:{weights.resolve()}"],
     )
 
 

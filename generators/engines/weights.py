@@ -8,15 +8,17 @@ before a live model is touched, that names and shapes are those of the policy.
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
-from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
+from headrace.protocol.messages.control import (
+    WeightBytes,
+    WeightNotice,
+    WeightRequest,
+    weights_digest,
+)
 from headrace.protocol.transport.sockets import Dealer, Link
 
 _MAX_HEADER = 100 << 20
@@ -28,16 +30,11 @@ class WeightsUnavailableError(Exception):
     """No source has the weights as announced."""
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
 async def _check(path: Path, notice: WeightNotice) -> None:
     size = path.stat().st_size
     if size != notice.num_bytes:
         raise WeightsUnavailableError(f"{path} has {size} bytes, announced {notice.num_bytes}")
-    if await asyncio.to_thread(_digest, path) != notice.digest:
+    if await asyncio.to_thread(weights_digest, path) != notice.digest:
         raise WeightsUnavailableError(f"{path} does not have the announced digest")
 
 

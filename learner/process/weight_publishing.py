@@ -8,7 +8,6 @@ waits, and where shared memory has none it raises, since nobody clears that; the
 the publisher closes.
 """
 
-import hashlib
 import logging
 import os
 import shutil
@@ -21,7 +20,6 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 import torch
-import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -29,7 +27,12 @@ from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.host.hardware import SHARED_MEMORY, own_address
-from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
+from headrace.protocol.messages.control import (
+    WeightBytes,
+    WeightNotice,
+    WeightRequest,
+    weights_digest,
+)
 from headrace.protocol.transport.sockets import BlockingRouter, is_loopback
 
 _LOG = logging.getLogger("headrace.learner")
@@ -101,8 +104,7 @@ class Publisher:
                 raise
 
         until_written(attempt, self._folder, bytes_of(weights), tell=self._tell)
-        with partial.open("rb") as file:
-            digest = hashlib.file_digest(file, xxhash.xxh3_128)
+        digest = weights_digest(partial)
         partial.rename(path)
         self._kept.append(version)
         for old in self._kept[:-KEPT_VERSIONS]:
@@ -111,7 +113,7 @@ class Publisher:
         return WeightNotice(
             version=version,
             update=update,
-            digest=digest.hexdigest(),
+            digest=digest,
             num_bytes=path.stat().st_size,
             sources=[f"file:{path}", self._remote],
         )

@@ -79,8 +79,8 @@ def _coordinator(slow: Slow) -> None:
 
 
 def _learner(slow: Slow) -> None:
+    from headrace.protocol.messages import control
     from learner.models.deepspeed_engine import StepLog
-    from learner.process import weight_publishing
 
     count, fsync = StepLog.count, os.fsync
 
@@ -94,13 +94,13 @@ def _learner(slow: Slow) -> None:
 
     patch.object(StepLog, "count", slow_count).start()
     patch.object(os, "fsync", slow_fsync).start()
-    patch.object(weight_publishing, "hashlib", _slow_hash(slow)).start()
+    patch.object(control, "hashlib", _slow_hash(slow)).start()
 
 
 def _generator(slow: Slow) -> None:
-    from generators.engines import weights
+    from headrace.protocol.messages import control
 
-    patch.object(weights, "hashlib", _slow_hash(slow)).start()
+    patch.object(control, "hashlib", _slow_hash(slow)).start()
 
 
 def main() -> int:

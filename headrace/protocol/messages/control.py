@@ -5,6 +5,8 @@ codec takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VE
 changes its meaning. Positions count tokens from the end of a sequence's opening (see `streams`).
 """
 
+import hashlib
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -263,11 +265,20 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
     version: fields.Count
     update: fields.Count
     digest: fields.Digest
-    """XXH3 of 128 bits: it finds damage. Who may send weights is settled by the keys."""
+    """As `weights_digest` has it."""
     num_bytes: fields.Count
     sources: list[fields.Line]
     ranker: ModelVersion | None = None
     """The ranker that is trained along, as it is with these weights."""
+
+
+def weights_digest(path: Path) -> str:
+    """XXH3 of 128 bits, in hexadecimal: it finds damage. Who may send weights is settled by the
+    keys."""
+    import xxhash
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
