@@ -172,18 +172,6 @@ def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
     return batch.filter(pa.array(mask))
 
 
-def chunks_between(
-    journal: Path, ids: Int64, first: int, last: int, marks: Marks | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The chunks of these trajectories (ids ascending) from offset `first` to `last`, some at a
-    time. `marks`: as for `storage.journal.segments.read_batches`."""
-    wanted = Wanted(ids, np.full(len(ids), last))
-    for batch in read_batches(journal, first, marks):
-        yield chunks_of(batch, wanted)
-        if batch.column("offset")[batch.num_rows - 1].as_py() >= last:
-            return
-
-
 def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:
     """The streams of those responses that have any, by their number in `whose`, which says for each
     chunk which response it is of."""

@@ -35,9 +35,7 @@ from storage.database.tables import (
     VersionLoad,
     Window,
 )
-from storage.journal.responses import chunks_between
-from storage.journal.segment_index import Marks
-from storage.queries.answers import NEAR
+from storage.queries.answers import near_chunks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +51,6 @@ _LEAST_STRETCH_S = 2.0
 _SKEW_S = 60.0
 """By which clocks of two hosts do not differ."""
 LEARNER = "learner"
-_MARKS = Marks()
 
 
 class Span(NamedTuple):
@@ -144,16 +141,13 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
 
 
 def _steps(reader: RunReader, found: Sequence[Any]) -> dict[int, list[Span]]:
-    """By trajectory, when its environment was at work after a turn; of none where the chunks lie
-    more than NEAR records apart."""
-    places = {row.trajectory_id: (row.first_offset, row.last_offset) for row in reversed(found)}
-    first, last = (pick(chain(*places.values()), default=0) for pick in (min, max))
-    if not places or last - first > NEAR:
-        return {}
+    """By trajectory, when its environment was at work after a turn; of none where they lie far
+    apart."""
+    places = {row.trajectory_id: (row.first_offset, row.last_offset) for row in found}
     steps: dict[int, list[Span]] = {}
     before: dict[int, float] = {}
     names = ("trajectory_id", "at", "lease_id")
-    for chunks in chunks_between(reader.journal, np.array([*places]), first, last, _MARKS):
+    for chunks in near_chunks(reader, places):
         for key, at, lease in zip(*(chunks.column(n).to_pylist() for n in names), strict=True):
             if lease < 0 and key in before:  # what no generator was asked for
                 steps.setdefault(key, []).append(Span(before[key], at))

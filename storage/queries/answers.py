@@ -1,22 +1,25 @@
 """Answers as texts: those of a run's training groups, and how some begin."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from sqlalchemy import select
 
 from headrace.errors import UserError
-from storage.database.reader import open_run
+from storage.database.reader import RunReader, open_run
 from storage.database.tables import Prompt, Trajectory
 from storage.database.trajectory_rows import joined
-from storage.journal.responses import Wanted, chunks_between, read_responses
+from storage.journal.responses import Wanted, chunks_of, read_responses
 from storage.journal.segment_index import Marks
+from storage.journal.segments import read_batches
 from storage.text.detokenize import text_decoder
 
 NEAR = 200_000
-"""Records of the journal that are read for beginnings at most: a tenth of a second."""
+"""Maximum number of the journal's records read for a page: a tenth of a second."""
 BEGINNING = 40
 """Tokens of an answer that are its beginning."""
 _MARKS = Marks()
@@ -76,13 +79,11 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
         Trajectory.trajectory_id.in_(ids),
         Trajectory.first_offset.is_not(None),
     )
-    places = sorted(tuple(row) for row in reader.rows(query))
-    offsets = [offset for _, offset in places]
-    if decoder is None or not places or max(offsets) - min(offsets) > NEAR:
-        return {}
-    keys = np.array([key for key, _ in places])
+    places = {key: (offset, offset) for key, offset in reader.rows(query)}
     found: dict[int, str] = {}
-    for chunks in chunks_between(reader.journal, keys, min(offsets), max(offsets), _MARKS):
+    if decoder is None:
+        return found
+    for chunks in near_chunks(reader, places):
         pairs = zip(
             *(chunks.column(n).to_pylist() for n in ("trajectory_id", "token_ids")), strict=True
         )
@@ -90,3 +91,18 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
             if key not in found:
                 found[key] = decoder.text(np.array(tokens[:BEGINNING], np.int32))
     return found
+
+
+def near_chunks(
+    reader: RunReader, places: Mapping[int, tuple[int, int]]
+) -> Iterator[pa.RecordBatch]:
+    """The chunks of some trajectories between the first and the last of their `places`, offsets by
+    id, some at a time; none where these lie more than NEAR records apart."""
+    first, last = (pick(chain(*places.values()), default=0) for pick in (min, max))
+    if not places or last - first > NEAR:
+        return
+    wanted = Wanted(np.array(sorted(places)), np.full(len(places), last))
+    for batch in read_batches(reader.journal, first, _MARKS):
+        yield chunks_of(batch, wanted)
+        if batch.column("offset")[batch.num_rows - 1].as_py() >= last:
+            return

@@ -1,7 +1,6 @@
 """The page Environments: how episodes ended, and that a run without them says so; and the turns of
 an environment on an answer's way."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from headrace.protocol.records.record_types import Record, TrajectoryEnded
-from storage.queries import episode_ends, lives
+from storage.queries import answers, episode_ends, lives
 from storage.run_store import RunStore
 from tests.dashboard.test_pages import TIMEOUT_S, html_of, page
 from tests.storage.samples import chunk, group, run_config
@@ -83,5 +82,5 @@ def test_the_turns_of_an_environment_are_a_stage_of_an_answers_way(
         ["waiting", 50.0, 52.0], ["environment", 52.0, 53.0],
         ["generating", 53.0, 54.0], ["environment", 54.0, 55.0],
     ]  # fmt: skip
-    monkeypatch.setattr(sys.modules[lives.__module__], "NEAR", 1)  # what lies far apart is not read
+    monkeypatch.setattr(answers, "NEAR", 1)  # what lies far apart is not read
     assert set(lives(run, newest=4)["stage"]) == {"waiting", "generating"}
