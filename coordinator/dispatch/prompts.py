@@ -8,7 +8,7 @@ needs. An image is decoded once, and what draws prompts writes none: `media.writ
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -53,14 +53,15 @@ def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> 
 @dataclass(frozen=True)
 class EncodedPrompt:
     """A prompt as text and as token ids. `messages`: JSON of a chat's messages, whose images are
-    named by their SHA-256; `media`: where they stand in the ids by `processor`; `files`: theirs."""
+    named by their SHA-256; `media`: where they stand in the ids by `processor`; `files`: theirs, by
+    SHA-256."""
 
     text: str
     ids: Int32
     messages: str = ""
     media: list[MediaRun] = field(default_factory=list)
     processor: str = ""
-    files: Sequence[bytes] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Prompts:
@@ -103,8 +104,9 @@ class Prompts:
             raise UserError(
                 f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"
             )
-        files = self._files(row)
-        digests = [digest_of(data) for data in files]
+        images = self._files(row)
+        digests = [digest_of(data) for data in images]
+        files = dict(zip(digests, images, strict=True))
         asked = with_images(row.prompt, digests)
         messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         text = chat_text(
@@ -120,11 +122,11 @@ class Prompts:
             return EncodedPrompt(text, _ids(ids), said)
 
         def pixels(digest: str) -> Any:
-            number = digests.index(digest)
             try:
-                return open_rgb(files[number])
+                return open_rgb(files[digest])
             except MediaError as error:
-                raise MediaError(f"row {row.id}, image {number + 1}: {error}") from error
+                number = digests.index(digest) + 1
+                raise MediaError(f"row {row.id}, image {number}: {error}") from error
 
         try:
             expanded, media = self._images.expand(ids, digests, pixels)
@@ -280,9 +282,9 @@ class Prompts:
         config = self._config
         trains = purpose == "train"
         size = config.schedule.num_generations if trains else config.evaluation.samples
-        for data in encoded.files:
+        for digest, data in encoded.files.items():
             assert self.media is not None
-            self.media.later(data)
+            self.media.later(digest, data)
         return GroupIssued(
             group_id=group_id,
             prompt_id=row.id,

@@ -101,9 +101,9 @@ class MediaStore:
                 os.close(folder)
         return digest
 
-    def later(self, data: bytes) -> None:
-        """Have `write` store a file unless it is there."""
-        if not self.path(digest := digest_of(data)).exists():
+    def later(self, digest: str, data: bytes) -> None:
+        """Have `write` store a file, whose SHA-256 is known, unless it is there."""
+        if not self.path(digest).exists():
             self._later[digest] = data
 
     @property

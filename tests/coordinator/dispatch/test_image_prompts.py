@@ -106,7 +106,7 @@ async def test_a_frozen_disk_holds_nobody_up(tmp_path: Path) -> None:
         return put(data)
 
     store.put = frozen  # type: ignore[method-assign]
-    store.later(GOOD)
+    store.later(digest_of(GOOD), GOOD)
     for longest in (STORING_S + 5, 0.4):
         began = loop.time()
         with pytest.raises(StorageBlockedError, match=r"the disk of .*media to take images"):
