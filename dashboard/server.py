@@ -34,7 +34,7 @@ class Rooted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope.get("path", "").removeprefix("/")
-        is_page = scope["type"] == "http" and not {*"/."} & {*name}
+        is_page = scope["type"] == "http" and "/" not in name and "." not in name
         await (self.page if is_page else self.app)(scope, receive, send)
 
 

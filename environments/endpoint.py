@@ -77,7 +77,7 @@ class Said(msgspec.Struct, frozen=True):
     calls: list[Call] = []
 
 
-@dataclass
+@dataclass(eq=False)
 class Branch:
     """A history that only grows.
 

@@ -17,9 +17,10 @@ from headrace.config.loading.recipe import merge_overrides, read_toml
 from headrace.host.install import ROOT
 
 MOST = 3
-NEUTRAL = {"fit": "gradient", "features": 512, "memory_answers": 4096, "layers": "null"} | {
-    "warmup_prompts": "null"
-}
+NEUTRAL = {
+    "fit": "gradient", "features": 512, "memory_answers": 4096, "layers": "null",
+    "warmup_prompts": "null",
+}  # fmt: skip
 """Keys of `algorithm.value` younger than rows on disk, with the values that change nothing."""
 Row = dict[str, Any]
 
@@ -40,10 +41,9 @@ class Arm:
         merge_overrides(table, self.overrides)
         match table:
             case {"algorithm": {"value": {} as value}}:
-                for name in [
-                    name for name, neutral in NEUTRAL.items() if value.get(name) == neutral
-                ]:
-                    del value[name]
+                for name, neutral in NEUTRAL.items():
+                    if value.get(name) == neutral:
+                        del value[name]
         text = json.dumps([table], sort_keys=True, default=str)
         text = re.sub(r'"(\w+)\.(?:\w+\.)+(\w+:\w+)"', r'"\1.\2"', text)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

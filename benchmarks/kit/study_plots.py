@@ -18,6 +18,7 @@ from matplotlib.typing import RcKeyType
 from benchmarks.kit.arms import Row
 from benchmarks.kit.study_file import Panel, Plot
 from benchmarks.kit.study_table import figure_of
+from rewards.models.training import report
 
 Arms = Mapping[str, Sequence[Row]]
 Points = list[tuple[float, float]]
@@ -25,12 +26,7 @@ Points = list[tuple[float, float]]
 matplotlib.use("Agg")
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#7a6a53", "#cb912f", "#555555")
 STYLE: dict[RcKeyType, Any] = {
-    "svg.hashsalt": "headrace",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
+    **report.STYLE,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }

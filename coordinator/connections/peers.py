@@ -170,7 +170,7 @@ class EnvironmentPeer(Peer):
 
     Attributes:
         asked: by trajectory, the turn in question. knows: episodes that it has been asked about.
-            ended: those of them that have ended, to be sent.
+        ended: those of them that have ended, to be sent.
     """
 
     asked: dict[int, int] = field(default_factory=dict)

@@ -51,7 +51,8 @@ def read_dataset(
     """
     check_template(prompt_template)
     prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
-    answer_keys = ANSWER_KEYS if answer_key is None else tuple(filter(None, (answer_key,)))
+    given = (answer_key,) if answer_key else ()
+    answer_keys = ANSWER_KEYS if answer_key is None else given
     rows: list[Row] = []
     for file in find_files(path):
         left = None if limit is None else limit - len(rows)

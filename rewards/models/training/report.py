@@ -25,7 +25,7 @@ from headrace.run_files.reward_model_run import (
 from headrace.run_files.run_folder import write_atomically
 
 _BLUE, _ORANGE, _GREY = "#0b6e99", "#d9730d", "#999999"
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "headrace",
     "font.size": 9,
     "axes.spines.top": False,
@@ -42,7 +42,7 @@ def draw(
     bins: Sequence[dict[str, Any]],
 ) -> None:
     """Write the picture as SVG."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(9.6, 2.9), layout="constrained")
         loss, accuracy, calibration = figure.subplots(1, 3)
         _loss(loss, steps, evaluations)
