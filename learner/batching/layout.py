@@ -1,4 +1,5 @@
-"""Where the sequences of a pack are: end to end, and padded together in blocks for attention.
+"""Where the sequences of a pack are, and which keys each of them sees: end to end for kernels that
+take lengths, padded together in blocks for the others.
 
 In: lengths of sequences, and which tokens stand before each without being laid with it. Out:
 `Layout`, with gather indices made once a pack. Promise: a block holds sequences of similar length,
@@ -11,6 +12,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from learner.batching.packing import ranges
 
 # A block holds sequences at least this long, relative to its longest: fewer blocks mean fewer
 # calls, tighter blocks less padding (`benchmarks/performance/packing.py` measures both).
@@ -69,20 +73,27 @@ class Layout(NamedTuple):
 
     Attributes:
         cu_lengths: [S+1] int32, cumulative lengths of the sequences. max_length: length of the
-        longest. blocks: the padded blocks, end to end. padded_from: [P] int64, the packed token of
+        longest. cu_keys, max_keys: the same of the keys that a sequence sees, those before it
+        counted. keys_from: [K] int64, the token of each such key, the sequences end to end: one of
+            those before the pack's or, counted on behind them, one of the pack's own. None: each
+            sequence sees itself alone.
+        blocks: the padded blocks, end to end. padded_from: [P] int64, the packed token of
         each padded place (padding repeats one). packed_from: [T] int64, the padded place of each
         packed token. masks: of the blocks with tokens before them. frozen: [T] bool, tokens whose
         keys and values pass no gradient on; None: no such tokens. past: keys and values of the
         tokens before the pack's, and where the pack's go to; None:
             every sequence begins in the pack, and nobody asks for its keys.
-        past_from: [Q] int64, for each padded place before the blocks the token that stands there:
-            one of those before the pack's or, counted on behind them, one of the pack's own.
+        past_from: [Q] int64, for each padded place before the blocks the token that stands there,
+            counted as in `keys_from`.
         past_length: how many tokens before the pack's there are. shares: some sequences of the pack
         stand before others.
     """
 
     cu_lengths: Tensor
     max_length: int
+    cu_keys: Tensor
+    max_keys: int
+    keys_from: Tensor | None
     blocks: tuple[Block, ...]
     padded_from: Tensor
     packed_from: Tensor
@@ -120,7 +131,7 @@ def layout_of(
     starts[1:] = sizes.cumsum(0)
     blocks: list[Block] = []
     padded_from: list[Tensor] = []
-    places: list[Tensor] = []
+    packed_from: list[Tensor] = []
     past_from: list[Tensor] = []
     offset = 0
     counts = torch.tensor(earlier, dtype=torch.int64)
@@ -140,7 +151,7 @@ def layout_of(
         inside = steps < sizes[first:last, None]
         place = starts[first:last, None] + torch.minimum(steps, sizes[first:last, None] - 1)
         padded_from.append(place.flatten())
-        places.append(offset + torch.nonzero(inside.flatten()).squeeze(1))
+        packed_from.append(offset + torch.nonzero(inside.flatten()).squeeze(1))
         offset += (last - first) * length
         past, own = max(earlier[first:last]), counts[first:last]
         if past:
@@ -149,12 +160,23 @@ def layout_of(
             shown = offsets[first:last, None] + back
             past_from.append(shown.clamp(max=most).flatten())
         blocks.append(Block(last - first, length, past, own.to(device) if past else None))
+    cu_lengths = cu_keys = starts.to(device=device, dtype=torch.int32)
+    keys_from, seen = None, sizes + counts
+    if past_from:
+        cu_keys = pad(seen.cumsum(0), (1, 0)).to(device=device, dtype=torch.int32)
+        # Of each sequence what stands before it, then its own tokens.
+        begins = torch.stack([offsets, sum(known) + starts[:-1]], dim=1)
+        places = ranges(begins.flatten().numpy(), torch.stack([counts, sizes], 1).flatten().numpy())
+        keys_from = torch.from_numpy(places).to(device)
     return Layout(
-        cu_lengths=starts.to(device=device, dtype=torch.int32),
+        cu_lengths=cu_lengths,
         max_length=max(lengths),
+        cu_keys=cu_keys,
+        max_keys=int(seen.max()),
+        keys_from=keys_from,
         blocks=tuple(blocks),
         padded_from=torch.cat(padded_from).to(device),
-        packed_from=torch.cat(places).to(device),
+        packed_from=torch.cat(packed_from).to(device),
         past_from=torch.cat(past_from).to(device) if past_from else None,
         past_length=sum(known),
         shares=shares,

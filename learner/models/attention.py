@@ -1,9 +1,11 @@
 """Packed attention: many sequences in one row of tokens, none seeing another.
 
 In: queries, keys and values of a pack and its `Layout`. Out: the same as if each sequence had been
-run alone. Promise: never a dense T x T mask; sequences of similar length are padded together into
-[n, L] blocks with gather indices made once a pack, and each block is one causal call of SDPA.
-Padding follows the real tokens, so that a causal mask alone keeps it out.
+run alone. Promise: never a dense T x T mask. On a GPU in half precision the whole pack is one call
+of FlashAttention with the lengths of its sequences (`torch.nn.attention.varlen`), and nothing is
+padded. Elsewhere sequences of similar length are padded together into [n, L] blocks with gather
+indices made once a pack, and each block is one causal call of SDPA. Padding follows the real
+tokens, so that a causal mask alone keeps it out.
 
 The first tokens of a sequence may stand elsewhere. Where their keys and values are known already
 (`Past`) its queries see these as well, and its own keys are handed back to be kept. Where other
@@ -15,10 +17,11 @@ that implementation hands the keyword `layout` through to it and builds no mask.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -28,12 +31,33 @@ ATTENTION = "headrace_packed"
 # What transformers hands through beside what is asked for; positions are in queries and keys
 # already, and a pack has boundaries of its own.
 _WITHOUT_EFFECT = {
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids",
-    "cache_position", "is_causal", "use_cache", "output_attentions", "output_hidden_states",
+    "position_ids", "cache_position", "is_causal", "use_cache", "output_attentions",
+    "output_hidden_states",
 }  # fmt: skip
 # On a CPU in bfloat16 the backward pass of torch's fused kernel is slow for short sequences: a
 # fifth of the speed of two plain batched products at 45 tokens, the same at about 1000.
 EXPLICIT_LENGTH = 512
+
+
+WIDEST_HEAD = 256
+"""FlashAttention's limit of a head's numbers."""
+
+
+class Unpadded(Protocol):
+    """Causal attention of sequences that lie end to end, the last query of each seeing all keys."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: Layout,
+        *,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """[T, heads, d] of query [T, heads, d] and key, value [K, key heads, d]. `layout` has the
+        lengths; `window`: most keys that a query sees, itself included (None: all)."""
 
 
 class _Pad(torch.autograd.Function):
@@ -64,6 +88,7 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    unpadded: Unpadded | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of a pack inside each of its sequences.
@@ -76,7 +101,8 @@ def packed_attention(
         repeatable. sliding_window: most keys a query sees, itself included. softcap: scores are
         softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2). s_aux: [heads]
         attention sinks, the score of a further key without value (gpt-oss). With either, a block's
-        scores exist at once.
+        scores exist at once. unpadded: computes the pack without padding; None: FlashAttention
+        where there is one, else SDPA in padded blocks.
 
     Returns:
         [1, T, heads, d] and None (no attention weights).
@@ -98,7 +124,13 @@ def packed_attention(
     dtype = _product_dtype(query)
     explicit = query.device.type == "cpu" and dtype == torch.bfloat16
     packed = [_rows(x.to(dtype)) for x in (query, key, value)]
-    standing = _before(module, layout, *packed[1:])
+    if unpadded is None and _flash_takes(packed[0]):
+        unpadded = _flash
+    if unpadded is not None and not changed:
+        key, value = _keys(module, layout, *packed[1:], chosen=layout.keys_from, own=True)
+        out = unpadded(packed[0], key, value, layout, scaling=scaling, window=sliding_window)
+        return out.unsqueeze(0), None
+    standing = _keys(module, layout, *packed[1:], chosen=layout.past_from, own=layout.shares)
     q, k, v = (_Pad.apply(x, layout.padded_from, layout.packed_from) for x in packed)
     outputs = []
     offset = before = 0
@@ -131,23 +163,26 @@ def packed_attention(
     return padded.index_select(0, layout.packed_from).unsqueeze(0), None
 
 
-def _before(
-    module: torch.nn.Module, layout: Layout, key: Tensor, value: Tensor
-) -> tuple[Tensor, ...]:
-    """[Q, key heads, d] keys and values at the padded places before the blocks; the pack's own,
-    [T, key heads, d], are noted. Gradients flow into the pack's own."""
-    known: list[Tensor] = []
+def _keys(
+    module: torch.nn.Module,
+    layout: Layout,
+    key: Tensor,
+    value: Tensor,
+    *,
+    chosen: Tensor | None,
+    own: bool,
+) -> list[Tensor]:
+    """The `chosen` keys and values (None: all) of the tokens before the pack's and, if `own` or
+    there are none, of the pack's own [T, key heads, d]. Gradients flow into the pack's own, which
+    are noted."""
+    rows = [key, value]
     if layout.past is not None:
         layer: int = module.layer_idx  # type: ignore[assignment]
         layout.past.add_layer(layer, key.detach(), value.detach())
         if layout.past_length:
             known = [x.to(key) for x in layout.past.read(layer)]
-    if layout.past_from is None:
-        return ()
-    rows = known or [key, value]
-    if layout.shares and known:
-        rows = [torch.cat(pair) for pair in zip(known, (key, value), strict=True)]
-    return tuple(x.index_select(0, layout.past_from) for x in rows)
+            rows = [torch.cat(pair) for pair in zip(known, rows, strict=True)] if own else known
+    return rows if chosen is None else [x.index_select(0, chosen) for x in rows]
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -161,6 +196,38 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 def _rows(x: Tensor) -> Tensor:
     """[1, heads, T, d] as [T, heads, d]."""
     return x.squeeze(0).transpose(0, 1)
+
+
+def _flash_takes(query: Tensor) -> bool:
+    """Whether FlashAttention can compute queries of this device, precision and width."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and half and query.shape[-1] <= WIDEST_HEAD
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    *,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """`Unpadded` by FlashAttention, which lets the last query of a sequence see its last key."""
+    out = varlen_attn(
+        query,
+        key,
+        value,
+        layout.cu_lengths,
+        layout.cu_keys,
+        layout.max_length,
+        layout.max_keys,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(out, Tensor)  # nothing beside it was asked for
+    return out
 
 
 def _fused(

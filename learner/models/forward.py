@@ -188,16 +188,7 @@ def _run(model: nn.Module, pack: Pack, vision: VisionTower | None, **settings: b
         assert vision is not None, "whoever lays images into a pack gives the network a tower"
         backbone, inputs = vision.embed(pack.token_ids, pack.position_ids, pack.images)
     with layout.masks.kept():
-        return backbone(  # type: ignore[operator]
-            **inputs,
-            **settings,
-            use_cache=False,
-            layout=layout,
-            cu_seq_lens_q=layout.cu_lengths,
-            cu_seq_lens_k=layout.cu_lengths,
-            max_length_q=layout.max_length,
-            max_length_k=layout.max_length,
-        )
+        return backbone(**inputs, **settings, use_cache=False, layout=layout)  # type: ignore[operator]
 
 
 def _wide(x: Tensor) -> Tensor:

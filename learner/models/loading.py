@@ -28,7 +28,6 @@ from transformers.conversion_mapping import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GenericForTokenClassification
-from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from headrace.config.sections.model import ModelConfig
@@ -98,21 +97,14 @@ def as_in_files(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return found
 
 
-def has_flash(device: torch.device) -> bool:
-    """Whether a model on this device uses FlashAttention, unless our own is asked for."""
-    return device.type == "cuda" and bool(is_flash_attn_2_available())
-
-
 def load_policy(
     config: ModelConfig,
     *,
     dtype: torch.dtype,
     device: torch.device,
-    own_attention: bool = False,
 ) -> PreTrainedModel:
-    """The starting policy. Raises UserError where there is no such model. `own_attention`: ours
-    even where a faster one is installed, which knows no frozen, carried or shared keys."""
-    return _load(policy_class, config.path, config, dtype, device, {}, flash=not own_attention)
+    """The starting policy. Raises UserError where there is no such model."""
+    return _load(policy_class, config.path, config, dtype, device, {})
 
 
 def load_processor(config: ModelConfig) -> Any:
@@ -132,11 +124,10 @@ def load_critic(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    own_attention: bool = False,
     layers: int | None = None,
 ) -> PreTrainedModel:
     """The value model of `critic_path`, or the first `layers` (None: all) of the policy's backbone
-    with a head of zeros. `own_attention` as in `load_policy`.
+    with a head of zeros.
 
     Raises UserError where there is no such model or its architecture has no scalar head.
     """
@@ -150,7 +141,6 @@ def load_critic(
         dtype,
         device,
         settings,
-        flash=not own_attention,
         layers=layers,
     )
     if not hasattr(critic, "score"):
@@ -169,14 +159,12 @@ def _load(
     device: torch.device,
     settings: dict[str, Any],
     *,
-    flash: bool = True,
     layers: int | None = None,
 ) -> PreTrainedModel:
     register()
     # A head that the checkpoint lacks is what we ask for, not worth a table in the log.
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    flash = flash and has_flash(device)
     trust = config.trust_remote_code
     try:
         shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)
@@ -188,7 +176,7 @@ def _load(
             path,
             config=shape,
             dtype=dtype,
-            attn_implementation=attention_of(shape, "flash_attention_2" if flash else ATTENTION),
+            attn_implementation=attention_of(shape),
             use_safetensors=True,
             **({"trust_remote_code": True} if trust else {}),
         )

@@ -29,7 +29,6 @@ from learner.models.forward import PackNetwork, PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import (
     as_in_files,
-    has_flash,
     load_critic,
     load_policy,
     load_processor,
@@ -69,15 +68,11 @@ class ModelSet:
         by its digest."""
         learner = config.learner
         self._config, self._device = config, device
-        grouped = config.schedule.num_generations > 1
-        self._own_attention = learner.context == "carried" or (
-            grouped and learner.share_prompts is True
-        )
         models = config.model
         if checkpoint:
             paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
             models = models.model_copy(update=paths)
-        model = self._policy_model(models, own_attention=learner.context == "frozen")
+        model = self._policy_model(models)
         policy = self._scoring(model)
         shares_rows = may_share_rows(policy)
         if not shares_rows and learner.context != "full":
@@ -99,9 +94,8 @@ class ModelSet:
             value = config.algorithm.value
             assert value is not None
             self.networks[CRITIC] = load_critic(
-                models, dtype=self._dtype, device=device, own_attention=self._own_attention,
-                layers=value.layers,
-            )  # fmt: skip
+                models, dtype=self._dtype, device=device, layers=value.layers
+            )
             self.engines[CRITIC] = self._value_engine(self.networks[CRITIC], value)
         self.ranker = None
         if learner.ranker is not None:
@@ -116,7 +110,7 @@ class ModelSet:
         self.reference = None
         if algorithm.kl is not None:
             # The run's own model, not the checkpoint's: what is diverged from never changes.
-            start = self._policy_model(config.model, own_attention=False)
+            start = self._policy_model(config.model)
             self.reference = self._scoring(start.requires_grad_(False))
             self._let_see(self.reference)
         # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
@@ -186,8 +180,7 @@ class ModelSet:
 
     def _place(self, rank: int, work: Work, *, shares_rows: bool) -> Place:
         config, learner = self._config, self._config.learner
-        may_share = self._own_attention or not has_flash(self._device)
-        grouped = config.schedule.num_generations > 1 and learner.share_prompts is not False
+        grouped = config.schedule.num_generations > 1 and learner.share_prompts
         return Place(
             device=self._device,
             rank=rank,
@@ -195,7 +188,7 @@ class ModelSet:
             budget=learner.micro_batch_tokens if shares_rows else 1,
             seed=config.seed,
             forward_together=learner.zero_stage == 3,
-            shares_openings=grouped and shares_rows and may_share,
+            shares_openings=grouped and shares_rows,
             work=work,
             images=self._images,
         )
@@ -219,11 +212,8 @@ class ModelSet:
     def _autocast(self) -> torch.dtype | None:
         return torch.bfloat16 if self._config.learner.precision == "bf16_autocast" else None
 
-    def _policy_model(self, models: ModelConfig, *, own_attention: bool) -> PreTrainedModel:
-        own_attention = own_attention or self._own_attention
-        return load_policy(
-            models, dtype=self._dtype, device=self._device, own_attention=own_attention
-        )
+    def _policy_model(self, models: ModelConfig) -> PreTrainedModel:
+        return load_policy(models, dtype=self._dtype, device=self._device)
 
     def _scoring(self, model: PreTrainedModel) -> PolicyNetwork:
         return PolicyNetwork(

@@ -118,7 +118,7 @@ class _Scorer:
         folder, is_scalar = str(self.folder), isinstance(self, _ScalarScorer)
         models = ModelConfig(path=folder, critic_path=folder, trust_remote_code=trust_remote_code)
         load = load_critic if is_scalar else load_policy
-        model = load(models, dtype=dtype, device=torch.device("cpu"), own_attention=True)
+        model = load(models, dtype=dtype, device=torch.device("cpu"))
         self._inputs = ImageInputs(self._images.read, load_processor(models), model)
         self._network: Any = ValueNetwork(model) if is_scalar else PolicyNetwork(model)
         self._network.vision = VisionTower(model, self._inputs)

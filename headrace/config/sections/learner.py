@@ -82,9 +82,8 @@ class LearnerConfig(StrictModel):
     """A later window's prefix. full: recomputed, gradients flow. frozen: recomputed without.
     carried: keys and values of the updates that trained it; streaming only."""
 
-    share_prompts: bool | None = None
-    """Compute a group's prompt once per forward pass, with our attention. None: unless
-    FlashAttention is used. True: always."""
+    share_prompts: bool = True
+    """Compute a group's prompt once per forward pass."""
 
     carried_gib: float = Field(default=4.0, gt=0)
     """Maximum memory per rank for carried keys and values; the longest unused are recomputed."""

@@ -1,11 +1,14 @@
-"""Packed attention is attention of each sequence alone."""
+"""Packed attention is attention of each sequence alone, in padded blocks and without padding."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     Gemma2Config,
     Gemma2ForCausalLM,
     GptOssConfig,
@@ -20,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from learner.batching.layout import layout_of
+from learner.batching.layout import BLOCK_RATIO, Layout, layout_of
 from learner.models.attention import ATTENTION, packed_attention, register
 from learner.models.forward import Pack, PolicyNetwork
 
@@ -43,14 +46,48 @@ MODELS: list[tuple[type, type, dict[str, Any]]] = [
     (Gemma2Config, Gemma2ForCausalLM, {"sliding_window": 6, "attn_logit_softcapping": 0.5}),
     (GptOssConfig, GptOssForCausalLM, {"sliding_window": 6, "num_local_experts": 4}),
 ]
+WAYS = [0.01, BLOCK_RATIO, 1.01, None]
+"""How tight blocks are; None: no blocks, but a kernel that takes lengths."""
+UNPADDED = "headrace_unpadded"
 
 
-def models(kind: type, model: type, extra: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+def one_by_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    *,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """What FlashAttention promises for its lengths, sequence by sequence."""
+    queries, keys = layout.cu_lengths.tolist(), layout.cu_keys.tolist()
+    assert layout.max_length == max(map(int, layout.cu_lengths.diff()))
+    assert layout.max_keys == max(map(int, layout.cu_keys.diff()))
+    found = []
+    for i in range(len(queries) - 1):
+        q = query[queries[i] : queries[i + 1]].transpose(0, 1)
+        k, v = (x[keys[i] : keys[i + 1]].transpose(0, 1) for x in (key, value))
+        back = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None]
+        back = back - (k.shape[1] - q.shape[1])
+        seen = (back <= 0) & (back > -(window or k.shape[1]))
+        out = nn.functional.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=seen, scale=scaling, enable_gqa=True
+        )
+        found.append(out[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+def models(
+    kind: type, model: type, extra: dict[str, Any], *, unpadded: bool = False
+) -> tuple[nn.Module, nn.Module]:
     """The same weights with packed and with transformers' own attention."""
     register()
+    AttentionInterface.register(UNPADDED, partial(packed_attention, unpadded=one_by_one))
+    AttentionMaskInterface.register(UNPADDED, lambda **_: None)
     torch.manual_seed(0)
     found = []
-    for attention in (ATTENTION, "eager"):
+    for attention in (UNPADDED if unpadded else ATTENTION, "eager"):
         config = kind(**SHAPE, **extra)
         config._attn_implementation = attention
         config._experts_implementation = "eager"  # the others take no float64
@@ -60,14 +97,18 @@ def models(kind: type, model: type, extra: dict[str, Any]) -> tuple[nn.Module, n
 
 
 @pytest.mark.parametrize(("kind", "model", "extra"), MODELS)
-@pytest.mark.parametrize("ratio", [0.01, 0.75, 1.01])
-def test_packed_is_unpacked(kind: type, model: type, extra: dict[str, Any], ratio: float) -> None:
+@pytest.mark.parametrize("ratio", WAYS)
+def test_packed_is_unpacked(
+    kind: type, model: type, extra: dict[str, Any], ratio: float | None
+) -> None:
     """Logprobs and gradients, however tight the blocks are."""
-    packed, alone = models(kind, model, extra)
+    packed, alone = models(kind, model, extra, unpadded=ratio is None)
     sequences = [torch.randint(0, 40, (length,)) for length in LENGTHS]
     ids = torch.cat(sequences)
     places = torch.cat([torch.arange(length) for length in LENGTHS])
-    pack = Pack(ids, places, layout_of(LENGTHS, ratio=ratio), torch.arange(ids.numel()), ids)
+    pack = Pack(
+        ids, places, layout_of(LENGTHS, ratio=ratio or BLOCK_RATIO), torch.arange(ids.numel()), ids
+    )
     found = PolicyNetwork(packed)(pack).logprobs
     expected = torch.cat(
         [
@@ -119,13 +160,13 @@ class Kept:
 
 @pytest.mark.parametrize("before", [[0, 3, 11, 2, 4, 0, 0], [29, 27, 11, 10, 4, 2, 0], [0] * 7])
 @pytest.mark.parametrize(("kind", "model", "extra"), MODELS)
-@pytest.mark.parametrize("ratio", [0.01, 0.75, 1.01])
+@pytest.mark.parametrize("ratio", WAYS)
 def test_tails_on_keys_of_before_are_the_whole(
-    kind: type, model: type, extra: dict[str, Any], ratio: float, before: list[int]
+    kind: type, model: type, extra: dict[str, Any], ratio: float | None, before: list[int]
 ) -> None:
     """The last tokens of each sequence alone, on the keys and values that the first ones had: same
     logprobs, and the same keys and values of their own. Sliding windows reach over the border."""
-    network = PolicyNetwork(models(kind, model, extra)[0])
+    network = PolicyNetwork(models(kind, model, extra, unpadded=ratio is None)[0])
     sequences = [torch.randint(0, 40, (length,)) for length in LENGTHS]
     kept = Kept(before)
     found = []
@@ -135,7 +176,7 @@ def test_tails_on_keys_of_before_are_the_whole(
             sizes = [s.numel() - n for s, n in pairs]
             ids = torch.cat([s[n:] for s, n in pairs])
             places = torch.cat([torch.arange(n, s.numel()) for s, n in pairs])
-            layout = layout_of(sizes, before=starts, ratio=ratio)._replace(past=kept)
+            layout = layout_of(sizes, before=starts, ratio=ratio or BLOCK_RATIO)._replace(past=kept)
             pack = Pack(ids, places, layout, torch.arange(ids.numel()), ids)
             found.append(network(pack).logprobs)
     tail = torch.cat([torch.arange(size) >= n for size, n in zip(LENGTHS, before, strict=True)])
@@ -147,13 +188,13 @@ def test_tails_on_keys_of_before_are_the_whole(
 
 
 @pytest.mark.parametrize(("kind", "model", "extra"), MODELS)
-@pytest.mark.parametrize("ratio", [0.01, 0.75, 1.01])
+@pytest.mark.parametrize("ratio", WAYS)
 def test_an_opening_that_stands_once_stands_before_all(
-    kind: type, model: type, extra: dict[str, Any], ratio: float
+    kind: type, model: type, extra: dict[str, Any], ratio: float | None
 ) -> None:
     """Logprobs and gradients of two groups of sequences with an opening each, and of one without,
     are those of each sequence alone, though the pack has the openings once."""
-    packed, alone = models(kind, model, extra)
+    packed, alone = models(kind, model, extra, unpadded=ratio is None)
     openings = [torch.randint(0, 40, (9,)), torch.randint(0, 40, (4,))]
     rests = [torch.randint(0, 40, (size,)) for size in (14, 8, 7, 5, 2)]
     owner = [0, 1, None, 0, 1]
@@ -163,7 +204,7 @@ def test_an_opening_that_stands_once_stands_before_all(
     ids = torch.cat(rows)
     places = torch.cat([torch.arange(n, n + r.numel()) for n, r in zip(before, rows, strict=True)])
     lengths = [row.numel() for row in rows]
-    layout = layout_of(lengths, before=before, shared=shared, ratio=ratio)
+    layout = layout_of(lengths, before=before, shared=shared, ratio=ratio or BLOCK_RATIO)
     pack = Pack(ids, places, layout, torch.arange(ids.numel()), ids)
     network = PolicyNetwork(packed)
     found = network(pack).logprobs[: sum(map(len, rests))]
