@@ -1,0 +1,285 @@
+"""The learner on the device that is here: speed, memory beside its estimate, publishing, attention.
+
+A learner rank as a run has it (`learner.process.trainer`) trains a random model of Qwen2.5's shape
+by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with --rows, keeps:
+
+- updates    tokens a second through policy and value model, and on a GPU that is known the MFU:
+             operations of the model (2 for a weight and token forward, 6 trained; attention by the
+             pairs that see each other; nothing for what checkpointing computes again) over the
+             seconds of an update and the peak of dense bfloat16 products
+- memory     bytes by part, the estimate of `headrace config explain` beside what torch allocated
+- publish    seconds from the end of an update to a version that is whole on disk
+- attention  on a GPU: seconds and bytes of one layer, forward and backward, by FlashAttention
+             without padding and by SDPA in padded blocks, for whole answers, for answers behind a
+             prompt that stands once, and for windows behind carried keys
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.made_runs import MODEL
+from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread
+from benchmarks.performance.learner import Answer, shard_of
+from headrace.config.estimates.memory import gpu_memory
+from headrace.config.estimates.model_shape import ModelShape, model_shape
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import MIB, free_port
+from headrace.host.install import ROOT
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import Batch
+from learner.batching.layout import layout_of
+from learner.device import choose_device
+from learner.models import attention
+from learner.models.deepspeed_engine import join_ranks
+from learner.process.trainer import Trainer
+from learner.process.weight_publishing import Publisher
+
+RECIPE = ROOT / "recipes" / "qwen-gsm8k-gpu.toml"
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512},
+    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+             "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936},
+    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+             "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936},
+}  # fmt: skip
+"""Qwen2.5's of these names (their config.json), and one for a test."""
+PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+"""Dense bfloat16 products a second, by NVIDIA's data sheets of the SXM cards."""
+PROMPT = 256
+
+
+class Operations:
+    """Counts what the models of a trainer are asked for, by hooks on their backbones."""
+
+    def __init__(self, models: Sequence[nn.Module], shape: ModelShape) -> None:
+        self.flops = 0.0
+        self._shape = shape
+        head = shape.vocabulary * shape.hidden
+        self._weights = shape.parameters - head
+        self._head = head
+        for model in models:
+            scores = hasattr(model, "score")
+            model.base_model.register_forward_pre_hook(  # type: ignore[union-attr]
+                partial(self._count, scores=scores), with_kwargs=True
+            )
+
+    def _count(self, module: nn.Module, args: Any, inputs: dict[str, Any], *, scores: bool) -> None:
+        layout, tokens = inputs["layout"], inputs["input_ids"].numel()
+        queries, keys = (x.diff().double() for x in (layout.cu_lengths, layout.cu_keys))
+        pairs = float((queries * (keys - (queries - 1) / 2)).sum())
+        dense = self._weights + (0 if scores else self._head)
+        once = 2 * dense * tokens + 4 * self._shape.query_width * self._shape.layers * pairs
+        self.flops += once * (3 if torch.is_grad_enabled() else 1)
+
+
+class Known:
+    """Carried keys and values of one layer."""
+
+    def __init__(self, key: Tensor, value: Tensor) -> None:
+        self._rows = key, value
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._rows
+
+    def add_layer(self, layer: int, key: Tensor, value: Tensor) -> None: ...
+
+
+def make_model(folder: Path, size: str, device: torch.device) -> None:
+    """A random model of that size, and a tokenizer beside it."""
+    torch.manual_seed(0)
+    shape = Qwen2Config(**SIZES[size], tie_word_embeddings=True, max_position_embeddings=32_768)
+    with device:
+        model = Qwen2ForCausalLM(shape)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder)
+
+
+def windows(config: RunConfig, count: int, vocabulary: int, seed: int) -> Shard:
+    """A window of each of `count` answers, anywhere in it; the last windows end their answers."""
+    rng = np.random.default_rng(seed)
+    window, longest = config.window, config.task.max_response_length
+    answers = []
+    for i in range(count):
+        start = int(rng.integers(longest // window)) * window
+        ids = rng.integers(3, vocabulary, PROMPT + start + window).astype(np.int32)
+        ended = float(rng.integers(2)) if start + window == longest else None
+        logprobs = np.full(window, -np.log(vocabulary), np.float32)
+        answers.append(Answer(i, i, ids, PROMPT, start, logprobs, ended))
+    return shard_of(answers)
+
+
+def train(options: argparse.Namespace, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Updates of a learner rank: speed, memory and publishing."""
+    make_model(folder / "model", options.size, device)
+    config = load_recipe(
+        RECIPE,
+        [f"model.path={folder / 'model'}", f"schedule.window={options.window}",
+         f"task.max_response_length={options.length}", f"task.max_prompt_length={PROMPT}",
+         f"learner.micro_batch_tokens={options.budget}",
+         f"learner.gradient_checkpointing={str(options.checkpointing).lower()}",
+         f"learner.context={options.context}"],
+    )  # fmt: skip
+    shape, measured = model_shape(folder / "model"), dict[str, int]()
+    join_ranks(rank=0, world_size=1, port=free_port(), device=device)
+    trainer = Trainer(config, folder, rank=0, device=device)
+    counted = Operations(list(trainer.models.networks.values()), shape)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds, speeds, flops, publishing = [], [], [], []
+    size = trainer.models.policy_bytes
+    with Publisher(
+        "bench", folder, config.transport, num_bytes=size, coordinator="tcp://127.0.0.1:1"
+    ) as publisher:
+        for update in range(1, options.updates + 2):
+            batch = Batch(
+                batch_id=update, update=update, lineage=0, version=update - 1, publish_as=update,
+                parts=[1], value_epochs=1, checkpoint=False,
+            )  # fmt: skip
+            part = windows(config, options.answers, shape.vocabulary, update)
+            counted.flops = 0.0
+            done = trainer.train(batch, part, publisher)
+            if done.skipped:
+                raise RuntimeError(done.skipped)
+            found = {name: done.metrics[name] for name in
+                     ("timing_s/update", "perf/tokens_per_s", "timing_s/publish")}  # fmt: skip
+            if update == 1:
+                continue  # it compiles kernels and makes the optimizers' state
+            seconds.append(float(found["timing_s/update"]))  # type: ignore[arg-type]
+            speeds.append(float(found["perf/tokens_per_s"]))  # type: ignore[arg-type]
+            publishing.append(float(found["timing_s/publish"]))  # type: ignore[arg-type]
+            flops.append(counted.flops / seconds[-1])
+            stages = {n: v for n, v in done.metrics.items() if n.startswith("timing_s/")}
+            print({n: round(float(v), 3) for n, v in stages.items()}, flush=True)  # type: ignore[arg-type]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    peak = next((p for card, p in PEAK.items() if card in name), None)
+    row: dict[str, Any] = {
+        "device": name,
+        "parameters": shape.parameters,
+        **spread(speeds, "tokens_per_s", 0),
+        **spread(seconds, "update_s"),
+        **spread([f / 1e12 for f in flops], "tflops", 2),
+        **spread(publishing, "publish_s"),
+        "published_bytes": size,
+    }
+    print(f"{name}: {row['tokens_per_s']:.0f} tokens a second, {row['tflops']:.1f} TFLOP/s")
+    if peak:
+        row |= spread([f / peak for f in flops], "mfu")
+        print(f"MFU {shown(row, 'mfu')}")
+    print(f"a version of {size / MIB:.0f} MiB is published in {shown(row, 'publish_s')} s")
+    if device.type == "cuda":
+        held = torch.cuda.memory_allocated(device)
+        most = torch.cuda.max_memory_allocated(device)
+        measured = {"models and optimizers": held, "activations": most - held, "total": most}
+        reckoned = gpu_memory(config, shape)
+        row["memory"] = {
+            part: {"bytes": size, "estimate": reckoned.parts.get(part, reckoned.total)}
+            for part, size in measured.items()
+        }
+        for part, of in row["memory"].items():
+            ratio = of["estimate"] / of["bytes"]
+            print(f"{part}: {of['bytes'] / MIB:.0f} MiB, the estimate is {ratio:.2f} of it")
+    torch.distributed.destroy_process_group()
+    return row
+
+
+def packs(budget: int, window: int) -> dict[str, dict[str, Any]]:
+    """The arguments of `layout_of` for each kind of pack, all of about `budget` tokens."""
+    halves = [max(1, budget >> (1 + n)) for n in range(6)]
+    members, opening = 8, budget // 4
+    rests = [(budget - opening) // members] * members
+    return {
+        "answers": {"lengths": [*halves, *halves[-1:]]},
+        "prompts": {"lengths": [*rests, opening], "before": [opening] * members + [0],
+                    "shared": [members] * members + [None]},
+        "windows": {"lengths": [window] * (budget // window),
+                    "before": [3 * window] * (budget // window)},
+    }  # fmt: skip
+
+
+def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """One layer's attention, forward and backward, both ways in turns."""
+    sizes = SIZES[options.size]
+    heads, few = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    width = sizes["hidden_size"] // heads
+    place = nn.Identity()
+    place.layer_idx = 0  # type: ignore[assignment]
+
+    def one(kind: str, limit: int, turn: int) -> tuple[float, int]:
+        pack = packs(options.budget, options.window)[kind]
+        layout, tokens = layout_of(**pack, device=device), sum(pack["lengths"])
+        draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
+        if layout.past_length:
+            past = Known(*(draw(layout.past_length, few, width) for _ in range(2)))
+            layout = layout._replace(past=past)
+        q, k, v = (draw(1, n, tokens, width).requires_grad_() for n in (heads, few, few))
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        held, began = torch.cuda.memory_allocated(device), time.perf_counter()
+        with patch.object(attention, "WIDEST_HEAD", limit):
+            out, _ = attention.packed_attention(place, q, k, v, None, layout=layout)
+        out.float().square().sum().backward()
+        torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - began
+        return seconds, torch.cuda.max_memory_allocated(device) - held
+
+    rows: dict[str, Any] = {}
+    for kind in packs(options.budget, options.window):
+        sides = {"unpadded": partial(one, kind, attention.WIDEST_HEAD),
+                 "blocks": partial(one, kind, 0)}  # fmt: skip
+        turns = in_turns(sides, options.repeats)
+        (ours, little), (theirs, much) = (zip(*turns[side], strict=True) for side in sides)
+        row = {**spread(ratios(theirs, ours)), "seconds": statistics.median(ours),
+               "bytes": max(little), "blocks_bytes": max(much)}  # fmt: skip
+        rows[kind] = row
+        print(f"{kind}: without padding {shown(row)} times as fast, {max(little) / MIB:.0f} MiB "
+              f"against {max(much) / MIB:.0f}")  # fmt: skip
+    return {"attention": rows}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All that this device can show."""
+    device = choose_device("auto")
+    names = ("size", "answers", "length", "window", "budget", "checkpointing", "context")
+    settings = {name: getattr(options, name) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        row = {**settings, **train(options, device, Path(folder))}
+    return {**row, **(layer(options, device) if device.type == "cuda" else {})}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = command_line("gpu", __doc__)
+    parser.add_argument("--size", choices=SIZES, default="0.5b", help="of the random model")
+    parser.add_argument("--answers", type=int, default=32, help="windows of an update")
+    parser.add_argument("--length", type=int, default=8192, help="tokens of an answer")
+    parser.add_argument("--window", type=int, default=2048, help="tokens of a window")
+    parser.add_argument("--budget", type=int, default=16_384, help="tokens of a micro-batch")
+    parser.add_argument("--updates", type=int, default=3, help="updates that count")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of both attentions")
+    parser.add_argument("--context", choices=("full", "frozen", "carried"), default="full",
+                        help="how a window's context is computed")  # fmt: skip
+    parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True,
+                        help="layers are computed again in the backward pass")  # fmt: skip
+    offer_row(parser)
+    options = parser.parse_args(argv)
+    return conclude("gpu", options, partial(measure, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
