@@ -133,6 +133,7 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
          f"task.max_response_length={options.length}", f"task.max_prompt_length={PROMPT}",
          f"learner.micro_batch_tokens={options.budget}",
          f"learner.gradient_checkpointing={str(options.checkpointing).lower()}",
+         f"learner.compile={str(options.compile).lower()}",
          f"learner.context={options.context}"],
     )  # fmt: skip
     shape, measured = model_shape(folder / "model"), dict[str, int]()
@@ -225,8 +226,7 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         layout, tokens = layout_of(**pack, device=device), sum(pack["lengths"])
         draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
         if layout.past_length:
-            past = Known(*(draw(layout.past_length, few, width) for _ in range(2)))
-            layout = layout._replace(past=past)
+            layout.past = Known(*(draw(layout.past_length, few, width) for _ in range(2)))
         q, k, v = (draw(1, n, tokens, width).requires_grad_() for n in (heads, few, few))
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -255,7 +255,8 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All that this device can show."""
     device = choose_device("auto")
-    names = ("size", "answers", "length", "window", "budget", "checkpointing", "context")
+    names = ("size", "answers", "length", "window", "budget", "checkpointing",
+             "compile", "context")  # fmt: skip
     settings = {name: getattr(options, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         row = {**settings, **train(options, device, Path(folder))}
@@ -276,6 +277,8 @@ def main(argv: Sequence[str]) -> int:
                         help="how a window's context is computed")  # fmt: skip
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True,
                         help="layers are computed again in the backward pass")  # fmt: skip
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True,
+                        help="layers are compiled")  # fmt: skip
     offer_row(parser)
     options = parser.parse_args(argv)
     return conclude("gpu", options, partial(measure, options))

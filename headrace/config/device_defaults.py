@@ -116,6 +116,7 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
         "precision": (precision, cause),
         "zero_stage": (least, staged),
         "gradient_checkpointing": (on_gpu, why),
+        "compile": (on_gpu and stated != 3, why if stated != 3 else "at ZeRO 3"),
     }
     return _filled(config.model_copy(update={"learner": learner}), "learner", values)
 

@@ -8,6 +8,7 @@ so that little of it is padding, and padding follows the real tokens.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,8 +69,10 @@ class Block(NamedTuple):
     before: Tensor | None = None
 
 
-class Layout(NamedTuple):
-    """Where the sequences of a pack are, packed and padded.
+@dataclass(eq=False)
+class Layout:
+    """Where the sequences of a pack are, packed and padded. A class of its own and no tuple: what
+    compiles a layer looks into tuples, and would compile again for each pack.
 
     Attributes:
         cu_lengths: [S+1] int32, cumulative lengths of the sequences. max_length: length of the

@@ -15,6 +15,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -27,12 +28,15 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_layers import GenericForTokenClassification
+from transformers.modeling_layers import (
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.utils import logging as transformers_logging
 
 from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
-from learner.models.attention import ATTENTION, register
+from learner.models.attention import ATTENTION, packed_attention, register
 from learner.models.images import tower_of
 
 
@@ -196,3 +200,13 @@ def _shorten(shape: Any, layers: int, path: str) -> None:
     shape.num_hidden_layers = layers
     if getattr(shape, "layer_types", None):
         shape.layer_types = shape.layer_types[:layers]
+
+
+def compile_layers(model: Any, *, backend: str = "inductor") -> None:
+    """Compile each layer of a model's decoder for packs of any size; attention stays as it is. A
+    layer is compiled with its first pack."""
+    # Only who compiles pays for the import of the compiler.
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+    for module in model.base_model.get_decoder().modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.compile(dynamic=True, backend=backend)

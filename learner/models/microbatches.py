@@ -167,10 +167,10 @@ def _micro_batch(
     )
     if place.frozen_context:
         frozen = torch.from_numpy(places < np.repeat(firsts, sizes)).to(device)
-        layout = layout._replace(frozen=frozen)
+        layout.frozen = frozen
     if carried is not None:
         sources = [_source(reads, stand, starts) for stand in stands]
-        layout = layout._replace(past=carried.past(sources, device))
+        layout.past = carried.past(sources, device)
     tokens = np.concatenate([stand.stretch.tokens for stand in stands])
     states = [_states(stand, starts, reads.position_of[stand.stretch.tokens]) for stand in stands]
     pack = Pack(

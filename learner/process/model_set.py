@@ -29,6 +29,7 @@ from learner.models.forward import PackNetwork, PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import (
     as_in_files,
+    compile_layers,
     load_critic,
     load_policy,
     load_processor,
@@ -106,6 +107,9 @@ class ModelSet:
             for model in self.networks.values():
                 model.gradient_checkpointing_enable({"use_reentrant": False})
                 model.train()
+        if learner.compile:
+            for name in self.networks.keys() - {RANKER}:
+                compile_layers(self.networks[name])
         self.place = self._place(rank, work, shares_rows=shares_rows)
         self.reference = None
         if algorithm.kl is not None:

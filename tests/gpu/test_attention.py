@@ -50,11 +50,10 @@ def test_a_pack_without_padding_is_the_padded_one(name: str, window: int | None)
     def computed(dtype: torch.dtype) -> list[Tensor]:
         """The output, and the gradients of queries, keys and values."""
         q, k, v = (x.to(dtype).requires_grad_() for x in drawn)
-        known = None
         if layout.past_length:
-            known = Known((past[0].to(dtype), past[1].to(dtype)))
+            layout.past = Known((past[0].to(dtype), past[1].to(dtype)))
         out, _ = attention.packed_attention(
-            place, q, k, v, None, layout=layout._replace(past=known), sliding_window=window
+            place, q, k, v, None, layout=layout, sliding_window=window
         )
         out.float().square().sum().backward()
         return [x.detach().float() for x in (out, q.grad, k.grad, v.grad) if x is not None]

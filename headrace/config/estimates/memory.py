@@ -43,8 +43,8 @@ class Estimate:
 
 
 def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Weights, gradients and optimizer state of one rank, policy and value model together, and the
-    models that never change."""
+    """Weights and optimizer state of one rank, policy and value model together, the gradients of
+    the one that is being trained, and the models that never change."""
     learner, ranks = config.learner, config.learner.ranks
     algorithm = config.algorithm
     fits = algorithm.fits_value
@@ -57,7 +57,7 @@ def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
     gradients /= ranks if stage >= 2 else 1
     frozen = weights * (fits + (algorithm.kl is not None))
     weights /= ranks if stage >= 3 else 1
-    return int(shape.parameters * (models * (weights + gradients + moments) + frozen))
+    return int(shape.parameters * (models * (weights + moments) + gradients + frozen))
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:

@@ -446,6 +446,11 @@ RULES: tuple[Rule, ...] = (
         "needs learner.zero_stage of 1 or more",
     ),
     Rule(
+        "learner.compile",
+        lambda c: bool(c.learner.compile) and c.learner.zero_stage == 3,
+        "does not go with learner.zero_stage = 3, which gathers weights inside layers",
+    ),
+    Rule(
         "reward.process.source",
         lambda c: c.reward.process.source is not None and _group(c) is not None,
         "advantages by group see the score of a whole answer alone, so lines would earn nothing: "

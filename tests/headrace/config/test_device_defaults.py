@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "resolved"
 PAIR = Company(0, 2)
 KEYS = {
     "generator": ("dtype", "enforce_eager", "max_num_seqs", "gpu_memory_utilization"),
-    "learner": ("precision", "zero_stage", "gradient_checkpointing"),
+    "learner": ("precision", "zero_stage", "gradient_checkpointing", "compile"),
 }
 QWEN = ModelShape(
     parameters=1_543_714_304, hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128,

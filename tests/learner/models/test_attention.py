@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 from learner.batching.layout import BLOCK_RATIO, Layout, layout_of
 from learner.models.attention import ATTENTION, packed_attention, register
 from learner.models.forward import Pack, PolicyNetwork
+from learner.models.loading import compile_layers
 
 LENGTHS = [30, 28, 12, 11, 5, 3, 1]
 SHAPE: dict[str, Any] = {
@@ -176,7 +178,8 @@ def test_tails_on_keys_of_before_are_the_whole(
             sizes = [s.numel() - n for s, n in pairs]
             ids = torch.cat([s[n:] for s, n in pairs])
             places = torch.cat([torch.arange(n, s.numel()) for s, n in pairs])
-            layout = layout_of(sizes, before=starts, ratio=ratio or BLOCK_RATIO)._replace(past=kept)
+            layout = layout_of(sizes, before=starts, ratio=ratio or BLOCK_RATIO)
+            layout.past = kept
             pack = Pack(ids, places, layout, torch.arange(ids.numel()), ids)
             found.append(network(pack).logprobs)
     tail = torch.cat([torch.arange(size) >= n for size, n in zip(LENGTHS, before, strict=True)])
@@ -239,7 +242,8 @@ def test_bfloat16_on_a_cpu_sees_what_stands_before() -> None:
     for starts, rows in (([0] * 7, slice(None)), (before, tail)):
         layout = layout_of(sizes if starts is before else LENGTHS, before=starts, ratio=0.01)
         q, k, v = (x[:, :, rows] for x in (query, key, value))
-        out, _ = packed_attention(layer, q, k, v, None, layout=layout._replace(past=kept))
+        layout.past = kept
+        out, _ = packed_attention(layer, q, k, v, None, layout=layout)
         found.append(out[0])
     torch.testing.assert_close(found[1], found[0][tail], rtol=0.02, atol=0.02)
 
@@ -278,3 +282,36 @@ def test_masks_and_dropout_are_refused() -> None:
     layout = layout_of(LENGTHS)
     with pytest.raises(ValueError, match="neither"):
         packed_attention(nn.Identity(), query, key, value, None, layout=layout, dropout=0.1)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_compiled_layer_is_the_layer_and_is_compiled_once(checkpointing: bool) -> None:
+    """Packs of other sizes compile nothing again: guards hold on no length."""
+    network = PolicyNetwork(models(Qwen2Config, Qwen2ForCausalLM, {})[0])
+    if checkpointing:
+        network.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        network.model.train()
+
+    def gradients(lengths: list[int]) -> list[Tensor]:
+        torch.manual_seed(sum(lengths))
+        ids = torch.randint(0, 40, (sum(lengths),))
+        places = torch.cat([torch.arange(length) for length in lengths])
+        reads = torch.arange(ids.numel())
+        network.zero_grad()
+        scores = network(Pack(ids, places, layout_of(lengths), reads, ids)).logprobs
+        scores.sum().backward()
+        return [scores.detach(), *(p.grad for p in network.parameters() if p.grad is not None)]
+
+    packs = [[30, 12, 3], [50], [7, 6, 5, 4]]
+    expected = [gradients(lengths) for lengths in packs]
+    torch.compiler.reset()
+    try:
+        with patch("torch._dynamo.config.error_on_recompile", False):
+            compile_layers(network.model, backend="aot_eager")
+            found = [gradients(packs[0])]
+        with patch("torch._dynamo.config.error_on_recompile", True):
+            found += [gradients(lengths) for lengths in packs[1:]]
+    finally:
+        register()
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
