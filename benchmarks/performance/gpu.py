@@ -159,8 +159,9 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
                 raise RuntimeError(done.skipped)
             found = {name: done.metrics[name] for name in
                      ("timing_s/update", "perf/tokens_per_s", "timing_s/publish")}  # fmt: skip
-            if update == 1:
-                continue  # it compiles kernels and makes the optimizers' state
+            if update == 1:  # it compiles layers and makes the optimizers' state
+                print(f"the first update took {found['timing_s/update']:.1f} s", flush=True)
+                continue
             seconds.append(float(found["timing_s/update"]))  # type: ignore[arg-type]
             speeds.append(float(found["perf/tokens_per_s"]))  # type: ignore[arg-type]
             publishing.append(float(found["timing_s/publish"]))  # type: ignore[arg-type]
