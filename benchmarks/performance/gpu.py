@@ -136,7 +136,7 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
          f"learner.compile={str(options.compile).lower()}",
          f"learner.context={options.context}"],
     )  # fmt: skip
-    shape, measured = model_shape(folder / "model"), dict[str, int]()
+    shape = model_shape(folder / "model")
     join_ranks(rank=0, world_size=1, port=free_port(), device=device)
     trainer = Trainer(config, folder, rank=0, device=device)
     counted = Operations(list(trainer.models.networks.values()), shape)
@@ -187,11 +187,12 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         most = torch.cuda.max_memory_allocated(device)
-        measured = {"models and optimizers": held, "activations": most - held, "total": most}
         reckoned = gpu_memory(config, shape)
+        lasting = reckoned.parts["models"] + reckoned.parts["optimizers"]
         row["memory"] = {
-            part: {"bytes": size, "estimate": reckoned.parts.get(part, reckoned.total)}
-            for part, size in measured.items()
+            "between updates": {"bytes": held, "estimate": lasting},
+            "beside it in an update": {"bytes": most - held, "estimate": reckoned.total - lasting},
+            "total": {"bytes": most, "estimate": reckoned.total},
         }
         for part, of in row["memory"].items():
             ratio = of["estimate"] / of["bytes"]

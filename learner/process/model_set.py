@@ -69,6 +69,7 @@ class ModelSet:
         by its digest."""
         learner = config.learner
         self._config, self._device = config, device
+        self._pinned: dict[str, Tensor] = {}
         models = config.model
         if checkpoint:
             paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
@@ -174,13 +175,19 @@ class ModelSet:
         the first. All ranks ask together."""
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
-            return self._copied(lambda: as_in_files(self.networks[POLICY]), wanted)
+            return self._copied(
+                lambda: as_in_files(self.networks[POLICY]), wanted, pinned=self._pinned
+            )
 
     def _copied(
-        self, state: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype | None
+        self,
+        state: Callable[[], Mapping[str, Tensor]],
+        dtype: torch.dtype | None,
+        *,
+        pinned: dict[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Host memory holds one copy, not one per rank: only rank 0 writes."""
-        return weights_of(state(), dtype=dtype) if self.place.rank == 0 else {}
+        return weights_of(state(), dtype=dtype, pinned=pinned) if self.place.rank == 0 else {}
 
     def _place(self, rank: int, work: Work, *, shares_rows: bool) -> Place:
         config, learner = self._config, self._config.learner

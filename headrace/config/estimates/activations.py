@@ -69,7 +69,7 @@ class Activations:
 
     Attributes:
         checkpointing: layers keep their inputs alone. layers: what all layers keep. head: the last
-        norm, what is read of it, and logits; done with when a layer is taken back. backward: the
+        norm, what is read of it, and `logits`; done with when a layer is taken back. backward: the
         gradients in one layer; with checkpointing also that layer, computed again. carried: which
         carried keys each token sees, and a copy of them in flight. weights: copies of the weights
         in bfloat16, under automatic casts. streams: numbers by token that no layer holds. heap:
@@ -79,6 +79,7 @@ class Activations:
     checkpointing: bool
     layers: int
     head: int
+    logits: int
     backward: int
     carried: int
     weights: int
@@ -90,6 +91,11 @@ class Activations:
         """The most that is there at once."""
         late = max(self.head, self.backward)
         return self.layers + late + self.carried + self.weights + self.streams + self.heap
+
+    def parts(self) -> dict[str, int]:
+        """`total` in two, which two keys shrink."""
+        logits = self.logits if self.head >= self.backward else 0
+        return {"activations": self.total - logits, "logits": logits}
 
     def text(self) -> str:
         """`layers 120, last norm and logits 9, ...`: the parts of `total` in MiB."""
@@ -159,12 +165,12 @@ def value_activations(
     return _activations(config, shape, pack, logits=0, on_gpu=on_gpu)
 
 
-def largest_activations(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> int:
+def largest_activations(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Activations:
     """The most that a pack of an update takes; policy and value model take turns."""
     found = [policy_activations(config, shape, p, on_gpu=on_gpu) for p in policy_packs(config)]
     if config.algorithm.value is not None:
         found += [value_activations(config, shape, p, on_gpu=on_gpu) for p in value_packs(config)]
-    return max(each.total for each in found)
+    return max(found, key=lambda each: each.total)
 
 
 def _activations(
@@ -192,6 +198,7 @@ def _activations(
         checkpointing=checkpointing,
         layers=layers,
         head=head + logits,
+        logits=logits,
         backward=gradients + (layer if checkpointing else 0),
         carried=carried,
         weights=2 * shape.parameters if learner.precision == "bf16_autocast" else 0,

@@ -22,6 +22,21 @@ TORCH_SAMPLER = 700 * MIB
 LEARNER_PROCESS = 900 * MIB
 """Python, torch and DeepSpeed in one rank."""
 
+KEPT_VERSIONS = 3
+"""Published versions that stay, beside one that is being written."""
+OFFLOADED = "optimizers on the host"
+
+LOWERED_BY = {
+    "kv cache": "generator.kv_cache_gib",
+    "generators": "generator.count",
+    "rewards": "reward.workers or their children",
+    "carried keys": "learner.carried_gib",
+    "logits": "learner.logits_chunk_tokens",
+    "activations": "learner.micro_batch_tokens, or set learner.gradient_checkpointing",
+}
+"""The key of each part that a key lowers; others shrink with the model, or with more
+learner.ranks and a higher learner.zero_stage."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -36,15 +51,24 @@ class Estimate:
         """All parts together."""
         return sum(self.parts.values())
 
+    @property
+    def advice(self) -> str:
+        """What to do about the largest part."""
+        largest = max(self.parts, key=lambda name: self.parts[name])
+        key = LOWERED_BY.get(largest)
+        if key is None:
+            key = "the size of the model, or raise learner.zero_stage with more learner.ranks"
+        return f"for its largest part ({largest}) lower {key}"
+
     def text(self) -> str:
         """`generators 1.2 GiB (kv cache 1.0), ...`, largest first."""
         ordered = sorted(self.parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {size / 2**30:.1f}" for name, size in ordered if size >= 50 * MIB)
 
 
-def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Weights and optimizer state of one rank, policy and value model together, the gradients of
-    the one that is being trained, and the models that never change."""
+def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
+    """Of one rank by part: the weights of policy and value model and of models that never change,
+    the optimizers' state where it is not on the host, the gradients of the model in training."""
     learner, ranks = config.learner, config.learner.ranks
     algorithm = config.algorithm
     fits = algorithm.fits_value
@@ -57,7 +81,12 @@ def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
     gradients /= ranks if stage >= 2 else 1
     frozen = weights * (fits + (algorithm.kl is not None))
     weights /= ranks if stage >= 3 else 1
-    return int(shape.parameters * (models * (weights + moments) + gradients + frozen))
+    offloaded = on_gpu and learner.offload_optimizer
+    return {
+        "models": int(shape.parameters * (models * weights + frozen)),
+        OFFLOADED if offloaded else "optimizers": int(shape.parameters * models * moments),
+        "gradients": int(shape.parameters * gradients),
+    }
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
@@ -92,9 +121,14 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
     if not config.evaluation.only:
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
-        if not on_gpu or learner.device == "cpu":
-            parts["models and optimizers"] = learner.ranks * trained_bytes(config, shape)
-            parts["activations"] = learner.ranks * largest_activations(config, shape, on_gpu=False)
+        parts["published weights"] = (KEPT_VERSIONS + 1 + on_gpu) * weights
+        on_cpu = not on_gpu or learner.device == "cpu"
+        rank = trained_bytes(config, shape, on_gpu=not on_cpu)
+        if on_cpu:
+            rank |= largest_activations(config, shape, on_gpu=False).parts()
+        else:
+            rank = {name: size for name, size in rank.items() if name == OFFLOADED}
+        parts |= {name: learner.ranks * size for name, size in rank.items()}
     children = sum(source.children for source in reward.each().values())
     parts["rewards"] = reward.workers * (1 + children) * REWARD_PROCESS
     for name, judge in reward.judges.items():
@@ -109,12 +143,8 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
 
 def gpu_memory(config: RunConfig, shape: ModelShape) -> Estimate:
     """Bytes of one GPU that a learner rank takes."""
-    return Estimate(
-        {
-            "models and optimizers": trained_bytes(config, shape),
-            "activations": largest_activations(config, shape, on_gpu=True),
-            "carried keys": min(
-                carried_bytes(config, shape), int(config.learner.carried_on_device_gib * 2**30)
-            ),
-        }
-    )
+    rank = trained_bytes(config, shape, on_gpu=True)
+    rank.pop(OFFLOADED, None)
+    on_device = int(config.learner.carried_on_device_gib * 2**30)
+    carried = {"carried keys": min(carried_bytes(config, shape), on_device)}
+    return Estimate(rank | largest_activations(config, shape, on_gpu=True).parts() | carried)

@@ -198,8 +198,7 @@ def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> N
     if need.total > hardware.available_bytes:
         raise UserError(
             f"not enough memory: this recipe needs about {need.total / GIB:.1f} GiB "
-            f"({need.text()}), {hardware.available_bytes / GIB:.1f} GiB are free; lower "
-            "generator.kv_cache_gib, learner.micro_batch_tokens or the size of the model"
+            f"({need.text()}), {hardware.available_bytes / GIB:.1f} GiB are free; {need.advice}"
         )
     places, rank = gpu_places(run, hardware.gpus), gpu_memory(run, shape)
     weights = shape.parameters * DTYPE_BYTES[run.generator.dtype]
@@ -216,6 +215,6 @@ def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> N
                 f"GiB free; {company.ranks} learner rank(s) take about {rank.total / GIB:.1f} "
                 f"({rank.text()}), {engines} generator(s) {each / GIB:.1f} each, of which weights "
                 f"{weights / GIB:.1f}: end other processes on it (nvidia-smi lists them) or hide "
-                "it by CUDA_VISIBLE_DEVICES, lower generator.gpu_memory_utilization or "
-                "learner.micro_batch_tokens, or raise learner.zero_stage"
+                "it by CUDA_VISIBLE_DEVICES, lower generator.gpu_memory_utilization, or "
+                f"{rank.advice}"
             )

@@ -33,6 +33,11 @@ QWEN = ModelShape(
     layers=28, vocabulary=151_936,
 )  # fmt: skip
 """Of Qwen2.5-1.5B, for recipes whose model is not shipped; one of them is for it."""
+QWEN_7B = ModelShape(
+    parameters=7_615_616_512, hidden=3584, intermediate=18_944, heads=28, kv_heads=4, head_dim=128,
+    layers=28, vocabulary=152_064,
+)  # fmt: skip
+SHAPES = {"qwen-7b-eight-gpus": QWEN_7B}
 
 
 def machine(*gigabytes: int) -> Hardware:
@@ -55,7 +60,7 @@ def resolved(name: str) -> dict[str, Any]:
     for path in RECIPES:
         config = load_recipe(path)
         folder = Path(config.model.path)
-        shape = model_shape(folder) if folder.is_dir() else QWEN
+        shape = model_shape(folder) if folder.is_dir() else SHAPES.get(path.stem, QWEN)
         config, choices = resolve(config, MACHINES[name], shape)
         why = {choice.key: choice.why for choice in choices}
         sections = {"generator": config.generator, "learner": config.learner}
@@ -71,6 +76,24 @@ def resolved(name: str) -> dict[str, Any]:
 def test_recipes_become_what_they_became(name: str) -> None:
     """After a change on purpose: python -m tests.headrace.config.test_device_defaults"""
     assert resolved(name) == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def test_seven_billion_parameters_fit_on_eight_gpus_and_say_what_does_not() -> None:
+    """Four ranks share what no two could hold; the largest part says which key lowers it."""
+    path = next(path for path in RECIPES if path.stem == "qwen-7b-eight-gpus")
+    room = 0.9 * 80 * GIB
+    needs = {
+        stage: gpu_memory(
+            resolve(load_recipe(path, [f"learner.zero_stage={stage}"]), machine(*[80] * 8)).config,
+            QWEN_7B,
+        )
+        for stage in (2, 3)
+    }
+    assert needs[3].total < room < needs[2].total
+    assert "raise learner.zero_stage" in needs[2].advice
+    chunks = ["learner.logits_chunk_tokens=65536", "learner.micro_batch_tokens=65536"]
+    wide = resolve(load_recipe(path, chunks), machine(*[80] * 8)).config
+    assert "lower learner.logits_chunk_tokens" in gpu_memory(wide, QWEN_7B).advice
 
 
 def test_on_a_cpu_nothing_is_other_than_before(make_config: Make) -> None:
@@ -92,6 +115,7 @@ def test_on_gpus_it_is_what_their_users_expect(make_config: Make) -> None:
         'learner.precision = "bfloat16" (the learner is on GPUs)',
         "learner.zero_stage = 2 (with bfloat16)",
         "learner.gradient_checkpointing = true (the learner is on GPUs)",
+        "learner.compile = true (the learner is on GPUs)",
         'generator.dtype = "bfloat16" (the generator is on a GPU)',
         "generator.enforce_eager = false (the generator is on a GPU)",
         "generator.max_num_seqs = 256 (the generator is on a GPU)",
@@ -106,7 +130,7 @@ def test_what_is_said_or_chosen_stays(make_config: Make, gpus: tuple[int, ...]) 
     said = make_config(
         "generator.dtype=float32", "generator.enforce_eager=true", "generator.max_num_seqs=7",
         "generator.gpu_memory_utilization=0.3", "learner.precision=float32",
-        "learner.zero_stage=0", "learner.gradient_checkpointing=false",
+        "learner.zero_stage=0", "learner.gradient_checkpointing=false", "learner.compile=false",
     )  # fmt: skip
     assert resolve(said, machine(*gpus), QWEN) == (said, ())
     for other in ((), (80,)):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
 from learner.process import weight_publishing
-from learner.process.weight_publishing import KEPT_VERSIONS, Publisher, weights_of
+from learner.process.weight_publishing import Publisher, weights_of
 from tests.small_disk import small_disk
 
 
