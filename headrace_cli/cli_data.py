@@ -24,7 +24,7 @@ SCHEMAS = ("native", "trl", "verl", "turns")
 """Who reads `preferences` and `sft`."""
 TABLES = ("trajectories", "tokens", "metrics", "windows", "scores")
 """Tables of `headrace sql`."""
-SINKS = ("tensorboard", "trackio", "jsonl")
+SINKS = ("tensorboard", "trackio", "wandb", "mlflow", "jsonl")
 """Sinks that are there."""
 FORMS = ("table", "csv", "json")
 """How an answer to a query is printed."""

@@ -29,6 +29,8 @@ EXTRAS = {
     "ray": ("ray",),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }  # fmt: skip
 """What each extra of the distribution is for, as modules. Reading a run needs none of them."""
 

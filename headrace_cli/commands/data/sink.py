@@ -1,4 +1,5 @@
-"""`headrace sink`: stream a run's metrics to TensorBoard, Trackio or a file.
+"""`headrace sink`: stream a run's metrics to TensorBoard, Trackio, Weights & Biases, MLflow or a
+file.
 
 In: a run, a sink. Out: whatever the sink makes. What wakes it: the clock. How it ends: with the
 run, with --once when all metrics were sent, or by Ctrl-C. Promises: it reads the run's store from a
@@ -11,6 +12,7 @@ are those of docs/metrics.md everywhere, a step is the number of an update.
 import argparse
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -114,7 +116,67 @@ class Trackio:
         self._trackio.finish()
 
 
-SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "trackio": Trackio, "jsonl": Jsonl}
+class WeightsAndBiases:
+    """A run of Weights & Biases with the run's id, in the project of the recipe's name; account,
+    host and offline mode are wandb's own (`wandb login`, WANDB_MODE)."""
+
+    def open(self, run: RunFacts) -> None:
+        """Begin a run, or go on with the one of this id. Its x-axis is the update: a step of
+        wandb's own never goes back, and an update may come twice."""
+        import wandb
+
+        self._run = wandb.init(
+            project=run.name, id=run.run_id, name=run.run_id, config=dict(run.config),
+            resume="allow", dir=str(run.folder),
+            settings=wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True),
+        )  # fmt: skip
+        self._run.define_metric("update")
+        self._run.define_metric("*", step_metric="update")
+
+    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
+        """All numbers of a step; wandb writes them down here and sends them later."""
+        self._run.log({"update": step, "_timestamp": at, **metrics})
+
+    def close(self) -> None:
+        """Wait until wandb has sent everything."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow, in the experiment of the recipe's name, at MLFLOW_TRACKING_URI, by default
+    in the file FOLDER/mlflow.db; see it with `mlflow ui --backend-store-uri sqlite:///FILE`."""
+
+    def open(self, run: RunFacts) -> None:
+        """Begin a run, or go on with the one that has this run's id as a tag."""
+        import mlflow
+
+        place = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run.folder}/mlflow.db")
+        self._client = client = mlflow.MlflowClient(tracking_uri=place)
+        known = client.get_experiment_by_name(run.name)
+        experiment = known.experiment_id if known else client.create_experiment(run.name)
+        found = client.search_runs([experiment], f"tags.headrace_run = '{run.run_id}'")
+        begun = found[0] if found else client.create_run(
+            experiment, tags={"headrace_run": run.run_id}, run_name=run.run_id
+        )  # fmt: skip
+        self._id = begun.info.run_id
+        client.log_dict(self._id, dict(run.config), "config.json")
+
+    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
+        """All numbers of a step."""
+        from mlflow.entities import Metric
+
+        taken = [Metric(name, value, int(at * 1000), step) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=taken)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._client.set_terminated(self._id)
+
+
+SINKS: dict[str, type[Sink]] = {
+    "tensorboard": TensorBoard, "trackio": Trackio, "wandb": WeightsAndBiases, "mlflow": MLflow,
+    "jsonl": Jsonl,
+}  # fmt: skip
 """Those that are there."""
 
 

@@ -1,7 +1,8 @@
 """`headrace sink`: every figure once, under its own name, whatever the sink does."""
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def test_a_sink_that_there_is_not_is_one_line(
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb", "mlflow"])
 def test_a_sink_without_its_package_says_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,3 +268,65 @@ def test_trackio_stores_what_it_was_told(
     for row, item in zip(rows, whole, strict=True):
         assert {name: row[name] for name in item.metrics} == item.metrics
     assert SQLiteStorage.get_system_logs("scripted", "run-1") == []
+
+
+def leveldb_records(log: bytes, *, before: int = 7, block: int = 32_768) -> Iterator[bytes]:
+    """The records of a log as LevelDB writes it (its doc/log_format.md), `before` bytes into its
+    first block: wandb's own format."""
+    place, whole = before, b""
+    while place - before < len(log):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        at = place - before
+        _, length, kind = struct.unpack_from("<IHB", log, at)
+        whole += log[at + 7 : at + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # the whole of a record, or its end
+            yield whole
+            whole = b""
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+def test_wandb_writes_down_what_it_was_told(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline, as a machine without an account does it."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert main(["sink", str(run_dir), "wandb", "--out", str(tmp_path)]) == 0
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    rows = []
+    for data in leveldb_records(file.read_bytes()[7:]):
+        record = Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({(i.key or i.nested_key[0]): json.loads(i.value_json) for i in items})
+    whole = news(run_dir, Position())
+    assert [row["update"] for row in rows] == [n.update for n in whole]
+    for row, item in zip(rows, whole, strict=True):
+        assert {name: row[name] for name in item.metrics} == pytest.approx(item.metrics)
+
+
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="MLflow is not installed")
+def test_mlflow_stores_what_it_was_told(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second call goes on with the same run."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):
+        assert main(["sink", str(run_dir), "mlflow", "--out", str(tmp_path)]) == 0
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("scripted")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.tags["headrace_run"] == "run-1"
+    assert run.info.status == "FINISHED"
+    told = [n for n in news(run_dir, Position()) if "reward/mean" in n.metrics]
+    found = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [m.step for m in found] == [n.update for n in told]
+    assert [m.value for m in found] == pytest.approx([n.metrics["reward/mean"] for n in told])
