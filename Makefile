@@ -31,8 +31,9 @@ demo: setup  ## train the quickstart and show it live (DASHBOARD=0 without the p
 test: setup  ## lint, types, import fences and the whole test suite
 	@scripts/check.sh $(ARGS)
 
-test-gpu: setup  ## what needs NVIDIA GPUs: the tests marked gpu, with a smoke run of learner and vLLM
+test-gpu: setup  ## what needs NVIDIA GPUs: the tests marked gpu, then speed and memory of the learner
 	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -rfEsp -m gpu $(ARGS)
+	@$(RUN)/headrace bench gpu --size 0.5b && $(RUN)/headrace bench gpu --size 1.5b --repeats 1
 
 lint: setup  ## ruff and import-linter
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports --no-logo

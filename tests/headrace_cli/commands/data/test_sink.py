@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -296,15 +297,18 @@ def test_wandb_writes_down_what_it_was_told(
     assert main(["sink", str(run_dir), "wandb", "--out", str(tmp_path)]) == 0
     from wandb.proto.wandb_internal_pb2 import Record
 
+    whole, rows = news(run_dir, Position()), list[dict[str, Any]]()
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    rows = []
-    for data in leveldb_records(file.read_bytes()[7:]):
-        record = Record()
-        record.ParseFromString(data)
-        if record.HasField("history"):
-            items = record.history.item
-            rows.append({(i.key or i.nested_key[0]): json.loads(i.value_json) for i in items})
-    whole = news(run_dir, Position())
+    deadline = time.monotonic() + 60
+    while len(rows) < len(whole) and time.monotonic() < deadline:
+        time.sleep(0.1)  # a process of wandb's own writes the end of the file
+        rows = []
+        for data in leveldb_records(file.read_bytes()[7:]):
+            record = Record()
+            record.ParseFromString(data)
+            if record.HasField("history"):
+                items = record.history.item
+                rows.append({(i.key or i.nested_key[0]): json.loads(i.value_json) for i in items})
     assert [row["update"] for row in rows] == [n.update for n in whole]
     for row, item in zip(rows, whole, strict=True):
         assert {name: row[name] for name in item.metrics} == pytest.approx(item.metrics)
