@@ -46,6 +46,7 @@ from learner.batching.layout import layout_of
 from learner.device import choose_device
 from learner.models import attention
 from learner.models.deepspeed_engine import join_ranks
+from learner.models.forward import Pack, PolicyNetwork
 from learner.process.trainer import Trainer
 from learner.process.weight_publishing import Publisher
 
@@ -65,26 +66,22 @@ PROMPT = 256
 
 
 class Operations:
-    """Counts what the models of a trainer are asked for, by hooks on their backbones."""
+    """Counts the operations of networks that are asked for packs; the head's for the tokens that
+    are read."""
 
-    def __init__(self, models: Sequence[nn.Module], shape: ModelShape) -> None:
-        self.flops = 0.0
-        self._shape = shape
-        head = shape.vocabulary * shape.hidden
-        self._weights = shape.parameters - head
-        self._head = head
-        for model in models:
-            scores = hasattr(model, "score")
-            model.base_model.register_forward_pre_hook(  # type: ignore[union-attr]
-                partial(self._count, scores=scores), with_kwargs=True
-            )
+    def __init__(self, networks: Sequence[nn.Module], shape: ModelShape) -> None:
+        self.flops, self._shape = 0.0, shape
+        for network in networks:
+            network.register_forward_pre_hook(self._count)
 
-    def _count(self, module: nn.Module, args: Any, inputs: dict[str, Any], *, scores: bool) -> None:
-        layout, tokens = inputs["layout"], inputs["input_ids"].numel()
-        queries, keys = (x.diff().double() for x in (layout.cu_lengths, layout.cu_keys))
+    def _count(self, network: nn.Module, arguments: tuple[Pack]) -> None:
+        (pack,), shape = arguments, self._shape
+        queries, keys = (x.diff().double() for x in (pack.layout.cu_lengths, pack.layout.cu_keys))
         pairs = float((queries * (keys - (queries - 1) / 2)).sum())
-        dense = self._weights + (0 if scores else self._head)
-        once = 2 * dense * tokens + 4 * self._shape.query_width * self._shape.layers * pairs
+        head, reads = shape.vocabulary * shape.hidden, pack.reads.numel()
+        once = 2.0 * (shape.parameters - head) * pack.token_ids.numel()
+        once += 2 * head * reads if isinstance(network, PolicyNetwork) else 0
+        once += 4 * shape.query_width * shape.layers * pairs
         self.flops += once * (3 if torch.is_grad_enabled() else 1)
 
 
@@ -139,10 +136,10 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     shape = model_shape(folder / "model")
     join_ranks(rank=0, world_size=1, port=free_port(), device=device)
     trainer = Trainer(config, folder, rank=0, device=device)
-    counted = Operations(list(trainer.models.networks.values()), shape)
+    counted = Operations([engine.network for engine in trainer.models.engines.values()], shape)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    seconds, speeds, flops, publishing = [], [], [], []
+    flops, found = [], list[dict[str, float]]()
     size = trainer.models.policy_bytes
     with Publisher(
         "bench", folder, config.transport, num_bytes=size, coordinator="tcp://127.0.0.1:1"
@@ -157,26 +154,20 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
             done = trainer.train(batch, part, publisher)
             if done.skipped:
                 raise RuntimeError(done.skipped)
-            found = {name: done.metrics[name] for name in
-                     ("timing_s/update", "perf/tokens_per_s", "timing_s/publish")}  # fmt: skip
-            if update == 1:  # it compiles layers and makes the optimizers' state
-                print(f"the first update took {found['timing_s/update']:.1f} s", flush=True)
-                continue
-            seconds.append(float(found["timing_s/update"]))  # type: ignore[arg-type]
-            speeds.append(float(found["perf/tokens_per_s"]))  # type: ignore[arg-type]
-            publishing.append(float(found["timing_s/publish"]))  # type: ignore[arg-type]
-            flops.append(counted.flops / seconds[-1])
-            stages = {n: v for n, v in done.metrics.items() if n.startswith("timing_s/")}
-            print({n: round(float(v), 3) for n, v in stages.items()}, flush=True)  # type: ignore[arg-type]
+            figures = {n: float(v) for n, v in done.metrics.items() if isinstance(v, float)}
+            print({n: round(v, 3) for n, v in figures.items() if n.startswith("timing_s/")})
+            if update > 1:  # the first one compiles layers and makes the optimizers' state
+                found.append(figures)
+                flops.append(counted.flops / figures["timing_s/update"])
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     peak = next((p for card, p in PEAK.items() if card in name), None)
     row: dict[str, Any] = {
         "device": name,
         "parameters": shape.parameters,
-        **spread(speeds, "tokens_per_s", 0),
-        **spread(seconds, "update_s"),
+        **spread([each["perf/tokens_per_s"] for each in found], "tokens_per_s", 0),
+        **spread([each["timing_s/update"] for each in found], "update_s"),
         **spread([f / 1e12 for f in flops], "tflops", 2),
-        **spread(publishing, "publish_s"),
+        **spread([each["timing_s/publish"] for each in found], "publish_s"),
         "published_bytes": size,
     }
     print(f"{name}: {row['tokens_per_s']:.0f} tokens a second, {row['tflops']:.1f} TFLOP/s")
@@ -246,9 +237,10 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
                  "blocks": partial(one, kind, 0)}  # fmt: skip
         turns = in_turns(sides, options.repeats)
         (ours, little), (theirs, much) = (zip(*turns[side], strict=True) for side in sides)
-        row = {**spread(ratios(theirs, ours)), "seconds": statistics.median(ours),
-               "bytes": max(little), "blocks_bytes": max(much)}  # fmt: skip
-        rows[kind] = row
+        rows[kind] = row = {
+            **spread(ratios(theirs, ours)), "seconds": statistics.median(ours),
+            "bytes": max(little), "blocks_bytes": max(much),
+        }  # fmt: skip
         print(f"{kind}: without padding {shown(row)} times as fast, {max(little) / MIB:.0f} MiB "
               f"against {max(much) / MIB:.0f}")  # fmt: skip
     return {"attention": rows}
@@ -256,10 +248,9 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All that this device can show."""
-    device = choose_device("auto")
-    names = ("size", "answers", "length", "window", "budget", "checkpointing",
-             "compile", "context")  # fmt: skip
-    settings = {name: getattr(options, name) for name in names}
+    device, settings = choose_device("auto"), dict(vars(options))
+    for name in ("json", "rows", "updates", "repeats"):
+        settings.pop(name)
     with tempfile.TemporaryDirectory() as folder:
         row = {**settings, **train(options, device, Path(folder))}
     return {**row, **(layer(options, device) if device.type == "cuda" else {})}
