@@ -30,7 +30,7 @@ from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
 from benchmarks.kit.study_table import Table
 from benchmarks.kit.time_to_target import curve, interval_text, smoothed
-from benchmarks.robustness import chaos_facts, fuzz
+from benchmarks.robustness import chaos_facts
 from benchmarks.studies.comparison_figures import part_figures, race_of, summarise, target_of
 from benchmarks.versus_trl import trl
 from headrace.host.install import ROOT
@@ -52,7 +52,7 @@ POINTS = 60
 def known(rows: Sequence[Row]) -> dict[str, Any]:
     """What formulas of a claim name: its `rows`, the newest as `last`, the rows `of` an arm by
     seed and `pairs` of two arms at their common seeds; figures of the race, of what is run beside
-    it, of TRL, faults and fuzzing; and how numbers are written."""
+    it, of TRL and faults; and how numbers are written."""
 
     def of(arm: str) -> dict[int, Row]:
         return {row["seed"]: row for row in rows if row["arm"] == arm}
@@ -76,14 +76,13 @@ def known(rows: Sequence[Row]) -> dict[str, Any]:
             for row in chaos_facts.alone(rows)
             for seconds in row.get("recovery_kill_s", {}).get(role, [])
         ],
-        "fuzzed": lambda: fuzz.summary(rows),
         "median": statistics.median,
         "between": between,
         "each": lambda values, form: ", ".join(format(value, form) for value in values),
         "by_seed": lambda r: (
             f"{r['ratio_min']:.2f} to {r['ratio_max']:.2f}; 95 % {interval_text(r['interval'])}"
         ),
-        **{function.__name__: function for function in (sum, len, sorted, str)},
+        **{function.__name__: function for function in (sum, len, min, sorted, str)},
     }
 
 
