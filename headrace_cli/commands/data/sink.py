@@ -149,7 +149,9 @@ class MLflow:
     def open(self, run: RunFacts) -> None:
         """Begin a run, or go on with the one that has this run's id as a tag."""
         import mlflow
+        import mlflow.entities
 
+        self._metric = mlflow.entities.Metric
         place = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run.folder}/mlflow.db")
         self._client = client = mlflow.MlflowClient(tracking_uri=place)
         known = client.get_experiment_by_name(run.name)
@@ -163,9 +165,7 @@ class MLflow:
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
         """All numbers of a step."""
-        from mlflow.entities import Metric
-
-        taken = [Metric(name, value, int(at * 1000), step) for name, value in metrics.items()]
+        taken = [self._metric(name, x, int(at * 1000), step) for name, x in metrics.items()]
         self._client.log_batch(self._id, metrics=taken)
 
     def close(self) -> None:
