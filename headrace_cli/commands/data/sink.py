@@ -152,10 +152,12 @@ class MLflow:
         import mlflow.entities
 
         self._metric = mlflow.entities.Metric
-        place = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run.folder}/mlflow.db")
-        self._client = client = mlflow.MlflowClient(tracking_uri=place)
+        theirs = os.environ.get("MLFLOW_TRACKING_URI")
+        ours = f"sqlite:///{run.folder.resolve()}/mlflow.db"
+        self._client = client = mlflow.MlflowClient(tracking_uri=theirs or ours)
         known = client.get_experiment_by_name(run.name)
-        experiment = known.experiment_id if known else client.create_experiment(run.name)
+        files = None if theirs else (run.folder.resolve() / "artifacts").as_uri()
+        experiment = known.experiment_id if known else client.create_experiment(run.name, files)
         found = client.search_runs([experiment], f"tags.headrace_run = '{run.run_id}'")
         begun = found[0] if found else client.create_run(
             experiment, tags={"headrace_run": run.run_id}, run_name=run.run_id

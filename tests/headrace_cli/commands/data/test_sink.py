@@ -318,8 +318,10 @@ def test_wandb_writes_down_what_it_was_told(
 def test_mlflow_stores_what_it_was_told(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second call goes on with the same run."""
+    """A second call goes on with the same run; nothing is written but into the folder."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     for _ in range(2):
         assert main(["sink", str(run_dir), "mlflow", "--out", str(tmp_path)]) == 0
     from mlflow import MlflowClient
@@ -334,3 +336,4 @@ def test_mlflow_stores_what_it_was_told(
     found = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [m.step for m in found] == [n.update for n in told]
     assert [m.value for m in found] == pytest.approx([n.metrics["reward/mean"] for n in told])
+    assert list((tmp_path / "elsewhere").iterdir()) == []
