@@ -202,9 +202,11 @@ def _shorten(shape: Any, layers: int, path: str) -> None:
         shape.layer_types = shape.layer_types[:layers]
 
 
-def compile_layers(model: Any, *, backend: str = "inductor") -> None:
+def compile_layers(model: Any, *, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each layer of a model's decoder for packs of any size; attention stays as it is. A
-    layer is compiled with its first pack."""
+    layer is compiled with its first pack; where that fails (no C compiler, say) a warning names
+    the reason and it is computed as written."""
+    torch._dynamo.config.suppress_errors = True
     # Only who compiles pays for the import of the compiler.
     AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
     for module in model.base_model.get_decoder().modules():

@@ -75,8 +75,8 @@ class LearnerConfig(StrictModel):
     GPUs."""
 
     compile: bool | None = None
-    """Fuse the operations of a layer by torch.compile, which takes a C compiler and up to a minute
-    of the first update. None: on GPUs, but not at ZeRO 3."""
+    """Fuse the operations of a layer by torch.compile, which takes a C compiler (without one layers
+    stay as written) and up to a minute of the first update. None: on GPUs, but not at ZeRO 3."""
 
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Maximum number of tokens per forward pass, context included; a longer trajectory has its

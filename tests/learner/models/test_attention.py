@@ -308,9 +308,30 @@ def test_a_compiled_layer_is_the_layer_and_is_compiled_once() -> None:
         with patch("torch._dynamo.config.error_on_recompile", False):
             compile_layers(network.model, backend="aot_eager")
             found = [gradients(packs[0])]
-        with patch("torch._dynamo.config.error_on_recompile", True):
+        with (
+            patch("torch._dynamo.config.error_on_recompile", True),
+            patch("torch._dynamo.config.suppress_errors", False),
+        ):
             found += [gradients(lengths) for lengths in packs[1:]]
     finally:
         register()
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_a_layer_that_cannot_be_compiled_is_computed_as_written() -> None:
+    """Without a compiler a run goes on, and says why it is slower."""
+    network = PolicyNetwork(models(Qwen2Config, Qwen2ForCausalLM, {})[0])
+    ids = torch.arange(9)
+    pack = Pack(ids, ids, layout_of([9]), ids, ids)
+    expected = network(pack).logprobs
+
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    torch.compiler.reset()
+    try:
+        compile_layers(network.model, backend=broken)
+        torch.testing.assert_close(network(pack).logprobs, expected)
+    finally:
+        register()
