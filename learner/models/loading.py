@@ -38,6 +38,7 @@ from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
 from learner.models.attention import ATTENTION, packed_attention, register
 from learner.models.images import tower_of
+from learner.models.lora import merged_state
 
 
 def sees_images(shape: Any) -> bool:
@@ -93,10 +94,10 @@ def made_from(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTrainedMo
 
 
 def as_in_files(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A model's weights under the names that its files have, tied ones once. Some classes hold
-    them under others, or several as one (experts)."""
+    """A model's weights under the names that its files have, tied ones once and adapters merged.
+    Some classes hold them under others, or several as one (experts)."""
     tied = model.all_tied_weights_keys or {}
-    state = {name: weight for name, weight in model.state_dict().items() if name not in tied}
+    state = {name: weight for name, weight in merged_state(model).items() if name not in tied}
     found: dict[str, torch.Tensor] = revert_weight_conversion(model, state)
     return found
 

@@ -6,6 +6,7 @@ in, and whole weights. Promise: weights that leave are of whole models, whatever
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from learner.models.loading import (
     load_processor,
     sees_images,
 )
+from learner.models.lora import FOLDER, add_adapters, merged_state, save_adapter, share_base
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.weight_publishing import weights_of
 from learner.ranking.model import SessionRanker
@@ -70,11 +72,13 @@ class ModelSet:
         learner = config.learner
         self._config, self._device = config, device
         self._pinned: dict[str, Tensor] = {}
-        models = config.model
-        if checkpoint:
+        models, self._lora = config.model, learner.lora
+        if checkpoint and not self._lora:
             paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
             models = models.model_copy(update=paths)
         model = self._policy_model(models)
+        if self._lora:
+            add_adapters(model, self._lora, checkpoint and checkpoint / POLICY)
         policy = self._scoring(model)
         shares_rows = may_share_rows(policy)
         if not shares_rows and learner.context != "full":
@@ -95,10 +99,11 @@ class ModelSet:
         if algorithm.value is not None:
             value = config.algorithm.value
             assert value is not None
-            self.networks[CRITIC] = load_critic(
-                models, dtype=self._dtype, device=device, layers=value.layers
-            )
-            self.engines[CRITIC] = self._value_engine(self.networks[CRITIC], value)
+            critic = load_critic(models, dtype=self._dtype, device=device, layers=value.layers)
+            if self._lora and not config.algorithm.fits_value:
+                add_adapters(critic, self._lora, checkpoint and checkpoint / CRITIC)
+            self.networks[CRITIC] = critic
+            self.engines[CRITIC] = self._value_engine(critic, value)
         self.ranker = None
         if learner.ranker is not None:
             self.ranker = self._load_ranker(checkpoint, learner.ranker)
@@ -115,8 +120,9 @@ class ModelSet:
         self.reference = None
         if algorithm.kl is not None:
             # The run's own model, not the checkpoint's: what is diverged from never changes.
-            start = self._policy_model(config.model)
-            self.reference = self._scoring(start.requires_grad_(False))
+            start = self._policy_model(config.model).requires_grad_(False)
+            self._share_base(start)
+            self.reference = self._scoring(start)
             self._let_see(self.reference)
         # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
         self.policy_bytes = sum(
@@ -126,6 +132,8 @@ class ModelSet:
     def _value_engine(
         self, model: PreTrainedModel, value: ValueTargetConfig
     ) -> DeepSpeedEngine | FeatureEngine:
+        if self._config.model.critic_path is None:
+            self._share_base(model)
         if self._config.algorithm.fits_value:
             frozen = FeatureNetwork(model, most=value.features, autocast=self._autocast)
             self._let_see(frozen)
@@ -134,13 +142,17 @@ class ModelSet:
         self._let_see(critic)
         return DeepSpeedEngine(critic, self._config.learner.value, self._config.learner)
 
+    def _share_base(self, model: PreTrainedModel) -> None:
+        if self._lora:
+            share_base(model, self.networks[POLICY])
+
     def whole_weights(self) -> dict[str, dict[str, Tensor]]:
-        """The weights of each model as they are; none on ranks but the first. All ranks ask
-        together."""
+        """The weights of each model as they are, adapters merged; none on ranks but the first. All
+        ranks ask together."""
         whole = {}
         for name, engine in self.engines.items():
             with engine.whole_parameters():
-                whole[name] = self._copied(self.networks[name].state_dict, None)
+                whole[name] = self._copied(partial(merged_state, self.networks[name]), None)
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
@@ -154,6 +166,8 @@ class ModelSet:
             self.ranker.save(folder, weights)
             return
         self.networks[name].save_pretrained(folder, state_dict=weights)
+        if hasattr(self.networks[name], "peft_config"):
+            save_adapter(self.networks[name], folder / FOLDER)
         if isinstance(engine := self.engines[name], FeatureEngine):
             head = {"weights": engine.head.weights, "offset": engine.head.offset}
             save_file(head, folder / VALUE_HEAD)

@@ -78,9 +78,10 @@ def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -
 
 
 def _starting_models(config: RunConfig, update: int) -> list[str]:
-    """What is read besides a checkpoint: for update 1 instead of one, and as a reference."""
+    """What is read besides a checkpoint: for update 1 instead of one, as the base of adapters, and
+    as a reference."""
     path, critic = config.model.path, config.model.critic_path
-    if update == 1:
+    if update == 1 or config.learner.lora is not None:
         return [path, *([critic] if critic and config.algorithm.value is not None else [])]
     return [path] if config.algorithm.kl is not None else []
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import xxhash
 from msgspec.structs import replace
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
@@ -210,20 +211,25 @@ def in_a_stream() -> list[Shard]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("context", "value", "shards"),
+    ("learner", "value", "shards"),
     [
-        ("full", None, unrelated()),
-        ("carried", None, in_a_stream()),
-        ("full", {"fit": "least_squares"}, unrelated()),
+        ({}, None, unrelated()),
+        ({"context": "carried"}, None, in_a_stream()),
+        ({}, {"fit": "least_squares"}, unrelated()),
+        ({"lora": {"rank": 2}}, None, unrelated()),
+        ({"lora": {"rank": 2}}, {"fit": "least_squares"}, unrelated()),
     ],
-    ids=["full", "carried", "fitted"],
+    ids=["full", "carried", "fitted", "adapters", "fitted beside adapters"],
 )
 def test_restart_goes_on_to_the_bit(
-    tmp_path: Path, context: str, value: dict[str, object] | None, shards: list[Shard]
+    tmp_path: Path,
+    learner: dict[str, object],
+    value: dict[str, object] | None,
+    shards: list[Shard],
 ) -> None:
     """Killed after a checkpoint and asked to end later: the same weights as without. Keys that were
     carried over are dropped at a checkpoint, so that nobody goes on with more than the others."""
-    config = run_config(save_tiny_model(tmp_path / "model"), value=value, context=context)
+    config = run_config(save_tiny_model(tmp_path / "model"), value=value, **learner)
     batches = [
         batch_of(shard, update=u, version=u - 1, checkpoint=u == 2)
         for u, shard in enumerate(shards, start=1)
@@ -238,12 +244,21 @@ def test_restart_goes_on_to_the_bit(
             assert done.notice is not None
             notices.append(done.notice)
             hits.append(done.metrics.get("perf/carried_hits"))
-        if context == "carried":
+        if "context" in learner:
             assert [bool(count) for count in hits] == [False, True, False, True]
         if value is not None:
             critic = tmp_path / "run-2" / "checkpoints" / "step_2" / "critic"
             assert AutoModelForTokenClassification.from_pretrained(critic).score.weight.eq(0).all()
             assert load_file(critic / "value_head.safetensors")["offset"] > 0
+        if "lora" in learner:
+            policy = tmp_path / "run-2" / "checkpoints" / "step_2" / "policy"
+            merged = AutoModelForCausalLM.from_pretrained(policy).state_dict()
+            published = load_file(file_of(notices[1]))
+            assert all(torch.equal(merged[name], published[name]) for name in published)
+            adapted = PeftModel.from_pretrained(
+                AutoModelForCausalLM.from_pretrained(tmp_path / "model"), policy / "adapter"
+            ).merge_and_unload()
+            torch.testing.assert_close(adapted.state_dict(), merged, atol=1e-5, rtol=0)
         coordinator.processes[0].send_signal(signal.SIGKILL)
         coordinator.processes[0].wait()
 
@@ -358,10 +373,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_word_and_the_last_one_is_not
 
 
 @pytest.mark.slow
-def test_the_reference_stays_the_starting_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["weights", "adapters"])
+def test_the_reference_stays_the_starting_policy(
+    tmp_path: Path, lora: dict[str, int] | None
+) -> None:
     """Critic-free with a divergence: 0 before the first step, and the same after a restart from a
     checkpoint, which is another policy."""
-    table = run_config(save_tiny_model(tmp_path / "model")).model_dump(mode="json")
+    table = run_config(save_tiny_model(tmp_path / "model"), lora=lora).model_dump(mode="json")
     table["algorithm"] = {
         "advantages": {"kind": "group", "baseline": "none", "scale": "none"},
         "kl": {"coef": 0.1},

@@ -81,11 +81,16 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     gradients /= ranks if stage >= 2 else 1
     frozen = weights * (fits + (algorithm.kl is not None))
     weights /= ranks if stage >= 3 else 1
+    trained, held = shape.parameters, shape.parameters * (models * weights + frozen)
+    if learner.lora is not None:
+        trained = shape.adapter_parameters(learner.lora.rank, learner.lora.targets)
+        bases = 1 + (models == 2 and config.model.critic_path is not None)
+        held = weights * (bases * shape.parameters + models * trained)
     offloaded = on_gpu and learner.offload_optimizer
     return {
-        "models": int(shape.parameters * (models * weights + frozen)),
-        OFFLOADED if offloaded else "optimizers": int(shape.parameters * models * moments),
-        "gradients": int(shape.parameters * gradients),
+        "models": int(held),
+        OFFLOADED if offloaded else "optimizers": int(trained * models * moments),
+        "gradients": int(trained * gradients),
     }
 
 

@@ -7,6 +7,7 @@ never a weight.
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,18 @@ class ModelShape:
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers, at two bytes a number."""
         return 2 * 2 * self.layers * self.key_width
+
+    def adapter_parameters(self, rank: int, targets: Sequence[str] | None) -> int:
+        """Numbers of low-rank adapters beside the decoder's linear layers of these names (None:
+        all)."""
+        ends = {
+            "q_proj": self.hidden + self.query_width,
+            "k_proj": self.hidden + self.key_width,
+            "v_proj": self.hidden + self.key_width,
+            "o_proj": self.query_width + self.hidden,
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate),
+        }
+        return self.layers * rank * sum(ends.get(name, 0) for name in targets or ends)
 
 
 def model_shape(folder: Path) -> ModelShape:

@@ -35,6 +35,21 @@ class OptimizerConfig(StrictModel):
     """Optimizer steps in one pass."""
 
 
+class AdapterConfig(StrictModel):
+    """Low-rank adapters (LoRA) of policy and value model, which train in place of the weights.
+    Generators get merged weights; a checkpoint's model folders are merged as well, and hold the
+    adapter as `adapter/`. The learning rate is usually ten times that of whole weights."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of the two matrices beside each layer."""
+
+    alpha: int = Field(default=32, ge=1)
+    """Their product counts alpha / rank times."""
+
+    targets: list[str] | None = None
+    """Linear layers of the decoder by the last part of their names (`q_proj`). None: all."""
+
+
 class RankerTraining(OptimizerConfig):
     """Training of the paying ranker on each update's answers and the clicks of their rows."""
 
@@ -97,6 +112,10 @@ class LearnerConfig(StrictModel):
 
     logits_chunk_tokens: int = Field(default=4096, ge=1)
     """Tokens whose logits exist at once."""
+
+    lora: AdapterConfig | None = None
+    """Train adapters; policy, value model and reference share one copy of the base model. None:
+    train all weights."""
 
     policy: OptimizerConfig = OptimizerConfig()
     """The policy's optimizer."""

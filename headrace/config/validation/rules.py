@@ -451,6 +451,16 @@ RULES: tuple[Rule, ...] = (
         "does not go with learner.zero_stage = 3, which gathers weights inside layers",
     ),
     Rule(
+        "learner.lora",
+        lambda c: c.learner.lora is not None and c.learner.zero_stage == 3,
+        "shares one base model, which learner.zero_stage = 3 would cut up: use 2 or less",
+    ),
+    Rule(
+        "learner.lora",
+        lambda c: c.learner.lora is not None and not c.model.freeze_vision,
+        "has adapters for the decoder alone: set model.freeze_vision = true",
+    ),
+    Rule(
         "reward.process.source",
         lambda c: c.reward.process.source is not None and _group(c) is not None,
         "advantages by group see the score of a whole answer alone, so lines would earn nothing: "
