@@ -33,11 +33,10 @@ from dashboard.views import (
     trajectories,
 )
 from headrace.errors import UserError
+from storage.queries import WITHOUT_UPDATES
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
-# The kind of a run that all pages show alike.
-REWARD_MODEL = "reward model"
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
@@ -99,7 +98,7 @@ def show(render: Render, root: Path, choice: Choice) -> None:
     if choice.line is None:
         panels.empty(choice.trouble)
         return
-    draw = reward_model.render if choice.line.kind == REWARD_MODEL else render
+    draw = reward_model.render if choice.line.kind in WITHOUT_UPDATES else render
     try:
         draw(RunData(choice.line), root)
     except UserError as error:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from headrace.errors import StorageBlockedError, exit_code
 from headrace_cli.cli_data import add_data, add_replay
 from headrace_cli.cli_options import Maker, take
-from headrace_cli.cli_reward import add_rank, add_reward
+from headrace_cli.cli_reward import add_rank, add_reward, add_sft
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -28,6 +28,7 @@ first steps:
   headrace dashboard                                        look at all runs in a browser
   headrace reward try RECIPE answers.jsonl                  score finished answers without a run
   headrace reward train recipes/reward-models/lines.toml    train a reward model
+  headrace sft recipes/sft/cold-start.toml                      fine-tune a policy, a start for RL
   headrace show latest --json                               a run's metrics and token account
   headrace audit latest                                     verify its token accounting
   headrace replay latest --update 5                         recompute an update, compare numbers
@@ -68,6 +69,7 @@ WORK = {
     "reward label": "headrace_cli.commands.reward.labels.label",
     "reward anchors": "headrace_cli.commands.reward.anchors.anchors",
     "reward train": "headrace_cli.commands.reward.train.train",
+    "sft": "headrace_cli.commands.reward.train.sft",
     "rank train": "headrace_cli.commands.reward.rank.train",
     "rank eval": "headrace_cli.commands.reward.rank.evaluate",
     "doctor": "headrace_cli.commands.system.doctor.doctor",
@@ -256,6 +258,7 @@ def _checking(command: Maker) -> None:
 
     add_reward(command)
     add_rank(command)
+    add_sft(command)
 
     command("doctor", "check the installation", "headrace doctor", takes="json")
 

@@ -97,6 +97,21 @@ def _anchors(command: Maker, within: Any) -> None:
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
 
 
+SFT_EXAMPLES = """\
+headrace sft recipes/sft/cold-start.toml --out models/start
+  headrace train recipes/quickstart.toml model.path=models/start    RL from there
+  headrace sft recipes/sft/answers.toml model.path=DIR data.path=right.parquet
+  headrace sft --resume latest                                      after Ctrl-C
+
+A file has rows of prompt and response (or completion, output), or of messages that end with the
+answer; `headrace export RUN sft` writes a run's right answers so."""
+
+
+def add_sft(command: Maker) -> None:
+    """`headrace sft`."""
+    _training(command, None, "a policy on given answers", SFT_EXAMPLES, name="sft")
+
+
 RANK_EXAMPLES = """\
 headrace rank train recipes/reward-models/coca.toml
   headrace rank train my-log.toml objective.contrastive.epochs=0    no pretraining, to compare
@@ -127,9 +142,11 @@ def add_rank(command: Maker) -> None:
     judged.add_argument("--trec", type=Path, metavar="FILE", help="write a TREC run file, too")
 
 
-def _training(command: Maker, within: Any, what: str, examples: str) -> None:
+def _training(
+    command: Maker, within: Any, what: str, examples: str, *, name: str = "train"
+) -> None:
     trained = command(
-        "train", f"train {what} by a recipe, or go on with one", examples,
+        name, f"train {what} by a recipe, or go on with one", examples,
         within=within,
         takes="recipe? overrides json root",
     )  # fmt: skip

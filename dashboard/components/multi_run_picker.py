@@ -12,14 +12,13 @@ import streamlit as st
 
 from dashboard.components import panels
 from dashboard.reads import data
-from storage.queries import UNREADABLE, RunLine
+from storage.queries import UNREADABLE, WITHOUT_UPDATES, RunLine
 
 PARAMETER = "runs"
 """Names of runs in the address."""
 _WIDGET, _KEPT, _WRITTEN = "compared", "compared_runs", "written_runs"
 _SUGGESTED = 6
 """Maximum number of runs compared by default."""
-_WITHOUT_UPDATES = "reward model"
 
 
 def choose_runs(root: Path, left: str | None) -> list[RunLine]:
@@ -84,6 +83,6 @@ def _trouble(name: str, line: RunLine | None, root: Path) -> str | None:
         return f"There is no run {name} under {root}."
     if line.status == UNREADABLE:
         return f"Run {name} cannot be read: {line.detail}"
-    if line.kind == _WITHOUT_UPDATES:
-        return f"{name} trained a reward model: it has no updates of a policy to compare."
+    if line.kind in WITHOUT_UPDATES:
+        return f"{name} is the run of a {line.kind}: it has no updates of RL to compare."
     return None

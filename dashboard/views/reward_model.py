@@ -1,4 +1,4 @@
-"""A reward model's training: how it stands, its curves, its report.
+"""A reward model's training, or a policy's fine-tuning: how it stands, its curves, its report.
 
 All pages show it alike, because such a run has no generators and no trajectories.
 """
@@ -19,6 +19,9 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("Loss", ("loss", "held_out/loss"), "",
      "Mean of the objective's loss, of each step and of the held-out examples. Healthy: falling; "
      "held out rising again means that it learns the examples by heart."),
+    ("Held-out perplexity", ("held_out/perplexity",), "",
+     "exp of the held-out loss: the model is as unsure as among this many tokens alike. Healthy: "
+     "falling."),
     ("Held-out accuracy", ("held_out/accuracy",), "share",
      "Share of held-out pairs, or of lines labelled 1 or -1, that come out right. Healthy: "
      "rising."),
@@ -38,6 +41,13 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("Gradient norm", ("grad_norm",), "", "Before clipping. Healthy: no jumps."),
     ("Learning rate", ("lr",), "", "Of each step."),
 )  # fmt: skip
+
+
+FIGURES = (
+    ("Held-out accuracy", "accuracy", "Calibration error", "ece"),
+    ("Held-out MAP", "map", "Variants recognised", "recognised"),
+)
+"""Of reward models and of rankers: two titles, each with the name of its figure."""
 
 
 def render(run: RunData, root: Path) -> None:
@@ -68,7 +78,7 @@ def _run(run: RunData) -> None:
 
 def _headline(summary: dict[str, Any]) -> None:
     facts = [
-        "reward model", summary["objective"], f"seed {summary['seed']}",
+        summary["kind"], summary["objective"], f"seed {summary['seed']}",
         duration(summary["wall_s"]),
     ]  # fmt: skip
     panels.headline(summary, facts)
@@ -80,16 +90,18 @@ def _headline(summary: dict[str, Any]) -> None:
 
 def _figures(summary: dict[str, Any]) -> None:
     before, after = summary["held_out"]["before"], summary["held_out"]["after"]
-    ranks = summary["objective"] == "ranker"
-    title, name = ("Held-out MAP", "map") if ranks else ("Held-out accuracy", "accuracy")
-    other, second = ("Variants recognised", "recognised") if ranks else ("Calibration error", "ece")
     columns = st.columns(4)
-    columns[0].metric(
-        title,
-        share(after.get(name, before.get(name))),
-        _change(before.get(name), after.get(name)),
-        border=True,
-    )
+    if summary["objective"] == "sft":
+        title, name, other, second = "Held-out loss", "loss", "Perplexity", "perplexity"
+        columns[0].metric(title, number(after.get(name, before.get(name))), border=True)
+    else:
+        title, name, other, second = FIGURES[summary["objective"] == "ranker"]
+        columns[0].metric(
+            title,
+            share(after.get(name, before.get(name))),
+            _change(before.get(name), after.get(name)),
+            border=True,
+        )
     columns[1].metric("Loss", number(summary["loss"]), border=True)
     columns[2].metric(other, number(after.get(second, before.get(second))), border=True)
     columns[3].metric("Tokens trained", count(summary["tokens"]), border=True)

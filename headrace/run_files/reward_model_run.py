@@ -14,7 +14,7 @@ from headrace.run_files.run_folder import write_atomically
 
 METRICS, STATUS = "metrics.jsonl", "status.json"
 REPORT, REPORT_PAGE, PLOT = "report.json", "report.md", "report.svg"
-MODEL, CHECKPOINTS = "model", "checkpoints"
+MODEL, BEST, CHECKPOINTS = "model", "best", "checkpoints"
 
 
 class StepLine(msgspec.Struct, frozen=True, tag="step"):

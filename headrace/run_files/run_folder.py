@@ -186,8 +186,8 @@ def read_config(run_dir: Path) -> "RunConfig":
 
     if is_reward_model(run_dir):
         raise UserError(
-            f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with "
-            "it by `headrace reward train --resume`"
+            f"{run_dir.name} trained a reward model or a start for RL: look at it with `headrace "
+            "show`, go on with it by the command that began it, with --resume"
         )
     return _read(run_dir / RESOLVED, RunConfig)
 

@@ -39,6 +39,7 @@ from storage.queries.processes import (
     weight_versions,
 )
 from storage.queries.reward_models import (
+    WITHOUT_UPDATES,
     reward_model_config,
     reward_model_curves,
     reward_model_page,
@@ -85,6 +86,7 @@ __all__ = [
     "SCORES",
     "SOURCES",
     "UNREADABLE",
+    "WITHOUT_UPDATES",
     "Alerted",
     "Answer",
     "CriticSample",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GOING_ON = ("starting", "training")
+WITHOUT_UPDATES = ("reward model", "fine-tuning")
+"""Kinds of runs without updates of RL."""
 
 
 def reward_model_status(run_dir: Path) -> Status:
@@ -54,7 +56,7 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
     report = read_report(run_dir) or {}
     return {
         "run_id": run_dir.name,
-        "kind": "reward model",
+        "kind": WITHOUT_UPDATES[config["objective"]["kind"] == "sft"],
         "status": status.status,
         "detail": status.detail,
         "recipe": config["name"],

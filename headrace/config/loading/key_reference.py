@@ -43,10 +43,10 @@ values or bounds.
 REWARD_MODELS = """\
 # Recipes of reward models
 
-What `headrace reward train` and `rank train` read
+What `headrace reward train`, `rank train` and `sft` read
 ([reward models](reward-kinds.md#train-a-reward-model)). `[model]` is the section above:
-`model.path` is the start of a pairwise model and the backbone of others, `model.critic_path` a
-scalar model to continue.
+`model.path` is the start of a policy or pairwise model and the backbone of others,
+`model.critic_path` a scalar model to continue.
 """
 
 

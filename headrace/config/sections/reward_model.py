@@ -24,6 +24,13 @@ Is answer A better than answer B? Answer yes or no.
 SLOTS = ("question", "rule", "first", "second")
 
 
+class SftConfig(StrictModel):
+    """A policy learns to write given answers (supervised fine-tuning), as a start for RL."""
+
+    kind: Literal["sft"]
+    """Cross-entropy of the answers' tokens, each alike."""
+
+
 class BradleyTerryConfig(StrictModel):
     """A score of a whole answer: the better of two scores higher."""
 
@@ -119,7 +126,8 @@ class RankerConfig(StrictModel):
 
 
 ObjectiveConfig = Annotated[
-    BradleyTerryConfig | PairwiseConfig | LinesConfig | RankerConfig, Field(discriminator="kind")
+    SftConfig | BradleyTerryConfig | PairwiseConfig | LinesConfig | RankerConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -264,6 +272,13 @@ class TrainingConfig(StrictModel):
 
     checkpoint_every: int = Field(default=100, ge=1)
     """Steps between checkpoints."""
+
+    patience: int | None = Field(default=None, ge=1)
+    """End after this many evaluations without a lower held-out loss, and keep the model of the
+    lowest. None: take all steps, keep the last."""
+
+    from_scratch: bool = False
+    """Begin with random weights of the model's shape."""
 
 
 class EngineConfig(StrictModel):

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headrace.config.loading.hub import with_local_model
 from headrace.config.loading.recipe import load_reward_model
-from headrace.config.sections.reward_model import RewardModelConfig, RunDataConfig
+from headrace.config.sections.reward_model import RewardModelConfig, RunDataConfig, SftConfig
 from headrace.errors import UserError
 from headrace.host.install import require
 from headrace.run_files import run_folder
@@ -32,6 +32,9 @@ from headrace_cli.launch.display.progress import PLAIN_EVERY_S, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.supervisor import INTERRUPTED, handled
 
+COMMANDS = {"sft": "sft", "ranker": "rank train"}
+"""The commands of objectives that `reward train` is not the first for."""
+
 
 class RewardScreen:
     """Shows a training; `live`: as a bar that is redrawn."""
@@ -39,7 +42,7 @@ class RewardScreen:
     def __init__(self, console: Console, *, live: bool) -> None:
         self._console = console
         self._bar = _bar(console) if live else None
-        self._task = None if self._bar is None else self._bar.add_task("reward model", total=None)
+        self._task = None if self._bar is None else self._bar.add_task("training", total=None)
         self._printed_at = self._began_at = float("-inf")
         self._first_step = 0
         self._held_out = ""
@@ -68,8 +71,9 @@ class RewardScreen:
 
     def evaluated(self, line: EvaluationLine) -> None:
         """The held-out examples were looked at."""
-        accuracy = line.figures.get("accuracy")
-        self._held_out = "" if accuracy is None else f"held-out accuracy {accuracy:.3f}"
+        name = "accuracy" if "accuracy" in line.figures else "loss"
+        value = line.figures.get(name)
+        self._held_out = "" if value is None else f"held-out {name} {value:.3f}"
         if self._bar is None:
             found = ", ".join(
                 f"{name.replace('_', ' ')} {value:.4g}"
@@ -92,6 +96,11 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console)
+
+
+def sft(arguments: argparse.Namespace) -> int:
+    """Fine-tune a policy by a recipe, or go on with one."""
+    return train(arguments, expects=SftConfig)
 
 
 def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) -> int:
@@ -119,7 +128,8 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
             screen.close()
     if outcome.model is None:
         say(console, f"interrupted after {outcome.step} steps; go on with:")
-        say(console, f"  headrace reward train --resume {run_dir.name}{root_option(run_dir)}")
+        command = COMMANDS.get(config.objective.kind, "reward train")
+        say(console, f"  headrace {command} --resume {run_dir.name}{root_option(run_dir)}")
         return INTERRUPTED
     if arguments.json:
         print(json.dumps({"run_id": run_dir.name, "model": str(outcome.model), **outcome.figures}))
@@ -132,7 +142,8 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
 def _check_objective(config: RewardModelConfig, expects: type[Any] | None) -> None:
     if expects is not None and not isinstance(config.objective, expects):
         kind = config.objective.kind
-        raise UserError(f"objective.kind = {kind!r} is trained by `headrace reward train`")
+        command = COMMANDS.get(kind, "reward train")
+        raise UserError(f"objective.kind = {kind!r} is trained by `headrace {command}`")
 
 
 def _train(config: RewardModelConfig, run_dir: Path, screen: RewardScreen, stop: Any) -> Any:

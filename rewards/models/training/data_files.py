@@ -1,7 +1,8 @@
 """Examples in files, as the field writes them.
 
 In: JSON lines, JSON or Parquet. Out: pairs from rows with `chosen` and `rejected`, or from answers
-of which it is known whether they are right; labelled answers from rows with `labels`. Promise: what
+of which it is known whether they are right; labelled answers from rows with `labels`; answers to
+learn. Promise: what
 cannot be read, lacks a column or is out of range is a UserError that names file and row.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt, split_lines
-from rewards.models.training.examples import Labelled, Pair
+from rewards.models.training.examples import Demonstration, Labelled, Pair
 from rewards.models.training.pairs_from_runs import Answer
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
@@ -20,6 +21,7 @@ from tasks.datasets.records import Record, find_files, read_records
 
 LINES = ("lines", "steps", "completions")
 RESPONSES = ("response", "completion", "output")
+CHATS = ("messages", "conversations")
 LABELS = (1.0, 0.0, -1.0)
 
 
@@ -49,6 +51,32 @@ def read_pair(where: str, record: Record, folder: str = "") -> Pair:
         raise UserError(f"{where}: rule is {str(rule)[:40]!r}, and should be a text")
     prompt = _prompt(record, where) or _common(record, where)
     return Pair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where, folder)
+
+
+def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstration:
+    """A row `prompt` and `response`, `completion` or `output` (a text, or a chat that ends with the
+    answer), or `messages` or `conversations` that end with it."""
+    key = next((key for key in RESPONSES if record.get(key)), None)
+    if key is not None:
+        prompt = _prompt(record, where)
+        if not prompt:
+            raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+        return Demonstration(prompt, _answer(record, key, where), where, folder)
+    chats = (record[key] for key in CHATS if isinstance(record.get(key), list))
+    chat: list[Any] = next(chats, [])
+    if len(chat) < 2:
+        raise UserError(
+            f"{where}: no answer (looked for {', '.join((*RESPONSES, *CHATS))}; the row has "
+            f"{', '.join(sorted(record)) or 'nothing'})"
+        )
+    try:
+        said = read_prompt(chat, images_of(record))
+    except NoPromptError as error:
+        raise UserError(f"{where}: {error}") from error
+    assert isinstance(said, list), "messages stay messages"
+    if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
+        raise UserError(f"{where}: the last message is not a text of the assistant")
+    return Demonstration(said[:-1], said[-1]["content"], where, folder)
 
 
 def read_answer(where: str, record: Record) -> Answer:

@@ -20,6 +20,16 @@ _PARTS = 10_000
 
 
 @dataclass(frozen=True)
+class Demonstration:
+    """An answer to learn. `where`, `folder`: as of a `Pair`."""
+
+    prompt: Prompt
+    answer: str
+    where: str = ""
+    folder: str = ""
+
+
+@dataclass(frozen=True)
 class Pair:
     """Two answers to one prompt, of which `chosen` is the better one.
 
@@ -49,15 +59,18 @@ class Labelled:
     where: str = ""
 
 
+P = TypeVar("P", Demonstration, Pair)
+
+
 class ExampleImages:
-    """Image files of pairs, by digest; those with a path are read again each time."""
+    """Image files of examples, by digest; those with a path are read again each time."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Any, Path]] = {}
 
-    def named(self, pair: Pair) -> Pair:
-        """The pair with its images named by their digests. MediaError, which names row and image,
-        where one cannot be used."""
+    def named(self, pair: P) -> P:
+        """The example with its images named by their digests. MediaError, which names row and
+        image, where one cannot be used."""
         folder = Path(pair.folder)
         files = files_of(pair.prompt, folder, pair.where, check=True)
         digests = [sha256(data).hexdigest() for data in files]
@@ -70,7 +83,7 @@ class ExampleImages:
         return image_bytes(*self._found[digest])
 
 
-E = TypeVar("E", Pair, Labelled)
+E = TypeVar("E", Demonstration, Pair, Labelled)
 
 
 @dataclass(frozen=True)

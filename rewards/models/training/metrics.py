@@ -5,6 +5,7 @@ In: scores and what is true of them. Out: dicts of JSON types: `loss`, `accuracy
 can be said. No torch.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,17 @@ import numpy.typing as npt
 
 BINS = 10
 Floats = npt.NDArray[np.float64]
+
+
+def of_answers(judged: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    """Of (summed cross-entropy, tokens) of answers, by tokens."""
+    entropy, tokens = np.array(judged, np.float64).reshape(-1, 2).T
+    loss = float(entropy.sum() / tokens.sum())
+    return {
+        "examples": len(judged),
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+    }
 
 
 def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> dict[str, Any]:

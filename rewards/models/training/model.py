@@ -24,7 +24,14 @@ from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
-from learner.models.loading import load_critic, load_policy, load_processor
+from learner.models.loading import (
+    critic_class,
+    load_critic,
+    load_policy,
+    load_processor,
+    made_from,
+    policy_class,
+)
 from learner.process.checkpoint import write_checkpoint
 from learner.process.weight_publishing import weights_of
 from rewards.models.card import FORMAT, Card, fingerprint, write_card
@@ -63,6 +70,12 @@ class Model:
         autocast = torch.bfloat16 if mixes else None
         load = load_critic if is_scalar else load_policy
         self.pretrained: PreTrainedModel = load(models, dtype=dtype, device=self.device)
+        if config.training.from_scratch and resumed is None:
+            kind = (critic_class if is_scalar else policy_class)(self.pretrained.config)
+            made = made_from(
+                kind, self.pretrained.config, trust_remote_code=models.trust_remote_code
+            )
+            self.pretrained = made.to(dtype).to(self.device)
         network: ValueNetwork | PolicyNetwork = (
             ValueNetwork(self.pretrained, autocast=autocast)
             if is_scalar

@@ -17,6 +17,7 @@ from headrace.config.sections.reward_model import (
     LinesConfig,
     PairwiseConfig,
     RewardModelConfig,
+    SftConfig,
 )
 from headrace.errors import UserError
 from learner.models.forward import TokenScores
@@ -31,13 +32,13 @@ from rewards.models.encoding import (
 from rewards.models.packing import Row, Unit, UnitPack
 from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
 from rewards.models.training import metrics
-from rewards.models.training.examples import Labelled, Pair
+from rewards.models.training.examples import Demonstration, Labelled, Pair
 
 Output = Tensor | TokenScores
 
 
 class Objective(Protocol):
-    """One of the three ways to train a reward model."""
+    """One of the ways to train a model on packed examples."""
 
     is_scalar: bool
     """A scalar head in the place of the language model's."""
@@ -62,6 +63,8 @@ def build_objective(
     prompts, for a model that sees."""
     mode = config.model.chat_template
     match config.objective:
+        case SftConfig():
+            return Sft(tokenizer, mode, images)
         case BradleyTerryConfig():
             return BradleyTerry(tokenizer, mode, images)
         case PairwiseConfig() as told:
@@ -70,6 +73,37 @@ def build_objective(
             return Lines(tokenizer, mode)
         case other:
             raise UserError(f"objective.kind = {other.kind!r} is not made of packed examples")
+
+
+class Sft:
+    """The tokens of each answer."""
+
+    is_scalar = False
+
+    def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
+        self._tokenizer, self._mode, self._images = tokenizer, mode, images
+
+    def unit(self, example: Demonstration, *, training: bool) -> Unit:
+        """The answer with its end token, behind its prompt."""
+        found = encode(
+            self._tokenizer, example.prompt, example.answer, self._mode, images=self._images
+        )
+        places = list(range(len(found.prompt) - 1, len(found.ids) - 1))
+        row = Row(found.ids, places, found.response, found.media)
+        return Unit((row,), (), float(len(places)))
+
+    def loss(self, output: Output, pack: UnitPack) -> Tensor:
+        """Summed cross-entropy of the answers' tokens."""
+        return -_logprobs(output).sum()
+
+    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+        """(summed cross-entropy of an answer, its tokens)."""
+        parts = pack.of_units(_logprobs(output))
+        return [(-float(part.sum()), unit.weight) for unit, part in parts]
+
+    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+        """Loss and perplexity."""
+        return metrics.of_answers(judged)
 
 
 class BradleyTerry:

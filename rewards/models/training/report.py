@@ -64,13 +64,15 @@ def _loss(axes: Axes, steps: Sequence[StepLine], evaluations: Sequence[Evaluatio
 
 
 def _accuracy(axes: Axes, evaluations: Sequence[EvaluationLine]) -> None:
-    ranks = any("map" in e.figures for e in evaluations)
-    name = "map" if ranks else "accuracy"
+    names = {"map": "MAP", "perplexity": "perplexity", "accuracy": "accuracy"}
+    told = {name for line in evaluations for name in line.figures}
+    name = next((name for name in names if name in told), "accuracy")
     known = [(e.step, e.figures[name]) for e in evaluations if e.figures.get(name) is not None]
     if known:
         axes.plot(*zip(*known, strict=True), "o-", color=_ORANGE, markersize=3)
-    axes.set_ylim(0, 1.02)
-    axes.set_title("held-out MAP" if ranks else "held-out accuracy")
+    if name != "perplexity":
+        axes.set_ylim(0, 1.02)
+    axes.set_title(f"held-out {names[name]}")
     axes.set_xlabel("step")
 
 
@@ -88,6 +90,7 @@ def _calibration(axes: Axes, bins: Sequence[dict[str, Any]]) -> None:
 
 
 _WORDS = {
+    "sft": "answers like those that it was shown (supervised fine-tuning)",
     "bradley_terry": "a score of a whole answer (Bradley-Terry)",
     "pairwise": "yes or no to whether the first of two answers is better (pairwise)",
     "lines": "a score at the end of each line (lines)",
@@ -95,6 +98,7 @@ _WORDS = {
 }
 _FIGURES = (
     ("loss", "loss", "mean of the objective's loss"),
+    ("perplexity", "perplexity", "exp of the loss: as unsure as among this many tokens alike"),
     ("accuracy", "accuracy", "share of pairs, or of lines labelled 1 or -1, that come out right"),
     ("auc", "area under the curve", "share of (good, bad) lines in which the good one scores more"),
     ("mse", "mean squared error", "of line scores against their labels"),
@@ -129,7 +133,8 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
 def page(report: dict[str, Any]) -> Iterator[str]:
     """The report in Markdown."""
     examples = report["examples"]
-    yield f"# Reward model {report['run_id']}"
+    kind = "Fine-tuned policy" if report["objective"] == "sft" else "Reward model"
+    yield f"# {kind} {report['run_id']}"
     yield ""
     yield f"It gives {_WORDS[report['objective']]}. Folder: `{report['model']}`."
     yield ""

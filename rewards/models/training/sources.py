@@ -13,12 +13,13 @@ from headrace.config.sections.reward_model import (
     LinesConfig,
     RewardModelConfig,
     RunDataConfig,
+    SftConfig,
     TaskDataConfig,
 )
 from headrace.errors import UserError
 from headrace.run_files.run_folder import find_run
 from rewards.models.training import data_files, synthetic_errors
-from rewards.models.training.examples import E, Examples, Labelled, Pair, split
+from rewards.models.training.examples import Demonstration, E, Examples, Labelled, Pair, split
 from rewards.models.training.pairs_from_runs import Answer, pairs_of
 from tasks.rows import prompt_text
 
@@ -28,9 +29,34 @@ PER_GROUP = 4
 
 def read_examples(config: RewardModelConfig) -> Examples[Any]:
     """All examples of a recipe, split; UserError where they cannot be had."""
+    if isinstance(config.objective, SftConfig):
+        return _demonstrations(config)
     if isinstance(config.objective, LinesConfig):
         return _labelled(config, config.objective.separator)
     return _pairs(config)
+
+
+def _demonstrations(config: RewardModelConfig) -> Examples[Demonstration]:
+    data = config.data
+    match data:
+        case FileDataConfig():
+            found = _demonstrations_in(data.path, data.limit)
+            if data.eval_path is not None:
+                return _apart(found, _demonstrations_in(data.eval_path, None), 0)
+        case TaskDataConfig():
+            found = synthetic_errors.demonstrations(data, seed=config.seed)
+        case _:
+            raise UserError(
+                f"objective.kind = 'sft' reads a file or a task, not data.kind = {data.kind!r}; "
+                "`headrace export RUN sft` writes a run's right answers into a file"
+            )
+    return split(found, fraction=data.eval_fraction)
+
+
+def _demonstrations_in(path: str, limit: int | None) -> list[Demonstration]:
+    rows = list(data_files.rows(path, limit))
+    _not_empty(path, rows)
+    return [data_files.read_demonstration(where, record, folder) for folder, where, record in rows]
 
 
 def _pairs(config: RewardModelConfig) -> Examples[Pair]:

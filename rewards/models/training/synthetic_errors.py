@@ -12,7 +12,7 @@ from random import Random
 
 from headrace.config.sections.reward_model import TaskDataConfig
 from headrace.errors import UserError
-from rewards.models.training.examples import Labelled, Pair
+from rewards.models.training.examples import Demonstration, Labelled, Pair
 from tasks.datasets.source import PROCEDURAL_TASKS
 from tasks.procedural import chain_sums, shapes, tracking
 from tasks.procedural.base import ProceduralTask
@@ -35,6 +35,20 @@ def pairs(config: TaskDataConfig, *, seed: int) -> list[Pair]:
         rejected = _answer(config, prompt, rng.randrange(steps), rng)
         made.append(Pair(prompt, "".join(chosen), "".join(rejected), where=f"example {index}"))
     return made
+
+
+def demonstrations(config: TaskDataConfig, *, seed: int) -> list[Demonstration]:
+    """A right answer to each prompt, worked out; UserError for captions."""
+    if config.task not in _WORK:
+        raise UserError(f"objective.kind = 'sft': answers of {config.task} are not made here")
+    prompts = [
+        _prompt(config, Random(f"sft/{config.task}/{seed}/{index}"))[0]
+        for index in range(config.examples)
+    ]
+    return [
+        Demonstration(prompt, "".join(_answer(config, prompt)), f"example {index}")
+        for index, prompt in enumerate(prompts)
+    ]
 
 
 def labelled(config: TaskDataConfig, *, seed: int) -> list[Labelled]:

@@ -7,6 +7,7 @@ leaves a checkpoint; a step whose gradient is not finite is not applied.
 """
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from headrace.config.sections.reward_model import RankerConfig, RewardModelConfi
 from headrace.data.image_processor import sees_images
 from headrace.errors import RunFailedError, UserError
 from headrace.run_files.reward_model_run import (
+    BEST,
     CHECKPOINTS,
     MODEL,
     EvaluationLine,
@@ -150,6 +152,7 @@ class Training:
             self._tokens, self._seconds = int(facts["tokens"]), float(facts["train_time_s"])
         forget_after(run_dir, self._step)
         self._figures: dict[str, Any] = {}
+        self._best: dict[str, Any] = {}
         self._status = replace_status(status, status="training", step=self._step, steps=self._steps)
         self._kept_at = self._step if resumed is not None else -1
         told = [f"{number} {name}" for name, number in self._trainee.examples.items()]
@@ -159,7 +162,7 @@ class Training:
         """Take the steps that are left."""
         config = self._config.training
         before = self._first_figures()
-        while self._step < self._steps:
+        while self._step < self._steps and not self._is_over():
             if should_stop():
                 return self._interrupted()
             self._take_step()
@@ -167,15 +170,29 @@ class Training:
                 self._evaluate()
             if self._step % config.checkpoint_every == 0 and self._step < self._steps:
                 self._checkpoint()
-        self._evaluate()
+        if not self._is_over():
+            self._evaluate()
         self._checkpoint()
         return self._finished(before)
 
+    def _is_over(self) -> bool:
+        """Whether the held-out loss has not fallen for as long as the recipe waits."""
+        patience = self._config.training.patience
+        return patience is not None and self._evaluations_since_best() >= patience
+
+    def _evaluations_since_best(self) -> int:
+        losses = [figures.get("loss") or math.inf for figures in self._held_out()]
+        return len(losses) - 1 - losses.index(min(losses)) if losses else 0
+
+    def _held_out(self) -> list[dict[str, float | None]]:
+        """Figures of all evaluations of the run."""
+        lines = read_lines(self._run_dir)
+        return [line.figures for line in lines if isinstance(line, EvaluationLine)]
+
     def _first_figures(self) -> dict[str, float | None]:
         """Figures before the first step: measured now, or at the start of the run."""
-        for line in read_lines(self._run_dir):
-            if isinstance(line, EvaluationLine):
-                return line.figures
+        if earlier := self._held_out():
+            return earlier[0]
         self._evaluate()
         return flat(self._figures)
 
@@ -209,6 +226,9 @@ class Training:
         line = EvaluationLine(self._step, flat(self._figures), self._seconds, time.time())
         append_line(self._run_dir, line)
         self._watch.evaluated(line)
+        if self._config.training.patience is not None and not self._evaluations_since_best():
+            self._best = self._figures
+            self._trainee.save(self._run_dir / BEST, self._run_dir.name)
 
     def _checkpoint(self) -> None:
         if self._kept_at == self._step:
@@ -225,7 +245,13 @@ class Training:
     def _finished(self, before: dict[str, float | None]) -> Outcome:
         out = self._config.out
         folder = (self._run_dir / MODEL if out is None else Path(out)).resolve()
-        self._trainee.save(folder, self._run_dir.name)
+        after, best = self._figures, self._run_dir / BEST
+        if self._config.training.patience is None:
+            self._trainee.save(folder, self._run_dir.name)
+        else:
+            after = self._best or self._held_out()[-1 - self._evaluations_since_best()]
+            shutil.copytree(best, folder, dirs_exist_ok=True)
+            shutil.rmtree(best)
         write_report(
             self._run_dir,
             {
@@ -239,11 +265,11 @@ class Training:
                 "train_time_s": self._seconds,
                 "examples": self._trainee.examples,
                 "before": before,
-                "after": self._figures,
+                "after": after,
             },
         )
         self._say("finished")
-        return Outcome(folder, self._step, self._figures)
+        return Outcome(folder, self._step, after)
 
     def _say(self, status: str, detail: str = "") -> None:
         self._status = replace_status(self._status, status=status, step=self._step, detail=detail)

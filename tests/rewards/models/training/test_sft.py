@@ -1,0 +1,142 @@
+"""Fine-tuning: rows of answers, the loss by transformers' own, an end that comes early."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from headrace.config.loading.recipe import load_reward_model
+from headrace.config.sections.reward_model import RewardModelConfig, TaskDataConfig
+from headrace.errors import UserError
+from headrace.run_files.reward_model_run import EvaluationLine, read_lines
+from headrace_cli.cli import main
+from rewards.models.training import synthetic_errors
+from rewards.models.training.data_files import read_demonstration
+from rewards.models.training.examples import Demonstration, split
+from storage import queries
+from tests.rewards.models.small import ROOT, Silence, run
+
+RECIPE = ROOT / "recipes" / "sft" / "cold-start.toml"
+CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
+ANSWERED = [*CHAT, {"role": "assistant", "content": "12"}]
+
+
+def recipe(root: Path, *overrides: str) -> RewardModelConfig:
+    few = ("training.batch=8", "data.examples=200", "data.max_terms=3", "data.eval_limit=16")
+    return load_reward_model(RECIPE, [f'root="{root}"', *few, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"prompt": "7+5=", "response": "12"}, Demonstration("7+5=", "12")),
+        ({"prompt": CHAT, "completion": ANSWERED[1:]}, Demonstration(CHAT, "12")),
+        ({"messages": ANSWERED}, Demonstration(CHAT, "12")),
+        ({"prompt": "7+5=", "response": "12", "messages": ANSWERED}, Demonstration("7+5=", "12")),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "7 + 5"},
+                    {"from": "gpt", "value": "1"},
+                ]
+            },
+            Demonstration([{"role": "user", "content": "7 + 5"}], "1"),
+        ),
+    ],
+)
+def test_rows_as_the_field_writes_them(row: dict[str, Any], found: Demonstration) -> None:
+    assert read_demonstration("", row) == found
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p"}, "row 3: no answer"),
+        ({"response": "12"}, "row 3: no prompt"),
+        ({"prompt": "p", "response": 12}, "row 3: response is neither a text nor a chat"),
+        ({"messages": [*ANSWERED, *CHAT]}, "row 3: the last message is not a text of the assist"),
+        ({"messages": ["a", "b"]}, "row 3: the prompt is neither text nor a list of messages"),
+    ],
+)
+def test_a_row_that_is_none(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_demonstration("answers.jsonl, row 3", row)
+
+
+def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
+    """Of answer tokens alone, the end token included, averaged over all of them."""
+    config = recipe(tmp_path, "training.from_scratch=false", "training.steps=1")
+    watch = Silence()
+    run(config, watch=watch)
+    assert isinstance(config.data, TaskDataConfig)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+    examples = synthetic_errors.demonstrations(config.data, seed=config.seed)
+    held_out = split(examples, fraction=config.data.eval_fraction).held_out[:16]
+    total, tokens = 0.0, 0
+    for one in held_out:
+        prompt = tokenizer(one.prompt)["input_ids"]
+        answer = tokenizer(one.answer, add_special_tokens=False)["input_ids"]
+        answer = [*answer, tokenizer.eos_token_id]
+        ids = torch.tensor([[*prompt, *answer]])
+        labels = torch.tensor([[-100] * len(prompt) + answer])
+        with torch.no_grad():
+            total += float(model(ids, labels=labels).loss) * len(answer)
+        tokens += len(answer)
+    figures = watch.evaluations[0].figures
+    assert figures["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert figures["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+def test_random_weights_learn_and_go_on_as_a_policy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = recipe(tmp_path, "training.steps=40", "training.warmup_steps=2")
+    watch = Silence()
+    run_dir, outcome = run(config, watch=watch)
+    first, last = (watch.evaluations[i].figures["loss"] for i in (0, -1))
+    assert first is not None
+    assert last is not None
+    assert first > 0.8 * math.log(len(AutoTokenizer.from_pretrained(config.model.path)))
+    assert last < 0.6 * first
+    assert outcome.model is not None
+    assert AutoModelForCausalLM.from_pretrained(outcome.model).num_parameters() > 600_000
+    (line,) = queries.list_runs(run_dir.parent)
+    assert main(["runs", "--root", str(run_dir.parent)]) == 0
+    assert "(fine-tuning)" in capsys.readouterr().out
+    assert (line.kind, line.updates) == ("fine-tuning", 40)
+    assert "# Fine-tuned policy" in (run_dir / "report.md").read_text()
+
+
+def test_it_ends_early_and_keeps_the_best(tmp_path: Path) -> None:
+    """A rate that ruins the model: the loss rises from the first evaluation on."""
+    config = recipe(
+        tmp_path, "training.from_scratch=false", "training.steps=50", "training.patience=2",
+        "training.evaluate_every=2", "training.lr=1.0", "training.warmup_steps=0",
+    )  # fmt: skip
+    run_dir, outcome = run(config)
+    losses = [x.figures["loss"] for x in read_lines(run_dir) if isinstance(x, EvaluationLine)]
+    assert len(losses) == 3
+    assert outcome.step == 4
+    assert outcome.figures["loss"] == losses[0]
+    assert not (run_dir / "best").exists()
+    start = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+    kept = AutoModelForCausalLM.from_pretrained(outcome.model, dtype=torch.float32)
+    for name, tensor in start.state_dict().items():
+        assert torch.equal(tensor, kept.state_dict()[name]), name
+    report = json.loads((run_dir / "report.json").read_text())
+    assert report["after"]["loss"] == losses[0]
+
+
+def test_the_command_trains_what_it_is_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pairs = str(ROOT / "recipes" / "reward-models" / "bradley-terry.toml")
+    assert main(["sft", pairs, "--root", str(tmp_path)]) == 2
+    assert "is trained by `headrace reward train`" in capsys.readouterr().err
+    assert main(["sft", str(RECIPE), "data.kind=run", "data.run=x", "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
