@@ -109,6 +109,12 @@ def reinforce(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
     return PolicyLoss(-advantages * log_ratio, never, never, never)
 
 
+def no_surrogate(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
+    """L_t = 0: what trains is added to it."""
+    never = torch.zeros_like(advantages, dtype=torch.bool)
+    return PolicyLoss(torch.zeros_like(log_ratio), never, never, never)
+
+
 def squared_error(values: Tensor, targets: Tensor) -> Tensor:
     """L_t = (v - R)^2 / 2, all [T], with gradient."""
     return 0.5 * (values - targets).square()

@@ -22,6 +22,7 @@ from headrace.config.sections.algorithm import (
     EgaeConfig,
     GroupAdvantageConfig,
     KlConfig,
+    NoLossConfig,
     OverlongConfig,
     PolicyLossConfig,
     RatioConfig,
@@ -49,6 +50,7 @@ from learner.algorithms.policy_losses import (
     PolicyLoss,
     clipped_squared_error,
     clipped_surrogate,
+    no_surrogate,
     reinforce,
     squared_error,
 )
@@ -335,6 +337,8 @@ def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyL
             )
         case ReinforceLossConfig():
             return reinforce
+        case NoLossConfig():
+            return no_surrogate
 
 
 def _aggregate(kind: str, longest: int) -> AggregateFunction:

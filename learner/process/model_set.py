@@ -119,10 +119,17 @@ class ModelSet:
         self.place = self._place(rank, work, shares_rows=shares_rows)
         self.reference = None
         if algorithm.kl is not None:
-            # The run's own model, not the checkpoint's: what is diverged from never changes.
-            start = self._policy_model(config.model).requires_grad_(False)
-            self._share_base(start)
-            self.reference = self._scoring(start)
+            # A teacher or the run's own model, not the checkpoint's: the reference never changes.
+            assert config.algorithm.kl is not None
+            teacher = config.algorithm.kl.reference_path
+            path = {"path": teacher or config.model.path}
+            reference = self._policy_model(config.model.model_copy(update=path))
+            reference.requires_grad_(False)
+            if teacher is None:
+                self._share_base(reference)
+            self.reference = self._scoring(reference)
+            if teacher and shares_rows and not may_share_rows(self.reference):
+                raise UserError(f"{teacher}: its layers have a state, and the policy's have none")
             self._let_see(self.reference)
         # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
         self.policy_bytes = sum(

@@ -81,9 +81,10 @@ def _starting_models(config: RunConfig, update: int) -> list[str]:
     """What is read besides a checkpoint: for update 1 instead of one, as the base of adapters, and
     as a reference."""
     path, critic = config.model.path, config.model.critic_path
+    kl, found = config.algorithm.kl, []
     if update == 1 or config.learner.lora is not None:
-        return [path, *([critic] if critic and config.algorithm.value is not None else [])]
-    return [path] if config.algorithm.kl is not None else []
+        found = [path, *([critic] if critic and config.algorithm.value is not None else [])]
+    return found if kl is None else [*found, kl.reference_path or path]
 
 
 def checkpoint_before(run_dir: Path, update: int) -> Path:

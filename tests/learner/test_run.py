@@ -2,6 +2,7 @@
 
 import json
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +406,32 @@ def test_the_reference_stays_the_starting_policy(
         coordinator.send_batch(batch_of(shard, update=2, version=9))
         again = coordinator.expect(UpdateDone)
         assert again.metrics["actor/reference_kl"] == pytest.approx(kl[1], rel=1e-5)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+        assert coordinator.wait() == [0]
+
+
+@pytest.mark.slow
+def test_a_student_goes_to_its_teacher(tmp_path: Path) -> None:
+    """Without a surrogate the divergence from the teacher is all that trains."""
+    teacher = save_tiny_model(tmp_path / "teacher", seed=5, num_hidden_layers=1)
+    table = run_config(save_tiny_model(tmp_path / "model")).model_dump(mode="json")
+    table["algorithm"] = {
+        "advantages": {"kind": "group", "baseline": "none", "scale": "none"},
+        "policy_loss": {"kind": "none"},
+        "kl": {"coef": 1.0, "estimator": "k1+", "reference_path": str(teacher)},
+    }
+    shard = alone(replace(record(seed=1), values=[]))
+    with ScriptedCoordinator(RunConfig.model_validate(table), tmp_path / "run-9") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        kl = []
+        for update in range(1, 7):
+            coordinator.send_batch(batch_of(shard, update=update, version=update - 1))
+            done = coordinator.expect(UpdateDone)
+            kl.append(number(done.metrics["actor/reference_kl"]))
+        assert kl[-1] < 0.7 * kl[0]
+        assert all(later < earlier for earlier, later in pairwise(kl))
         coordinator.send(Shutdown(reason="done"))
         coordinator.expect(Goodbye)
         assert coordinator.wait() == [0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config.estimates.activations import largest_activations, longest_trajectory
-from headrace.config.estimates.model_shape import ModelShape
+from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
 
@@ -79,7 +79,9 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     stage = learner.zero_stage or 0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
-    frozen = weights * (fits + (algorithm.kl is not None))
+    teacher = _teacher(config)
+    frozen = weights * (fits + (algorithm.kl is not None and teacher is None))
+    taught = 0 if teacher is None else int(weights * teacher.parameters)
     weights /= ranks if stage >= 3 else 1
     trained, held = shape.parameters, shape.parameters * (models * weights + frozen)
     if learner.lora is not None:
@@ -88,10 +90,18 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
         held = weights * (bases * shape.parameters + models * trained)
     offloaded = on_gpu and learner.offload_optimizer
     return {
-        "models": int(held),
+        "models": int(held) + taught,
         OFFLOADED if offloaded else "optimizers": int(trained * models * moments),
         "gradients": int(trained * gradients),
     }
+
+
+def _teacher(config: RunConfig) -> ModelShape | None:
+    """The shape of a reference that is not the policy's start; None without one here."""
+    kl = config.algorithm.kl
+    if kl is None or kl.reference_path is None or not Path(kl.reference_path).is_dir():
+        return None
+    return model_shape(Path(kl.reference_path))
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:

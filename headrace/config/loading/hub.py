@@ -47,6 +47,13 @@ def with_local_model(config: C, *, download: bool) -> C:
     if path != config.model.path:
         changed["model"] = config.model.model_copy(update={"path": path})
     if isinstance(config, RunConfig):
+        kl = config.algorithm.kl
+        if kl is not None and kl.reference_path is not None:
+            key = "algorithm.kl.reference_path"
+            local = {"reference_path": _local(key, kl.reference_path, download=download)}
+            changed["algorithm"] = config.algorithm.model_copy(
+                update={"kl": kl.model_copy(update=local)}
+            )
         judges = _local_judges(config.reward.judges, download=download)
         if judges != config.reward.judges:
             changed["reward"] = config.reward.model_copy(update={"judges": judges})

@@ -28,7 +28,7 @@ NULL = "null"
 
 PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
-    "environment.name",
+    "environment.name", "algorithm.kl.reference_path",
 )  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
 PATH_OPTIONS = {
@@ -152,8 +152,11 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
     """Tables and keys in them where a path may stand: keys of sections, and options of kinds that
     ask a reward model, and of environments."""
     for dotted in PATH_KEYS:
-        section, key = dotted.split(".")
-        if isinstance(place := table.get(section), dict):
+        place: Any = table
+        *sections, key = dotted.split(".")
+        for section in sections:
+            place = place.get(section) if isinstance(place, dict) else None
+        if isinstance(place, dict):
             yield place, key
     yield from ((options, "path") for options in _tables_in(table, "environment"))
     for member in _tables_in(table.get("task"), "datasets"):

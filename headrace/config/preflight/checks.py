@@ -11,7 +11,7 @@ from headrace.config.device_defaults import gpu_places, ranks_on_gpus, resolve, 
 from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.hub import is_hub_name
-from headrace.config.preflight.value_model import check_value_model
+from headrace.config.preflight.value_model import check_tokens, check_value_model
 from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig, members
@@ -22,6 +22,7 @@ from headrace.errors import UserError
 from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_free
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+REFERENCE = "algorithm.kl.reference_path"
 SHM_BYTES = 512 * MIB
 """For the ranks of one host: NCCL takes some 10 MiB for each pair of ranks and channel where GPUs
 have no peer access, so that Docker's 64 MiB are too little for two."""
@@ -74,7 +75,9 @@ def check_model(config: RunConfig) -> ModelShape:
     """The shape of the policy in its folder; UserError where there is none."""
     judges = {f"reward.judges.{n}.path": j.path for n, j in config.reward.judges.items()}
     speaking = {"model.path": config.model.path, **judges}
-    paths = {**speaking, "model.critic_path": config.model.critic_path}
+    kl = config.algorithm.kl
+    reference = None if kl is None else kl.reference_path
+    paths = {**speaking, "model.critic_path": config.model.critic_path, REFERENCE: reference}
     for key, path in paths.items():
         if path is None:
             continue
@@ -94,6 +97,8 @@ def check_model(config: RunConfig) -> ModelShape:
             raise UserError(f"{key} = {spoken!r}: no tokenizer in it")
     if config.model.critic_path is not None:
         check_value_model(Path(config.model.critic_path), Path(config.model.path))
+    if reference is not None:
+        check_tokens(REFERENCE, Path(reference), Path(config.model.path))
     try:
         return model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:

@@ -178,11 +178,20 @@ class ReinforceLossConfig(StrictModel):
     kind: Literal["reinforce"]
 
 
-PolicyLossConfig = Annotated[ClippedLossConfig | ReinforceLossConfig, Field(discriminator="kind")]
+class NoLossConfig(StrictModel):
+    """No surrogate: rewards are measured and not learned from. On-policy distillation, where
+    `algorithm.kl` alone trains."""
+
+    kind: Literal["none"]
+
+
+PolicyLossConfig = Annotated[
+    ClippedLossConfig | ReinforceLossConfig | NoLossConfig, Field(discriminator="kind")
+]
 
 
 class KlConfig(StrictModel):
-    """Divergence from the policy that the run began with (`model.path`), frozen."""
+    """Divergence from a frozen model: the policy that the run began with, or a teacher."""
 
     coef: float = Field(gt=0)
     """Its weight."""
@@ -191,6 +200,9 @@ class KlConfig(StrictModel):
     """k1: log ratio. k2: half its square. k3: never negative. k1+, k3+: their value with k2's
     gradient, the divergence's own. None: k3+ in the loss, k1 in the reward, the only right one
     there."""
+
+    reference_path: str | None = None
+    """The frozen model, a folder with the policy's tokenizer: a teacher. None: `model.path`."""
 
     where: Literal["loss", "reward"] = "loss"
     """loss: a term of the policy's loss (GRPO). reward: taken from each token's reward, for
@@ -262,7 +274,7 @@ class AlgorithmConfig(StrictModel):
     """Terms added to the policy loss."""
 
     kl: KlConfig | None = None
-    """Divergence from the starting policy. None: not asked for."""
+    """Divergence from a reference. None: not asked for."""
 
     @property
     def fits_value(self) -> bool:

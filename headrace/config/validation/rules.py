@@ -8,7 +8,12 @@ what to say. They are facts about the values alone; what a machine must have is 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
+from headrace.config.sections.algorithm import (
+    EgaeConfig,
+    GroupAdvantageConfig,
+    NoLossConfig,
+    TisRatioConfig,
+)
 from headrace.config.sections.generator import FireConfig
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import longest_part_bytes
@@ -321,6 +326,12 @@ RULES: tuple[Rule, ...] = (
         and kl.chosen_estimator != "k1",
         '"{c.algorithm.kl.estimator}" in the reward does not lead towards the reference, only "k1" '
         'does; use that, or algorithm.kl.where = "loss"',
+    ),
+    Rule(
+        "algorithm.policy_loss.kind",
+        lambda c: isinstance(c.algorithm.policy_loss, NoLossConfig)
+        and ((kl := c.algorithm.kl) is None or kl.where == "reward"),
+        '"none" trains by a divergence in the loss alone: add [algorithm.kl] with a reference_path',
     ),
     Rule(
         "algorithm.kl.where",

@@ -129,6 +129,9 @@ CARRIED = "learner.context=carried"
         (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
         (["evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
+        (["learner.lora.rank=4", "learner.zero_stage=3"], "learner.lora: shares one base model"),
+        (["learner.lora.rank=4", "model.freeze_vision=false"], "has adapters for the decoder"),
+        (["algorithm.policy_loss.kind=none"], '"none" trains by a divergence in the loss alone'),
         (["reward.kind=function"], "reward.function: goes together"),
         (
             ["reward.kind=function", "reward.function=m:f", "reward.correct_reward=0.9"],
@@ -302,6 +305,10 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     assert quarter.items() <= gpu_memory(sharded, shape).parts.items()
     offloaded = made("learner.ranks=4", "learner.zero_stage=3", "learner.offload_optimizer=true")
     assert "optimizers" not in gpu_memory(offloaded, shape).parts
+    adapted = made("learner.lora.rank=4")
+    few = shape.adapter_parameters(4, None)
+    assert gpu_memory(adapted, shape).parts["gradients"] == 4 * few
+    assert gpu_memory(adapted, shape).parts["models"] == 4 * (shape.parameters + 2 * few)
     on_host = host_memory(offloaded, shape, on_gpu=True).parts
     assert on_host["optimizers on the host"] == each["optimizers"]
 
