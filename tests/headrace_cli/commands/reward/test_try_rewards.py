@@ -194,36 +194,37 @@ default = "mine"
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["a part", "a column", "a data URL"])
-def test_answers_to_prompts_with_images(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_answers_to_prompts_with_images(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An image as a part of a message, in a column, and as a data URL, in one file: sources that
+    read no image and one whose model sees it."""
     file = tmp_path / "scene.png"
     file.write_bytes(draw({"red": (0, 0, 2, 2)}))
-    image = data_url(file.read_bytes()) if form == "a data URL" else file.name
-    parts = [{"type": "image", "image": image}, {"type": "text", "text": "box red"}]
-    asked: dict[str, Any] = {"prompt": [{"role": "user", "content": parts}]}
-    if form == "a column":
-        asked = {"prompt": "<image>box red", "images": [image]}
-    rest = {"completion": "1,1,3,3", "answer": "0,0,2,2", "question": "box"}
-    answers = write(tmp_path / "a.jsonl", {**asked, **rest})
-    (line,) = tried(capfd, write_recipe(tmp_path), answers)
-    assert line["source"] == "box"
-    assert line["score"] == pytest.approx(1 / 7)
-    described = json.loads(json.dumps(asked).replace("box red", DESCRIBE)) | {
-        "question": "describe", "answer": "",
-    }  # fmt: skip
-    captions = write(
-        tmp_path / "b.jsonl", *({**described, "completion": said} for said in ("rnw", "bse"))
-    )
-    seen, unseen = tried(capfd, write_recipe(tmp_path), captions)
-    assert (seen["source"], seen["status"], unseen["status"]) == ("captions", "ok", "ok")
-    assert 0.0 < unseen["score"] < seen["score"]
-    assert main(["reward", "try", str(write_recipe(tmp_path)), answers]) == 0
+
+    def forms(text: str) -> list[dict[str, Any]]:
+        parts = [
+            [{"type": "image", "image": image}, {"type": "text", "text": text}]
+            for image in (file.name, data_url(file.read_bytes()))
+        ]
+        asked = [{"prompt": [{"role": "user", "content": part}]} for part in parts]
+        return [*asked, {"prompt": f"<image>{text}", "images": [file.name]}]
+
+    box = {"completion": "1,1,3,3", "answer": "0,0,2,2", "question": "box"}
+    said = {"answer": "", "question": "describe"}
+    rows = [{**asked, **box} for asked in forms("box red")]
+    for asked in forms(DESCRIBE):
+        rows += [{**asked, **said, "completion": caption} for caption in ("rnw", "bse")]
+    answers = write(tmp_path / "a.jsonl", *rows)
+    lines = tried(capfd, write_recipe(tmp_path), answers)
+    assert [line["source"] for line in lines] == ["box"] * 3 + ["captions"] * 6
+    assert [line["score"] for line in lines[:3]] == pytest.approx([1 / 7] * 3)
+    assert all(line["status"] == "ok" for line in lines)
+    seen = [line["score"] for line in lines[3::2]]
+    unseen = [line["score"] for line in lines[4::2]]
+    assert seen == pytest.approx([seen[0]] * 3)
+    assert all(0.0 < other < score for score, other in zip(seen, unseen, strict=True))
     file.unlink()
-    if form != "a data URL":
-        assert main(["reward", "try", str(write_recipe(tmp_path)), answers]) == 2
-        assert "answer 0: image " in capfd.readouterr().err
+    assert main(["reward", "try", str(write_recipe(tmp_path)), answers]) == 2
+    assert "answer 0: image " in capfd.readouterr().err
 
 
 def write_recipe(folder: Path) -> Path:
