@@ -22,7 +22,7 @@ from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import has_gpu
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.token_spans import MediaRun
 
 
@@ -70,7 +70,7 @@ class Place:
     seed: int = 0
     forward_together: bool = False
     shares_openings: bool = False
-    work: Work = field(default_factory=Work)
+    work: ProgressReporter = field(default_factory=ProgressReporter)
     images: ImageShapes | None = None
 
     def seed_of(self, *stream: int) -> list[int]:

@@ -37,7 +37,7 @@ from headrace.config.validation.batch_rules import batch_rules
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.host.hardware import free_port
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
 from headrace.protocol.messages.control import Batch, ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
@@ -184,7 +184,7 @@ def values_of(
     config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[Held]
 ) -> tuple[Floats, Floats]:
     """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
-    device, work = torch.device("cpu"), Work()
+    device, work = torch.device("cpu"), ProgressReporter()
     _join(config)
     algorithm = build_algorithm(
         config.algorithm, window=config.window, max_length=config.task.max_response_length

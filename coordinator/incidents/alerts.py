@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from headrace.config.sections.reward_monitors import AlertConfig
-from headrace.metrics.health_ranges import Crossing
+from headrace.metrics.health_ranges import BandCrossing
 
 
 class Estimate(NamedTuple):
@@ -104,7 +104,7 @@ class Alerts:
 
     def __init__(self, config: AlertConfig) -> None:
         self._config = config
-        self._crossings: dict[tuple[str, int], Crossing] = {}
+        self._crossings: dict[tuple[str, int], BandCrossing] = {}
 
     def judge(self, source: str, seen: RewardStatistics) -> Iterator[str]:
         """Texts of the alerts that are new."""
@@ -113,7 +113,7 @@ class Alerts:
             # What was not seen at this update is not back on the good side.
             if text is None and not _knows(number, seen):
                 continue
-            crossing = self._crossings.setdefault((source, number), Crossing())
+            crossing = self._crossings.setdefault((source, number), BandCrossing())
             if crossing.see(text is not None) == "begins":
                 yield f"{source}: {text}"
 

@@ -24,7 +24,7 @@ USED_SHARE = 0.9
 """Of a GPU's memory; the rest is for CUDA and for what lies in pieces."""
 
 
-class Choice(NamedTuple):
+class DeviceChoice(NamedTuple):
     """The value of a key, and why."""
 
     key: str
@@ -35,32 +35,32 @@ class Choice(NamedTuple):
         return f"{self.key} = {json.dumps(self.value)} ({self.why})"
 
 
-class Resolved(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """A configuration, and what was chosen in it."""
 
     config: RunConfig
-    choices: tuple[Choice, ...]
+    choices: tuple[DeviceChoice, ...]
 
 
-class Company(NamedTuple):
+class GpuSharing(NamedTuple):
     """Learner ranks and generators on a generator's GPU, itself among them."""
 
     ranks: int = 0
     generators: int = 1
 
 
-ALONE = Company()
+ALONE = GpuSharing()
 
 
-class Places(NamedTuple):
+class GpuPlacement(NamedTuple):
     """GPUs of each learner rank and each generator, as CUDA_VISIBLE_DEVICES names them."""
 
     learner: tuple[tuple[str, ...], ...]
     generators: tuple[tuple[str, ...], ...]
 
-    def company(self, *devices: str) -> Company:
+    def company(self, *devices: str) -> GpuSharing:
         """The most that work on one of these GPUs; nobody else where there are none."""
-        each = [Company(*(sum(d in own for own in side) for side in self)) for d in devices]
+        each = [GpuSharing(*(sum(d in own for own in side) for side in self)) for d in devices]
         return max(each, default=ALONE)
 
 
@@ -70,20 +70,22 @@ def ranks_on_gpus(config: RunConfig) -> int:
     return 0 if on_cpu else config.learner.ranks
 
 
-def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> Places:
+def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> GpuPlacement:
     """Learner ranks take the first GPUs, generators those that follow, and what does not fit
     shares."""
     devices = [gpu.device for gpu in gpus]
     taken, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
     rest = devices[taken:] if len(devices) >= taken + width else devices
     starts = [i % max(1, len(rest) // width) * width for i in range(config.generator.count)]
-    return Places(
+    return GpuPlacement(
         tuple((device,) for device in devices[:taken]) or ((),) * config.learner.ranks,
         tuple(tuple(rest[start : start + width]) for start in starts),
     )
 
 
-def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = None) -> Resolved:
+def resolve(
+    config: RunConfig, hardware: Hardware, shape: ModelShape | None = None
+) -> ResolvedConfig:
     """A run on this machine; of generators the one with most company. `shape`: of the policy, to
     reckon what the learner leaves of a GPU."""
     config, learner = resolve_learner(
@@ -93,10 +95,10 @@ def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = No
     company = places.company(*(device for own in places.generators for device in own))
     taken = gpu_memory(config, shape).total if shape is not None else 0
     config, generator = resolve_generator(config, hardware.gpus, company, taken)
-    return Resolved(config, learner + generator)
+    return ResolvedConfig(config, learner + generator)
 
 
-def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resolved:
+def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> ResolvedConfig:
     """The learner's keys. `on_gpu`: its ranks have GPUs where they may use them. `bfloat16`: the
     processor has instructions for such products."""
     learner, why = config.learner, "the learner is on a CPU"
@@ -122,8 +124,8 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
 
 
 def resolve_generator(
-    config: RunConfig, gpus: Sequence[Gpu], company: Company = ALONE, taken: int = 0
-) -> Resolved:
+    config: RunConfig, gpus: Sequence[Gpu], company: GpuSharing = ALONE, taken: int = 0
+) -> ResolvedConfig:
     """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. `taken`:
     bytes of a GPU that each learner rank is reckoned to take."""
     on_gpu, share = bool(gpus), USED_SHARE
@@ -142,10 +144,12 @@ def resolve_generator(
     return _filled(config, "generator", values)
 
 
-def _filled(config: RunConfig, section: str, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+def _filled(
+    config: RunConfig, section: str, values: Mapping[str, tuple[Any, str]]
+) -> ResolvedConfig:
     """The configuration with those keys of a section filled in that are open."""
     part = getattr(config, section)
     open_keys = [key for key in values if getattr(part, key) in (None, "auto")]
     part = part.model_copy(update={key: values[key][0] for key in open_keys})
-    choices = (Choice(f"{section}.{key}", *values[key]) for key in open_keys)
-    return Resolved(config.model_copy(update={section: part}), tuple(choices))
+    choices = (DeviceChoice(f"{section}.{key}", *values[key]) for key in open_keys)
+    return ResolvedConfig(config.model_copy(update={section: part}), tuple(choices))

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.data.answer_text import said_part
 from headrace.data.boxes import GRID, Box, to_grid
-from headrace.data.said import said_part
 
 MOST = 1_000
 """Boxes of a response; with more it has none that count."""

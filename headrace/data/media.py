@@ -53,7 +53,7 @@ class MediaError(UserError):
 
 
 @dataclass(frozen=True)
-class ImageFacts:
+class ImageInfo:
     """Pixels of an image as it is shown, and its format (`PNG`)."""
 
     width: int
@@ -140,7 +140,7 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def check_image(data: bytes) -> ImageFacts:
+def check_image(data: bytes) -> ImageInfo:
     """What an image file is. MediaError where it cannot be decoded, has no pixels, is animated, has
     a side beyond LARGEST_SIDE or more than MOST_PIXELS."""
     with _opened(data) as (image, facts):
@@ -170,7 +170,7 @@ def data_url(data: bytes) -> str:
 
 
 @contextmanager
-def _opened(data: bytes) -> "Iterator[tuple[Image, ImageFacts]]":
+def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
     """An image whose header is in order, not decoded yet; what Pillow raises then is a
     MediaError."""
     from PIL import Image, UnidentifiedImageError
@@ -192,7 +192,7 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageFacts]]":
         raise MediaError(f"the image is damaged: {' '.join(str(error).split())}") from error
 
 
-def _facts(image: "Image") -> ImageFacts:
+def _facts(image: "Image") -> ImageInfo:
     width, height = image.size
     size = f"{width} x {height} pixels"
     if max(width, height) > LARGEST_SIDE:
@@ -204,7 +204,7 @@ def _facts(image: "Image") -> ImageFacts:
         raise MediaError(f"the image is animated ({getattr(image, 'n_frames', 2)} frames)")
     if image.getexif().get(_ORIENTATION) in _ROTATED:
         width, height = height, width
-    return ImageFacts(width, height, image.format or "")
+    return ImageInfo(width, height, image.format or "")
 
 
 def named_image(image: Any) -> Any:

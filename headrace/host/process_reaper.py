@@ -44,7 +44,7 @@ def signal_groups(groups: set[int], number: int) -> set[int]:
     return alive
 
 
-class Reaper:
+class ProcessReaper:
     """The owner's end of a reaper."""
 
     def __init__(self) -> None:

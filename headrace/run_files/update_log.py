@@ -1,7 +1,7 @@
 """Is what the learner trained what the journal says? A reader of its own, for the weights.
 
 Comes in: a run's folder. Of it two things: `applied/rank-R.jsonl`, where each learner rank wrote
-down what it had just trained, and the journal's Arrow segments. Goes out: a `Comparison`. Promises:
+down what it had just trained, and the journal's Arrow segments. Goes out: a `UpdateLogComparison`. Promises:
 it imports nothing of the coordinator or of storage, so none of their mistakes is made twice; it
 reads only, and may be asked while the run goes on.
 
@@ -46,7 +46,7 @@ class AppliedUpdate(NamedTuple):
 
 
 @dataclass
-class Comparison:
+class UpdateLogComparison:
     """What came of comparing.
 
     Attributes:
@@ -82,10 +82,10 @@ def read_applied(run_dir: Path) -> Iterator[tuple[str, AppliedUpdate]]:
             yield path.stem, AppliedUpdate(**values)
 
 
-def compare(run_dir: Path) -> Comparison:
+def compare(run_dir: Path) -> UpdateLogComparison:
     """Compare the surviving updates of a run with what the learner wrote down of its weights.
     A run whose learner wrote nothing down is passed over."""
-    found = Comparison()
+    found = UpdateLogComparison()
     if not (run_dir / FOLDER).is_dir():
         return found
     commits = _surviving(_records(run_dir / _JOURNAL))

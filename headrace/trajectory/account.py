@@ -12,7 +12,7 @@ from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Reward
 from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Group, Trajectory
-from headrace.trajectory.transitions import Move, ValueMove, moves, value_moves
+from headrace.trajectory.transitions import ValueMove, WindowMove, moves, value_moves
 from headrace.trajectory.windows import Window, trajectory_of
 
 
@@ -166,7 +166,7 @@ class Account:
         trajectory.closed += 1
         self.closed += 1
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: WindowMove) -> None:
         """One step of a window's life, in its own state, the queues and the ledger alike."""
         window = self.window(move.window_id)
         self.ledger.leave(window)

@@ -15,7 +15,7 @@ from typing import Literal
 from headrace.trajectory.transitions import ValueState
 from headrace.trajectory.windows import Window
 
-Account = Literal["in_flight", "ready", "trained_policy", "dropped"]
+LedgerAccount = Literal["in_flight", "ready", "trained_policy", "dropped"]
 
 
 class LedgerError(Exception):
@@ -114,7 +114,7 @@ _VALUE_ACCOUNT: dict[ValueState, ValueState] = {
 }
 
 
-def _places(window: Window) -> list[tuple[Account, str, int]]:
+def _places(window: Window) -> list[tuple[LedgerAccount, str, int]]:
     """(account, reason of a drop, tokens) of a window's tokens in its present state."""
     match window.state:
         case "closed":

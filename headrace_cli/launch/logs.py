@@ -24,7 +24,7 @@ _TAIL_BYTES = 64 << 10
 _ERROR, _TRACEBACK = "error: ", "Traceback (most recent call last)"
 
 
-class Log(threading.Thread):
+class ProcessLog(threading.Thread):
     """One life of a process. It ends by itself when nobody has the pipe any more."""
 
     def __init__(self, path: Path, source: IO[bytes]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headrace.config.device_defaults import ALONE, Places, gpu_places
+from headrace.config.device_defaults import ALONE, GpuPlacement, gpu_places
 from headrace.config.preflight.checks import check_gpus
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -31,7 +31,7 @@ SpecRole = Literal[
 
 
 @dataclass(frozen=True)
-class Restarts:
+class RestartPolicy:
     """How often a process that dies is started again before the run is given up. The wait doubles
     from `delay_s` with each death; a process that lived `forgive_s` resets the count."""
 
@@ -53,7 +53,7 @@ class ProcessSpec:
     log: Path
     cpus: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
-    restarts: Restarts = Restarts()
+    restarts: RestartPolicy = RestartPolicy()
     needed: bool = True
     leaves: bool = True
 
@@ -105,7 +105,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         threads: int = 1,
         cpus: tuple[int, ...] = (),
         gpus: tuple[str, ...] = (),
-        restarts: Restarts = Restarts(),
+        restarts: RestartPolicy = RestartPolicy(),
         environment: dict[str, str] | None = None,
         needed: bool = True,
         leaves: bool = True,
@@ -119,7 +119,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs = [
         spec(
             "coordinator", "coordinator", "coordinator.run", "--run-dir", str(run_dir),
-            restarts=Restarts(limit=3),
+            restarts=RestartPolicy(limit=3),
         ),
     ]  # fmt: skip
     if not config.evaluation.only:
@@ -131,7 +131,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
                 "--rank", str(rank), "--world-size", str(config.learner.ranks),
                 "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
                 threads=threads, cpus=learner_cpus, gpus=gpu_of.learner[rank],
-                restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
+                restarts=RestartPolicy(limit=3), environment=learner_environment(config, hardware),
             )
             for rank in range(config.learner.ranks)
         ]  # fmt: skip
@@ -141,14 +141,14 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
             *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
             *_evaluation_cpus(config, hardware), *_company(gpu_of, index),
             cpus=generator_cpus[index], gpus=gpu_of.generators[index],
-            restarts=Restarts(limit=5),
+            restarts=RestartPolicy(limit=5),
         )
         for index in range(config.generator.count)
     ]  # fmt: skip
     specs += [
         spec(
             f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
-            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5),
+            cpus=spot.cpus, gpus=spot.gpus, restarts=RestartPolicy(limit=5),
             needed=name not in config.reward.audit_judges(), leaves=False,
         )
         for name, spot in judges.items()
@@ -156,7 +156,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs += [
         spec(
             f"reward-{index}", "reward", "rewards.run", "--connect", ADDRESS,
-            "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
+            "--name", f"reward-{index}", *keys, restarts=RestartPolicy(limit=5),
             environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
         for index in range(config.reward.workers if config.is_scored else 0)
@@ -164,7 +164,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs += [
         spec(
             f"environment-{index}", "environment", "environments.run", "--connect", ADDRESS,
-            "--name", f"environment-{index}", *keys, restarts=Restarts(limit=5),
+            "--name", f"environment-{index}", *keys, restarts=RestartPolicy(limit=5),
         )
         for index in range(config.environment.workers if config.environment else 0)
     ]  # fmt: skip
@@ -192,7 +192,7 @@ def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
     return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
 
 
-def _company(places: Places, index: int) -> tuple[str, ...]:
+def _company(places: GpuPlacement, index: int) -> tuple[str, ...]:
     """A generator's options about the other processes on its GPUs."""
     found = places.company(*places.generators[index])
     return () if found == ALONE else ("--company", *map(str, found))
@@ -219,7 +219,7 @@ def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
         (*dashboard_argv(host, port, run_dir.parent), run_dir.name),
         role_environment(1, ()),
         run_dir / "logs" / "dashboard.log",
-        restarts=Restarts(limit=2),
+        restarts=RestartPolicy(limit=2),
         needed=False,
     )
 

@@ -20,10 +20,10 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
-    Answer,
-    Ask,
     Ready,
     Refused,
+    SampleRequest,
+    SamplerReply,
     Unfit,
     Written,
     answer_decoder,
@@ -67,7 +67,9 @@ class Sampler:
         self._asked[number] = future
         known = [*map(int, prompt_ids), *map(int, response_ids)]
         try:
-            self._to.write(line_of(Ask(number, known, len(response_ids), max_tokens, seed)))
+            self._to.write(
+                line_of(SampleRequest(number, known, len(response_ids), max_tokens, seed))
+            )
             await self._to.drain()
             return await future
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -118,7 +120,7 @@ class Sampler:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def _hear(self) -> Answer:
+    async def _hear(self) -> SamplerReply:
         line = await self._from.readline()
         if not line:
             code = await self._process.wait()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headrace.config.device_defaults import BF16_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.host.hardware import has_gpu, interface_towards
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.transport.sockets import is_loopback
 from learner.models.forward import Pack
 
@@ -73,7 +73,7 @@ class StepLog:
     tokens that went through the model. `work` receives the progress of each under the name `stage`;
     `planned`: optimizer steps."""
 
-    work: Work = field(default_factory=Work)
+    work: ProgressReporter = field(default_factory=ProgressReporter)
     stage: str = ""
     planned: int = 0
     passes: int = 0

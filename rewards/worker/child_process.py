@@ -19,7 +19,7 @@ import msgspec
 import rewards
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.host.process_reaper import Reaper
+from headrace.host.process_reaper import ProcessReaper
 from rewards.worker.pipe import (
     LENGTH,
     MAX_ANSWER_BYTES,
@@ -39,9 +39,9 @@ for a child to begin with a batch."""
 
 
 @cache
-def _reaper() -> Reaper:
+def _reaper() -> ProcessReaper:
     """This process's; it ends with it."""
-    reaper = Reaper()
+    reaper = ProcessReaper()
     atexit.register(reaper.close)
     return reaper
 

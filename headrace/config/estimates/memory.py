@@ -41,7 +41,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes by part, and which key shrinks each."""
 
     parts: dict[str, int]
@@ -107,7 +107,7 @@ def stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estimate:
+def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> MemoryEstimate:
     """Bytes of main memory that a run takes."""
     generator, reward, learner = config.generator, config.reward, config.learner
     vllm = generator.engine == "vllm"
@@ -138,13 +138,13 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
         parts[f"judge {name}"] = VLLM_PROCESSES + on_host
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
-    return Estimate(parts)
+    return MemoryEstimate(parts)
 
 
-def gpu_memory(config: RunConfig, shape: ModelShape) -> Estimate:
+def gpu_memory(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Bytes of one GPU that a learner rank takes."""
     rank = trained_bytes(config, shape, on_gpu=True)
     rank.pop(OFFLOADED, None)
     on_device = int(config.learner.carried_on_device_gib * 2**30)
     carried = {"carried keys": min(carried_bytes(config, shape), on_device)}
-    return Estimate(rank | largest_activations(config, shape, on_gpu=True).parts() | carried)
+    return MemoryEstimate(rank | largest_activations(config, shape, on_gpu=True).parts() | carried)

@@ -93,7 +93,7 @@ def enter(socket: zmq.Socket[Any], folder: str) -> None:
     socket.curve_serverkey, _ = load_key(folder, SERVER_KEY, secret=False)
 
 
-class Gate:
+class CurveAuthenticator:
     """Guards a socket that is about to be bound, until it is closed."""
 
     def __init__(self, socket: zmq.Socket[Any], folder: str) -> None:
@@ -107,7 +107,7 @@ class Gate:
         context = zmq.Context(shadow=socket.context.underlying)
         # Without it CURVE would let in whoever knows the server's public key.
         self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.configure_curve_callback("*", _OnlyKey(allowed))
+        self._authenticator.configure_curve_callback("*", _SingleKeyProvider(allowed))
         self._authenticator.start()
         self.denied = 0
         """Connections that were turned away so far."""
@@ -137,7 +137,7 @@ class Gate:
         self._authenticator.stop()
 
 
-class _OnlyKey:
+class _SingleKeyProvider:
     """Lets in the holder of one public key (asked by pyzmq's authenticator)."""
 
     def __init__(self, public: bytes) -> None:

@@ -32,7 +32,7 @@ RESEND_EVERY_S = 0.4
 """What was just sent again is not sent again at once."""
 
 
-class Place(NamedTuple):
+class DeliveryHeader(NamedTuple):
     """The third frame of a message: where it stands among those of a delivery."""
 
     delivery: int
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """How many of the receiver's the sender has had."""
 
     @classmethod
-    def of(cls, frame: bytes) -> "Place":
+    def of(cls, frame: bytes) -> "DeliveryHeader":
         """The place in a frame; ProtocolError where there is none."""
         if len(frame) != _PLACE.size:
             raise ProtocolError(f"a place has {_PLACE.size} bytes, got {len(frame)}")
@@ -85,7 +85,7 @@ class Delivery:
             self._kept.append((self._sent, frames))
         return self._placed(frames, self._sent)
 
-    def accept(self, place: Place, message: Message | None) -> tuple[bool, list[Frames]]:
+    def accept(self, place: DeliveryHeader, message: Message | None) -> tuple[bool, list[Frames]]:
         """Whether a message that came is handed on, and what is answered at once. None: it could
         not be read, and would not be if it came again."""
         self._hear(place)
@@ -104,7 +104,7 @@ class Delivery:
     def _placed(self, frames: Frames, number: int) -> Frames:
         return [*frames, _PLACE.pack(self._key, number, self._seen)]
 
-    def _hear(self, place: Place) -> None:
+    def _hear(self, place: DeliveryHeader) -> None:
         """Follow another delivery's key; let go of what the other end has had."""
         if self._joins and place.delivery != self._key:
             self._key, self._seen = place.delivery, 0

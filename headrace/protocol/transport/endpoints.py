@@ -15,7 +15,7 @@ from headrace.errors import ProtocolError, UserError
 from headrace.protocol.fields import NAME
 from headrace.protocol.messages.control import Hello, Message
 from headrace.protocol.transport.codec import Codec, message_codec
-from headrace.protocol.transport.delivery import Delivery, Frames, Place
+from headrace.protocol.transport.delivery import Delivery, DeliveryHeader, Frames
 
 _MARK = "~"
 PULSE_SUFFIX = "#pulse"
@@ -41,19 +41,19 @@ def name_of(identity: str) -> str | None:
 
 def _read(
     codec: Codec[Message], frames: Sequence[bytes], problem: Callable[[str], None]
-) -> tuple[Place | None, Message | None]:
+) -> tuple[DeliveryHeader | None, Message | None]:
     """A message's place in a delivery, if it has one, and the message, if it can be read."""
     place = None
     try:
         if len(frames) == 3:
-            place, frames = Place.of(frames[2]), frames[:2]
+            place, frames = DeliveryHeader.of(frames[2]), frames[:2]
         return place, codec.decode(frames)
     except ProtocolError as error:
         problem(str(error))
         return place, None
 
 
-class RoleEnd:
+class RoleEndpoint:
     """What a role says and hears. A delivery begins with its first Hello."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -83,7 +83,7 @@ class RoleEnd:
         self.rejected += 1
 
 
-class RouterEnd:
+class RouterEndpoint:
     """What a router says to each process and hears from it."""
 
     def __init__(

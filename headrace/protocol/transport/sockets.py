@@ -22,9 +22,9 @@ import zmq.asyncio
 
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Heartbeat, Message
-from headrace.protocol.transport.curve import Gate, enter
+from headrace.protocol.transport.curve import CurveAuthenticator, enter
 from headrace.protocol.transport.delivery import Frames
-from headrace.protocol.transport.endpoints import PULSE_SUFFIX, RoleEnd, RouterEnd
+from headrace.protocol.transport.endpoints import PULSE_SUFFIX, RoleEndpoint, RouterEndpoint
 
 LINGER_MS = 2000
 
@@ -69,7 +69,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _Bound:
+class _BoundSocket:
     """A bound ROUTER, its context and its key check, for both kinds of routers. Errors: UserError
     where the address or the keys are wrong."""
 
@@ -89,9 +89,9 @@ class _Bound:
                 f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
                 "transport.curve_keys=DIR"
             )
-        self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
+        self._end = RouterEndpoint(max_bytes, MOST_UNREAD, on_reject)
         self._context = context = self._kind()
-        self._gate: Gate | None = None
+        self._gate: CurveAuthenticator | None = None
         # Of asyncio or not, as the context is.
         self._socket: Any = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -102,7 +102,7 @@ class _Bound:
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         try:
             if curve_keys:
-                self._gate = Gate(self._socket, curve_keys)
+                self._gate = CurveAuthenticator(self._socket, curve_keys)
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             self.close()
@@ -138,7 +138,7 @@ class _Bound:
         self._context.term()
 
 
-class Router(_Bound):
+class Router(_BoundSocket):
     """The coordinator's socket: bind, receive from all, send to one."""
 
     _kind = zmq.asyncio.Context
@@ -178,7 +178,7 @@ class Router(_Bound):
         return True
 
 
-class BlockingRouter(_Bound):
+class BlockingRouter(_BoundSocket):
     """A router without an event loop and without deliveries, for requests that are answered: who
     asked asks again. One thread only."""
 
@@ -225,7 +225,7 @@ def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
     return bool(socket.poll(_milliseconds(timeout_s)))
 
 
-class _Connected:
+class _ConnectedSocket:
     """A DEALER and its context, for both kinds of dealers. Errors: UserError where the address or
     the keys are wrong."""
 
@@ -236,7 +236,7 @@ class _Connected:
         self._context, self._shared = context, shared
         # Of asyncio or not, as the context is.
         self._socket: Any = context.socket(zmq.DEALER)
-        self._end = RoleEnd(link.max_bytes)
+        self._end = RoleEndpoint(link.max_bytes)
         self._address = link.address
         try:
             self._socket.setsockopt(zmq.IDENTITY, name.encode())
@@ -271,7 +271,7 @@ class _Connected:
             self._context.term()
 
 
-class Dealer(_Connected):
+class Dealer(_ConnectedSocket):
     """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
 
     def __init__(
@@ -318,7 +318,7 @@ class Dealer(_Connected):
                 return message
 
 
-class BlockingDealer(_Connected):
+class BlockingDealer(_ConnectedSocket):
     """A role's socket, without an event loop. One thread only."""
 
     def __init__(self, link: Link, name: str) -> None:
@@ -346,7 +346,7 @@ class BlockingDealer(_Connected):
         return None
 
 
-class Pulse(contextlib.AbstractContextManager["Pulse"]):
+class HeartbeatSender(contextlib.AbstractContextManager["HeartbeatSender"]):
     """Heartbeats from a thread and a socket of their own (`IDENTITY#pulse`), or what `says` gives
     instead (None: nothing), so that a process in a long step is not taken for dead."""
 
@@ -362,7 +362,7 @@ class Pulse(contextlib.AbstractContextManager["Pulse"]):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
-    def __enter__(self) -> "Pulse":
+    def __enter__(self) -> "HeartbeatSender":
         self._thread.start()
         return self
 

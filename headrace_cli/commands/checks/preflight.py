@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config.device_defaults import Resolved, resolve_learner
+from headrace.config.device_defaults import ResolvedConfig, resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
 from headrace.data.image_processor import sees_images
@@ -41,7 +41,7 @@ def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
     return checked
 
 
-def say_overruled(config: RunConfig, found: Resolved) -> None:
+def say_overruled(config: RunConfig, found: ResolvedConfig) -> None:
     """Say which of the learner's keys that a recipe states it does not get."""
     for choice in found.choices if not config.evaluation.only else ():
         if getattr(config.learner, choice.key.partition(".")[2]) not in (None, "auto"):

@@ -235,13 +235,13 @@ def sink(arguments: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error}); name a folder with --out") from error
-    told = Teller(target, run_dir, folder)
+    told = MetricStreamer(target, run_dir, folder)
     count = told.follow(once=arguments.once)
     print(f"{count:,} step{'s' * (count != 1)} of {run_dir.name} to {arguments.sink} ({folder})")
     return 0
 
 
-class Teller:
+class MetricStreamer:
     """Tells one sink of one run."""
 
     def __init__(

@@ -38,7 +38,7 @@ MOST = 5
 Array = npt.NDArray[np.float64]
 
 
-class Difference(NamedTuple):
+class NumberDifference(NamedTuple):
     """A number that differs: whose it is, its place there, and both accounts of it."""
 
     whose: str
@@ -47,7 +47,7 @@ class Difference(NamedTuple):
     recomputed: float | None
 
 
-class Quantity(NamedTuple):
+class QuantityComparison(NamedTuple):
     """What came of comparing one kind of number.
 
     Attributes:
@@ -67,10 +67,10 @@ class Quantity(NamedTuple):
     differing: int
     unmade: int
     largest: float
-    worst: list[Difference]
+    worst: list[NumberDifference]
 
 
-class Row(NamedTuple):
+class ReplayRow(NamedTuple):
     """Numbers of one owner: their places from `first` on (None: it has no places)."""
 
     whose: str
@@ -80,12 +80,12 @@ class Row(NamedTuple):
 
 
 def quantity(
-    name: str, rows: Iterable[Row], *, source: str, tolerance: float, lacks: bool = False
-) -> Quantity:
+    name: str, rows: Iterable[ReplayRow], *, source: str, tolerance: float, lacks: bool = False
+) -> QuantityComparison:
     """Compare rows. `lacks`: a number that was not made has a reason, and does not differ."""
     compared = differing = unmade = 0
     largest = 0.0
-    worst: list[tuple[float, Difference]] = []
+    worst: list[tuple[float, NumberDifference]] = []
     for row in rows:
         known, made = ~np.isnan(row.stored), ~np.isnan(row.recomputed)
         with np.errstate(invalid="ignore"):
@@ -104,14 +104,14 @@ def quantity(
         for place in order.tolist():
             where = None if row.first is None else row.first + place
             pair = _number(row.stored[place]), _number(row.recomputed[place])
-            worst.append((float(apart[place]), Difference(row.whose, where, *pair)))
+            worst.append((float(apart[place]), NumberDifference(row.whose, where, *pair)))
         worst = sorted(worst, key=lambda found: -found[0])[:MOST]
-    return Quantity(
+    return QuantityComparison(
         name, source, tolerance, compared, differing, unmade, largest, [d for _, d in worst]
     )
 
 
-def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -> list[Row]:
+def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -> list[ReplayRow]:
     """Rows of the numbers that were made again and are stored by name; a list has a place for each
     of its numbers."""
     rows = []
@@ -123,14 +123,14 @@ def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -
 
 def row_of(
     whose: str, first: int | None, stored: npt.NDArray[Any], recomputed: npt.NDArray[Any]
-) -> Row:
+) -> ReplayRow:
     """A row of two accounts that need not be of one length: what one of them lacks is not known."""
     size = max(stored.size, recomputed.size)
     padded = (
         np.concatenate([x.astype(np.float64), np.full(size - x.size, np.nan)])
         for x in (stored, recomputed)
     )
-    return Row(whose, first, *padded)
+    return ReplayRow(whose, first, *padded)
 
 
 def _number(value: float) -> float | None:
@@ -150,19 +150,19 @@ EXACT = 1e-5
 """How far a number that needs no model may lie from the stored one: both are float32."""
 OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
 """Figures that no two computations share."""
-Written = Mapping[int, AppliedUpdate]
+AppliedByRank = Mapping[int, AppliedUpdate]
 """What each rank wrote down of a batch."""
-Stored = Mapping[int, TokenDiagnostics]
+StoredDiagnostics = Mapping[int, TokenDiagnostics]
 """What the learner reported, by window."""
 
 
 @dataclass
-class Replay:
+class ReplayReport:
     """What came of it: quantities compared, and for what was not made again, why."""
 
     past: "PastBatch"
-    stored: Stored
-    quantities: list[Quantity] = field(default_factory=list)
+    stored: StoredDiagnostics
+    quantities: list[QuantityComparison] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
     device: str | None = None
 
@@ -172,7 +172,7 @@ class Replay:
         return not any(q.differing for q in self.quantities)
 
     def compare(
-        self, name: str, rows: Iterable[Row], tolerance: float, source: str = STORE
+        self, name: str, rows: Iterable[ReplayRow], tolerance: float, source: str = STORE
     ) -> None:
         """Add a quantity; numbers that are lacking do not differ."""
         lacks = source == STORE and name in self.lacking
@@ -224,7 +224,7 @@ def replay(arguments: argparse.Namespace) -> int:
 # -- from the store --------------------------------------------------------------------------------
 
 
-def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
+def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
     """Everything that can be made again without a model."""
     from coordinator.training.replayed_batch import past_batch
     from learner.algorithms.registry import build_algorithm
@@ -246,7 +246,7 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
         fire=config.generator.fire,
     )  # fmt: skip
     made = recount(algorithm, shard, stored, version=past.recorded.version)
-    found = Replay(past, stored, lacking=dict(made.lacking))
+    found = ReplayReport(past, stored, lacking=dict(made.lacking))
     by_rank = written.get(past.recorded.batch_id or 0, {})
     if not by_rank:
         found.lacking[RANKS] = "no rank wrote down what it trained"
@@ -275,7 +275,7 @@ def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
     return found
 
 
-def _rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterator[Row]:
+def _rank_rows(written: AppliedByRank, shares: Sequence[Sequence["Shard"]]) -> Iterator[ReplayRow]:
     """The rank of each window that was trained and of each value trajectory."""
     stored: dict[tuple[str, int], int] = {}
     for rank, line in written.items():
@@ -291,7 +291,7 @@ def _rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterato
         yield row_of(f"{kind} {key}", None, *both)
 
 
-def _mask_rows(past: "PastBatch") -> Iterator[Row]:
+def _mask_rows(past: "PastBatch") -> Iterator[ReplayRow]:
     """What was kept out of the loss, and why, by the records and by the rules."""
     recorded = {window.window_id: window for window in past.recorded.windows}
     for taken in past.prepared.taken.windows:
@@ -299,7 +299,7 @@ def _mask_rows(past: "PastBatch") -> Iterator[Row]:
         both = (
             _codes(each, window.start, window.end) for each in (recorded[taken.window_id], taken)
         )
-        yield Row(f"trajectory {window.trajectory_id}", window.start, *both)
+        yield ReplayRow(f"trajectory {window.trajectory_id}", window.start, *both)
 
 
 def _codes(window: TakenWindow, start: int, end: int) -> Array:
@@ -315,7 +315,7 @@ def _codes(window: TakenWindow, start: int, end: int) -> Array:
 # -- with the models -------------------------------------------------------------------------------
 
 
-def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: float) -> None:
+def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, tolerance: float) -> None:
     """The update itself, where the weights of its start are there."""
     from learner.replay.rerun import obstacle, rerun, weights_after
 
@@ -346,17 +346,17 @@ def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: flo
         found.compare(f"weights of the {name}", rows, tolerance, MODELS)
 
 
-def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[Row]:
+def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[ReplayRow]:
     """Tensors by name, their numbers counted from the first one; one at a time is in memory as
     float64."""
     for name in stored:
-        yield Row(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
+        yield ReplayRow(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
 
 
 # -- told ------------------------------------------------------------------------------------------
 
 
-def _plain(found: Replay, run: str) -> dict[str, Any]:
+def _plain(found: ReplayReport, run: str) -> dict[str, Any]:
     commit, taken = found.past.commit, found.past.recorded
     return {
         "run": run,
@@ -372,14 +372,14 @@ def _plain(found: Replay, run: str) -> dict[str, Any]:
     }
 
 
-def _worst(q: Quantity) -> Iterator[dict[str, Any]]:
+def _worst(q: QuantityComparison) -> Iterator[dict[str, Any]]:
     """Differences as JSON has them."""
     for d in q.worst:
         both = {"stored": _told(q, d.stored), "recomputed": _told(q, d.recomputed)}
         yield d._asdict() | both
 
 
-def _told(q: Quantity, value: float | None) -> float | str | None:
+def _told(q: QuantityComparison, value: float | None) -> float | str | None:
     """A number as JSON has it, a mask by its name."""
     if q.name == MASKS and value is not None:
         from storage.queries import REASONS
@@ -388,7 +388,7 @@ def _told(q: Quantity, value: float | None) -> float | str | None:
     return str(value) if value is not None and math.isinf(value) else value
 
 
-def _print(found: Replay, run: str) -> None:
+def _print(found: ReplayReport, run: str) -> None:
     console = Console(highlight=False)
     commit, taken = found.past.commit, found.past.recorded
     console.print(

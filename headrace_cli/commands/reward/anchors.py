@@ -20,12 +20,12 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import Written
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
-from headrace_cli.commands.reward.anchor_judges import Candidate, Judges
+from headrace_cli.commands.reward.anchor_judges import AnchorCandidate, AnchorJudges
 from headrace_cli.commands.reward.judges import serving_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     MAX_SKIPS,
-    Asked,
+    TaskPrompt,
     UnjudgedError,
     draw_seed,
     sampling_config,
@@ -40,7 +40,7 @@ PROMPTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class AnchorPrompt:
     """A prompt that gets an anchor. `text` is how the policy sees it."""
 
     place: int
@@ -56,7 +56,7 @@ def anchors(arguments: argparse.Namespace) -> int:
     if arguments.best_of < 1 or (arguments.prompts is not None and arguments.prompts < 1):
         raise UserError("--best-of and --prompts are at least 1")
     config = sampling_config(arguments)
-    work = Work(config, arguments.best_of, arguments.by)
+    work = AnchorSelection(config, arguments.best_of, arguments.by)
     prompts = work.prompts(arguments.prompts)
     file = RowFile(arguments.out, work.settings(prompts))
     began = time.monotonic()
@@ -79,7 +79,7 @@ def anchors(arguments: argparse.Namespace) -> int:
     return tell(result, work.failures, failed="no anchor", as_json=arguments.json)
 
 
-class Work:
+class AnchorSelection:
     """All prompts of one command, side by side."""
 
     def __init__(self, config: RunConfig, count: int, by: str | None) -> None:
@@ -87,12 +87,12 @@ class Work:
         own. UserError where a source cannot pick."""
         self._config, self._count, self._by = config, count, by
         self._tokenizer = policy_tokenizer(config)
-        self._judges = Judges(config, by)
+        self._judges = AnchorJudges(config, by)
         self.failures: list[str] = []
         """Prompts that have no anchor, in words."""
         self.tokens = 0
 
-    def prompts(self, count: int | None) -> list[Prompt]:
+    def prompts(self, count: int | None) -> list[AnchorPrompt]:
         """Held-out prompts, as many as an evaluation has, and training prompts: `count` of them, or
         all of a dataset. Each once."""
         from rewards.models.encoding import prompt_ids, shown
@@ -101,17 +101,17 @@ class Work:
         config, mode = self._config, self._config.model.chat_template
         source = build_source(config.task, config.seed)
         held_out = [
-            Asked(row, prompt_ids(self._tokenizer, row.prompt, mode))
+            TaskPrompt(row, prompt_ids(self._tokenizer, row.prompt, mode))
             for row in source.eval_rows(config.evaluation.num_prompts)
         ]
         held_out = [one for one in held_out if len(one.ids) <= config.task.max_prompt_length]
-        found: dict[str, Prompt] = {}
+        found: dict[str, AnchorPrompt] = {}
 
-        def keep(asked: Asked, *, out: bool) -> bool:
+        def keep(asked: TaskPrompt, *, out: bool) -> bool:
             """Whether it is a prompt that was not there yet."""
             text = shown(self._tokenizer, asked.row.prompt, mode)
             name = self._judges.source_of(asked.row)
-            new = Prompt(len(found), asked.row, asked.ids, text, name, out)
+            new = AnchorPrompt(len(found), asked.row, asked.ids, text, name, out)
             return found.setdefault(text, new) is new
 
         for one in held_out:
@@ -129,7 +129,7 @@ class Work:
             left, repeated = left - new, 0 if new else repeated + 1
         return list(found.values())
 
-    def settings(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def settings(self, prompts: Sequence[AnchorPrompt]) -> dict[str, Any]:
         """What rows depend on."""
         config = self._config
         return {
@@ -143,7 +143,7 @@ class Work:
             "reward": _digest(config.reward.model_dump_json()),
         }
 
-    async def pick_all(self, prompts: Sequence[Prompt], file: RowFile, total: int) -> None:
+    async def pick_all(self, prompts: Sequence[AnchorPrompt], file: RowFile, total: int) -> None:
         """Put a row of every prompt into the file, in the order in which they are done."""
         capacity = self._config.generator.seats
         # One more than fill the engine, so that it writes while others are judged.
@@ -154,7 +154,7 @@ class Work:
             self._judges.at_work(),
         ):
 
-            async def one(prompt: Prompt) -> str:
+            async def one(prompt: AnchorPrompt) -> str:
                 try:
                     file.add(await self._row(prompt, sampler))
                 except UnjudgedError as error:
@@ -164,10 +164,10 @@ class Work:
             await side_by_side(prompts, one, at_once=at_once, total=total, title="anchors")
             self.tokens = sampler.tokens
 
-    async def _row(self, prompt: Prompt, sampler: Sampler) -> dict[str, Any]:
+    async def _row(self, prompt: AnchorPrompt, sampler: Sampler) -> dict[str, Any]:
         numbers = range(self._count)
         written = await asyncio.gather(*(self._write(prompt, sampler, i) for i in numbers))
-        answers = [Candidate(a.ids, self._text(a.ids)) for a in written if a.finished]
+        answers = [AnchorCandidate(a.ids, self._text(a.ids)) for a in written if a.finished]
         if not answers:
             limit = self._config.task.max_response_length
             raise UnjudgedError(f"none of its {self._count} answers ended within {limit} tokens")
@@ -187,7 +187,7 @@ class Work:
             "anchor_samples": len(answers),
         }
 
-    async def _write(self, prompt: Prompt, sampler: Sampler, number: int) -> Written:
+    async def _write(self, prompt: AnchorPrompt, sampler: Sampler, number: int) -> Written:
         seed = draw_seed(self._config.seed, prompt.ids, (), number)
         limit = self._config.task.max_response_length
         return await sampler.write(prompt.ids, (), max_tokens=limit, seed=seed)

@@ -40,7 +40,7 @@ from headrace_cli.launch.sampler import Sampler, open_sampler
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerToLabel:
     """An answer to be labelled. `item` is how a judge is asked about it; `ids` None: it is still to
     be sampled, with `seed`."""
 
@@ -54,7 +54,7 @@ class Answer:
     seed: int = 0
 
 
-def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
+def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[AnswerToLabel]:
     """The answers of the file, or prompts whose answers are still to be sampled."""
     from rewards.models.encoding import prompt_ids
     from tasks.datasets.answers import read_answers
@@ -75,7 +75,9 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
             ids = tokenizer(row.completion, add_special_tokens=False)["input_ids"]
         written = None if ids is None else tuple(ids)
         seed = draw_seed(config.seed, asked, (), index)
-        yield Answer(index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed)
+        yield AnswerToLabel(
+            index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed
+        )
 
 
 def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
@@ -98,7 +100,7 @@ def label(arguments: argparse.Namespace) -> int:
     file = RowFile(arguments.out, settings)
     began = time.monotonic()
     todo = [answer for answer in answers if answer.index not in file.rows]
-    work = Work(config, arguments.k, fenced=arguments.fenced)
+    work = AnswerLabeler(config, arguments.k, fenced=arguments.fenced)
     if todo:
         asyncio.run(work.label_all(todo, file, len(answers)))
     rows = file.rows
@@ -130,7 +132,7 @@ def labelling_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _settings(
-    config: RunConfig, arguments: argparse.Namespace, answers: Sequence[Answer]
+    config: RunConfig, arguments: argparse.Namespace, answers: Sequence[AnswerToLabel]
 ) -> dict[str, Any]:
     """What rows depend on."""
     digest = hashlib.blake2b(digest_size=8)
@@ -149,7 +151,7 @@ def _settings(
     }
 
 
-class Work:
+class AnswerLabeler:
     """All searches of one command, side by side."""
 
     def __init__(
@@ -163,7 +165,7 @@ class Work:
         """Answers that could not be labelled, in words."""
         self.tokens = 0
 
-    async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
+    async def label_all(self, answers: Sequence[AnswerToLabel], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.labeling.line_labels import PrefixLabeler
         from rewards.labeling.offline_scoring import open_desk
@@ -175,7 +177,7 @@ class Work:
             open_desk(self._config.reward) as desk,
         ):
 
-            async def passes(row: Answer, ids: Sequence[int], finished: bool) -> bool:
+            async def passes(row: AnswerToLabel, ids: Sequence[int], finished: bool) -> bool:
                 score = await desk.score(self._item(row, ids, finished=finished))
                 if score.status != "ok":
                     raise UnjudgedError(f"{score.status}: {score.error}")
@@ -184,11 +186,11 @@ class Work:
             complete = self._completer(sampler)
             # Few answers leave room for several completions of a prefix at a time.
             at_once = min(self._k, max(1, capacity // len(answers)))
-            labeler: PrefixLabeler[Answer] = PrefixLabeler(
+            labeler: PrefixLabeler[AnswerToLabel] = PrefixLabeler(
                 complete, passes, k=self._k, at_once=at_once, find=self._find
             )
 
-            async def one(answer: Answer) -> str:
+            async def one(answer: AnswerToLabel) -> str:
                 try:
                     row = await self._row(answer, labeler, passes, sampler)
                 except UnjudgedError as error:
@@ -223,7 +225,7 @@ class Work:
         return complete
 
     async def _row(
-        self, answer: Answer, labeler: Any, passes: Callable[..., Any], sampler: Sampler
+        self, answer: AnswerToLabel, labeler: Any, passes: Callable[..., Any], sampler: Sampler
     ) -> dict[str, Any]:
         from rewards.answers.line_ends import cut_like, split_lines
 
@@ -267,7 +269,7 @@ class Work:
             "info": json.dumps(answer.info, default=str),
         }
 
-    def _item(self, answer: Answer, ids: Sequence[int], *, finished: bool) -> ScoreItem:
+    def _item(self, answer: AnswerToLabel, ids: Sequence[int], *, finished: bool) -> ScoreItem:
         with_ids = self._config.reward.token_ids
         return msgspec.structs.replace(
             answer.item,

@@ -60,14 +60,14 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     return resolve_generator(config, detect().gpus).config
 
 
-class Asked(NamedTuple):
+class TaskPrompt(NamedTuple):
     """A row of the task with its prompt's token ids."""
 
     row: Any
     ids: list[int]
 
 
-def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Asked]:
+def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[TaskPrompt]:
     """The training prompts of the task in the order of a run, without end, those that are too long
     left out as in a run."""
     from rewards.models.encoding import prompt_ids
@@ -80,7 +80,7 @@ def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Asked]:
         ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
         position += 1
         if len(ids) <= longest:
-            yield Asked(row, ids)
+            yield TaskPrompt(row, ids)
             skipped = 0
         elif (skipped := skipped + 1) == MAX_SKIPS:
             raise UserError(

@@ -31,7 +31,7 @@ from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
 from headrace_cli.launch.keys import with_keys
-from headrace_cli.launch.slurm import FOLDER, JOB, Job, job_of, steps, write_scripts
+from headrace_cli.launch.slurm import FOLDER, JOB, SlurmJob, job_of, steps, write_scripts
 from headrace_cli.launch.supervisor import INTERRUPTED, handled
 
 
@@ -91,7 +91,7 @@ def _unless_refused(arguments: argparse.Namespace, run_dir: Path) -> Iterator[No
 
 def _on_ray(arguments: argparse.Namespace) -> int:
     """Supervise the run from here; everything else is in actors of the cluster."""
-    from headrace_cli.launch.ray_launcher import RayNursery, check_room, connect
+    from headrace_cli.launch.ray_launcher import RayLauncher, check_room, connect
 
     offered = connect(arguments.address)
     gpus = offered.get("GPU", 0) > 0
@@ -105,7 +105,7 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     with run_folder.locked(run_dir):
         outcome, watch = supervise(
             run_dir, config, [spec for spec, _ in plan], console,
-            live=live, resume=resume, nursery=RayNursery(plan),
+            live=live, resume=resume, launcher=RayLauncher(plan),
         )  # fmt: skip
     again = "headrace launch --on ray --resume {name}{root}"
     print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
@@ -117,7 +117,7 @@ def _on_ray(arguments: argparse.Namespace) -> int:
 
 def _write_job(arguments: argparse.Namespace) -> int:
     """Write the scripts of a job and say how it is handed in."""
-    asked = Job(
+    asked = SlurmJob(
         nodes=arguments.nodes,
         cpus_per_node=arguments.cpus_per_node,
         gpus_per_node=arguments.gpus_per_node,

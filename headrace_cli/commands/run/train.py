@@ -25,7 +25,7 @@ from headrace.host.install import lacking, setup_seconds
 from headrace.run_files import run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.launch.display.progress import LiveScreen, PlainScreen, Watch, say
+from headrace_cli.launch.display.progress import ConsoleController, LiveScreen, PlainScreen, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import (
@@ -35,8 +35,8 @@ from headrace_cli.launch.plan import (
     page_port,
     plan_processes,
 )
-from headrace_cli.launch.process import Nursery
-from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, Outcome, Supervisor
+from headrace_cli.launch.process import ProcessLauncher
+from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, RunOutcome, Supervisor
 
 RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "storage", "generator")
 
@@ -51,7 +51,7 @@ def train(arguments: argparse.Namespace) -> int:
     with ExitStack() as held:
         held.enter_context(run_folder.locked(run_dir))
 
-        def at_end(outcome: Outcome, watch: Watch) -> Callable[[], bool]:
+        def at_end(outcome: RunOutcome, watch: ConsoleController) -> Callable[[], bool]:
             held.close()  # the page is no reason to keep a run from being resumed
             if fresh and outcome.code == USER and not has_begun(watch):
                 run_folder.discard_run_folder(run_dir)
@@ -72,14 +72,14 @@ def train(arguments: argparse.Namespace) -> int:
     return outcome.code
 
 
-def has_begun(watch: Watch) -> bool:
+def has_begun(watch: ConsoleController) -> bool:
     """Whether the learner ever had a batch."""
     last = watch.last
     return last is not None and bool(last.update or last.gauges.get("schedule/learner_busy"))
 
 
 def page_is_wanted(
-    config: RunConfig, outcome: Outcome, console: Console, grace_s: float = 5.0
+    config: RunConfig, outcome: RunOutcome, console: Console, grace_s: float = 5.0
 ) -> Callable[[], bool]:
     """Whether the page of a run that has ended is still looked at: a browser has it open, or had a
     moment ago. Never after a Ctrl-C, and no longer than `dashboard.stay_s`. Where it stays, the
@@ -189,11 +189,11 @@ def supervise(
     *,
     live: bool,
     resume: bool = False,
-    nursery: Nursery | None = None,
-    at_end: Callable[[Outcome, Watch], Callable[[], bool]] | None = None,
-) -> tuple[Outcome, Watch]:
+    launcher: ProcessLauncher | None = None,
+    at_end: Callable[[RunOutcome, ConsoleController], Callable[[], bool]] | None = None,
+) -> tuple[RunOutcome, ConsoleController]:
     """Start the run's processes and stay until they are gone. The caller holds the run's lock and
-    has given the run its keys. `nursery`: what starts them; None: they are processes of this host.
+    has given the run its keys. `launcher`: what starts them; None: they are processes of this host.
     `at_end` is called when all but the page are gone, and returns how long it stays."""
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
@@ -203,13 +203,13 @@ def supervise(
     if ignores_age(config):
         say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
-    watch = Watch(config, screen)
+    watch = ConsoleController(config, screen)
 
-    def ended(outcome: Outcome) -> Callable[[], bool]:
+    def ended(outcome: RunOutcome) -> Callable[[], bool]:
         screen.close()
         return at_end(outcome, watch) if at_end else lambda: False
 
-    supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery, at_end=ended)
+    supervisor = Supervisor(run_dir, specs, watch, resume=resume, launcher=launcher, at_end=ended)
     try:
         outcome = supervisor.run()
     finally:
@@ -220,8 +220,8 @@ def supervise(
 def print_summary(
     console: Console,
     run_dir: Path,
-    watch: Watch,
-    outcome: Outcome,
+    watch: ConsoleController,
+    outcome: RunOutcome,
     *,
     fresh: bool = True,
     again: str = "headrace train --resume {name}{root}",
@@ -283,7 +283,7 @@ def stored_figures(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def report(outcome: Outcome, run_dir: Path) -> int:
+def report(outcome: RunOutcome, run_dir: Path) -> int:
     """Print what went wrong, last; returns the exit code."""
     if outcome.cause:
         if outcome.tail:

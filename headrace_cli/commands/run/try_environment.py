@@ -31,14 +31,14 @@ def try_environment(arguments: argparse.Namespace) -> int:
     if config.environment is None:
         raise UserError(f"{arguments.recipe} has no [environment]")
     config = check_environment(config)
-    player: Person = Person()
+    player: TerminalPlayer = TerminalPlayer()
     if arguments.policy is not None:
-        player = Model(with_local_model(config, download=True))
+        player = ModelPlayer(with_local_model(config, download=True))
     asyncio.run(_episodes(config, player, arguments.episodes))
     return 0
 
 
-class Person:
+class TerminalPlayer:
     """Reads the turns of a policy from the terminal."""
 
     says_turns = False
@@ -56,7 +56,7 @@ class Person:
         """What the environment answers."""
 
 
-class Model(Person):
+class ModelPlayer(TerminalPlayer):
     """Samples turns from the policy of a recipe, at temperature 1."""
 
     says_turns = True
@@ -105,7 +105,7 @@ class Model(Person):
             self._ids += [] if said is None else said.ids.tolist()
 
 
-async def _episodes(config: RunConfig, player: Person, number: int) -> None:
+async def _episodes(config: RunConfig, player: TerminalPlayer, number: int) -> None:
     from environments.endpoint import pool_of
     from tasks.datasets.source import build_source
 
@@ -120,7 +120,9 @@ async def _episodes(config: RunConfig, player: Person, number: int) -> None:
         await pool.close()
 
 
-async def _play(pool: Any, row: Any, key: int, player: Person, config: EnvironmentConfig) -> bool:
+async def _play(
+    pool: Any, row: Any, key: int, player: TerminalPlayer, config: EnvironmentConfig
+) -> bool:
     """One episode; False where no more turns come."""
     seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
     if not isinstance(row.prompt, str):

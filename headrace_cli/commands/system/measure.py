@@ -64,7 +64,7 @@ where purpose = 'train' and length > 0"""
 Ints = NDArray[np.int64]
 
 
-class Work(NamedTuple):
+class LearnerCost(NamedTuple):
     """Tokens for each loss token: `prompt` and `prefix` that the policy reads again, `judged` ones
     of unfinished windows whose value is asked for, `taught` ones that the value model trains."""
 
@@ -85,7 +85,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Windows:
+class AnswerWindows:
     """N windows: where each begins and ends in its answer, whether the answer ends with it, and
     the tokens of the prompt; [N] each."""
 
@@ -95,7 +95,7 @@ class Windows:
     prompt: Ints
 
     @classmethod
-    def of(cls, prompts: Ints, lengths: Ints, window: int) -> "Windows":
+    def of(cls, prompts: Ints, lengths: Ints, window: int) -> "AnswerWindows":
         """All windows of answers of these lengths, [M], to prompts of these, [M]."""
         counts = -(-lengths // window)
         ends, whole = np.cumsum(counts), np.repeat(lengths, counts)
@@ -108,16 +108,16 @@ class Windows:
         """Of all of them."""
         return int((self.end - self.start).sum())
 
-    def work(self, *, carried: bool) -> Work:
+    def work(self, *, carried: bool) -> LearnerCost:
         """What is computed for them. `carried`: not again what stands before a window."""
         prompt = np.where(self.start > 0, 0, self.prompt) if carried else self.prompt
         prefix = self.start * (not carried)
         judged = (prompt + prefix + self.end - self.start)[~self.final]
-        return Work(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
+        return LearnerCost(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Means of the measured updates: the learner's seconds with the policy, the value model and
     what does not grow with the batch, its tokens and work; tokens that generators sample in a
     busy second; tokens of the prompts and answers seen, [M] each."""
@@ -128,19 +128,19 @@ class Measured:
     loss_tokens: float
     policy_tokens: float
     value_tokens: float
-    work: Work
+    work: LearnerCost
     sampled_per_s: float
     prompts: Ints
     lengths: Ints
 
 
 @dataclass(frozen=True)
-class Forecast:
+class UpdateForecast:
     """An update in the long run: its loss tokens and work, the learner's seconds, those in which
     generators sample as many tokens, and whether the two work in turns."""
 
     tokens: float
-    work: Work
+    work: LearnerCost
     learner_s: float
     generator_s: float
     in_turns: bool
@@ -157,11 +157,11 @@ class Forecast:
         return self.tokens / self.seconds
 
 
-def forecast(config: RunConfig, seen: Measured) -> Forecast:
+def forecast(config: RunConfig, seen: Measurement) -> UpdateForecast:
     """Updates of a recipe, of which some took what was seen."""
     schedule, whole = config.schedule, config.schedule.unit != "window"
     window = config.task.max_response_length if whole else config.window
-    windows = Windows.of(seen.prompts, seen.lengths, window)
+    windows = AnswerWindows.of(seen.prompts, seen.lengths, window)
     work, value_s = windows.work(carried=config.learner.context == "carried"), 0.0
     if config.algorithm.value is None:
         work = work._replace(judged=0.0)
@@ -171,7 +171,7 @@ def forecast(config: RunConfig, seen: Measured) -> Forecast:
         value_s = seen.value_s * work.value / seen.work.value if seen.work.value else 0.0
     policy_s = seen.policy_s * work.policy / seen.work.policy
     tokens = schedule.batch_windows * windows.tokens / len(windows.end)
-    return Forecast(
+    return UpdateForecast(
         tokens=tokens,
         work=work,
         learner_s=(policy_s + value_s) * tokens / seen.loss_tokens + seen.fixed_s,
@@ -180,7 +180,7 @@ def forecast(config: RunConfig, seen: Measured) -> Forecast:
     )
 
 
-def gains(config: RunConfig, seen: Measured) -> Iterator[tuple[float, str, str]]:
+def gains(config: RunConfig, seen: Measurement) -> Iterator[tuple[float, str, str]]:
     """Tokens trained a second over those now, with what key set otherwise, and a remark."""
     now = forecast(config, seen)
     for section, name, value in (
@@ -202,7 +202,7 @@ def gains(config: RunConfig, seen: Measured) -> Iterator[tuple[float, str, str]]
         yield faster.speed / now.speed, f"{key}={2 * number}", remark
 
 
-def measured_facts(config: RunConfig, seen: Measured) -> list[Fact]:
+def measured_facts(config: RunConfig, seen: Measurement) -> list[Fact]:
     """What was seen, and what it means for the recipe."""
     now, rate = forecast(config, seen), seen.loss_tokens
     learner_s = seen.policy_s + seen.value_s + seen.fixed_s
@@ -283,7 +283,7 @@ def measure(
     return found, DONE
 
 
-def read_measured(run_dir: Path, config: RunConfig) -> Measured:
+def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     """What a run says of its updates; RunFailedError where it has none of the policy."""
     from storage.queries import ask, metric_series
 
@@ -302,11 +302,11 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measured:
         start, end, final, prompt = np.array(list(answer.rows)).T
     with ask(run_dir, _ANSWERS) as answer:
         prompts, lengths = np.array(list(answer.rows)).T
-    windows = Windows(start, end, final.astype(bool), prompt)
+    windows = AnswerWindows(start, end, final.astype(bool), prompt)
     work = windows.work(carried=config.learner.context == "carried")
     taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - work.judged
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
-    return Measured(
+    return Measurement(
         policy_s=policy_s,
         value_s=mean["timing_s/value"],
         fixed_s=rest_s + mean["timing_s/publish"],

@@ -1,7 +1,7 @@
 """What a run looks like on a terminal and in a log.
 
 In: `Status` messages, asked for twice a second. Out: a live display (rich) on a terminal, one plain
-line every few seconds elsewhere. `Watch` is the supervisor's `Steering`: it owns the monitor
+line every few seconds elsewhere. `ConsoleController` is the supervisor's `RunController`: it owns the monitor
 connection and one `Screen`.
 """
 
@@ -83,7 +83,7 @@ def phase_text(status: Status) -> str:
     return status.phase
 
 
-class Facts:
+class StatusTexts:
     """The numbers of a status that both screens show, as short texts; empty where unknown."""
 
     def __init__(self, config: RunConfig, status: Status) -> None:
@@ -137,7 +137,7 @@ class PlainScreen:
         if status.phase == self._phase and now - self._printed_at < PLAIN_EVERY_S:
             return
         self._phase, self._printed_at = status.phase, now
-        facts = Facts(self._config, status)
+        facts = StatusTexts(self._config, status)
         pairs = (
             ("reward", facts.reward),
             ("length", facts.length),
@@ -182,7 +182,7 @@ class LiveScreen:
         self._live.stop()
 
     def _render(self, status: Status) -> RenderableType:
-        facts = Facts(self._config, status)
+        facts = StatusTexts(self._config, status)
         table = Table.grid(padding=(0, 3))
         for _ in range(4):
             table.add_column(no_wrap=True)
@@ -218,7 +218,7 @@ class LiveScreen:
         return Group(*lines)
 
 
-class Silence:
+class SilenceTimer:
     """How long somebody who is asked has not answered. `clock` gives seconds; those in which nobody
     asked, because this process stood still, do not count."""
 
@@ -238,7 +238,7 @@ class Silence:
         return now - self._heard_at
 
 
-class Watch:
+class ConsoleController:
     """The supervisor's view of the run: polls the coordinator, feeds a screen, passes on a stop."""
 
     def __init__(self, config: RunConfig, screen: Screen) -> None:
@@ -248,7 +248,7 @@ class Watch:
         self.last: Status | None = None
         self.troubles: list[str] = []
         """Notices shown to the user, in order."""
-        self._silence, self._silent_s = Silence(), 0.0
+        self._silence, self._silent_s = SilenceTimer(), 0.0
         self._is_missed = False
 
     def connect(self, address: str) -> None:
@@ -256,7 +256,7 @@ class Watch:
         if self._monitor is not None:
             self._monitor.close()
         self._monitor = Monitor(self._config, address)
-        self._silence, self._silent_s = Silence(), 0.0
+        self._silence, self._silent_s = SilenceTimer(), 0.0
 
     def tick(self) -> None:
         """Show what came, ask again."""
@@ -299,7 +299,7 @@ class Watch:
         coordinator said nothing count."""
         if self.last is None:
             return "no update has begun", float("inf")
-        how_far = Facts(self._config, self.last).how_far
+        how_far = StatusTexts(self._config, self.last).how_far
         newest = f"the newest checkpoint is of update {self.last.checkpoint}"
         return "; ".join(filter(None, (how_far, newest))), self.last.moved_s + self._silent_s
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.metrics.health_ranges import (
     BACK,
     BANDS,
-    Crossing,
+    BandCrossing,
     alerts,
     band_of,
     limits_of,
@@ -109,7 +109,7 @@ def test_one_skipped_step_is_worth_a_word() -> None:
 
 def test_golden_crossing_that_goes_to_and_fro() -> None:
     """Outside every other update, then inside for long: one alert that ends once."""
-    crossing = Crossing()
+    crossing = BandCrossing()
     seen = [1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
     turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.see(bool(out)))}
     assert turns == {0: "begins", 14: "ends", 16: "begins"}
@@ -123,7 +123,7 @@ def test_golden_crossing_that_goes_to_and_fro() -> None:
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 8))
 def test_turns_alternate_and_each_follows_enough_in_a_row(seen: list[bool], needed: int) -> None:
-    crossing, turns = Crossing(needed), list[str]()
+    crossing, turns = BandCrossing(needed), list[str]()
     for place, outside in enumerate(seen):
         turn = crossing.see(outside)
         if turn is not None:

@@ -10,9 +10,9 @@ from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, Gpu, Hardware
 from headrace_cli.commands.system.measure import (
-    Measured,
-    Windows,
-    Work,
+    AnswerWindows,
+    LearnerCost,
+    Measurement,
     forecast,
     gains,
     measured_facts,
@@ -29,20 +29,22 @@ SMALL = ModelShape(
 )  # fmt: skip
 
 
-def seen(config: RunConfig) -> Measured:
+def seen(config: RunConfig) -> Measurement:
     """Two updates of such a recipe, in which 10 seconds of each half trained 210 tokens."""
-    work = forecast(config, Measured(0, 0, 0, 1, 1, 1, Work(1, 1, 1), 1, PROMPTS, LENGTHS)).work
-    return Measured(10, 10, 1, 210, 470, 480, work, 100, PROMPTS, LENGTHS)
+    work = forecast(
+        config, Measurement(0, 0, 0, 1, 1, 1, LearnerCost(1, 1, 1), 1, PROMPTS, LENGTHS)
+    ).work
+    return Measurement(10, 10, 1, 210, 470, 480, work, 100, PROMPTS, LENGTHS)
 
 
 def test_what_is_computed_for_windows() -> None:
-    windows = Windows.of(PROMPTS, LENGTHS, 60)
+    windows = AnswerWindows.of(PROMPTS, LENGTHS, 60)
     assert windows.end.tolist() == [60, 120, 150, 60]
     assert windows.final.tolist() == [False, False, True, True]
     whole, carried = windows.work(carried=False), windows.work(carried=True)
     # The prompt of the long answer is read three times, its first windows twice and once.
-    assert whole == Work((3 * 40 + 20) / 210, (60 + 120) / 210, (40 + 60 + 40 + 120) / 210)
-    assert carried == Work((40 + 20) / 210, 0.0, (40 + 60 + 60) / 210)
+    assert whole == LearnerCost((3 * 40 + 20) / 210, (60 + 120) / 210, (40 + 60 + 40 + 120) / 210)
+    assert carried == LearnerCost((40 + 20) / 210, 0.0, (40 + 60 + 60) / 210)
 
 
 def test_a_forecast_of_what_was_seen_is_what_was_seen(make_config: Make) -> None:
@@ -64,7 +66,7 @@ def test_the_key_that_changes_most_is_named(make_config: Make) -> None:
     assert by_key["learner.ranks=2"] == pytest.approx(2)
     assert by_key["generator.count=2"] == pytest.approx(1)
     assert by_key["schedule.batch_windows=8"] == pytest.approx(2 * 21 / 41)
-    work, less = (Windows.of(PROMPTS, LENGTHS, 60).work(carried=c) for c in (False, True))
+    work, less = (AnswerWindows.of(PROMPTS, LENGTHS, 60).work(carried=c) for c in (False, True))
     taught = 3 * 270 / 210
     left = 10 * less.policy / work.policy + 10 * (less.judged + taught) / (work.judged + taught)
     assert by_key["learner.context=carried"] == pytest.approx(21 / (left + 1))

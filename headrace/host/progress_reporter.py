@@ -18,15 +18,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headrace.protocol.messages.control import Heartbeat, Progress
-from headrace.protocol.transport.sockets import Link, Pulse
+from headrace.protocol.transport.sockets import HeartbeatSender, Link
 
 MOST_S, SHARE = 30.0, 0.1
 """Progress is reported after this many seconds, or this share of the stall time-out."""
 _MOVED = "MiB moved"
 
 
-class Work:
-    """What this process is doing: `at` and `moving` record it, `pulse` sends it to the
+class ProgressReporter:
+    """What this process is doing: `at` and `moving` record it, `heartbeats` sends it to the
     coordinator."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
@@ -49,11 +49,13 @@ class Work:
         finally:
             self.at("")
 
-    def pulse(self, link: Link, name: str, heartbeat_s: float | None = None) -> Pulse:
+    def heartbeats(
+        self, link: Link, name: str, heartbeat_s: float | None = None
+    ) -> HeartbeatSender:
         """Says what has moved, and is a heartbeat otherwise (None: is silent)."""
         interval_s = min(self._every_s, heartbeat_s or MOST_S)
         beat = None if heartbeat_s is None else Heartbeat()
-        return Pulse(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
+        return HeartbeatSender(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
 
     def news(self) -> Progress | None:
         """What to say now; None where nothing has moved since the last time."""
