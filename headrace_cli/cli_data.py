@@ -17,17 +17,17 @@ KINDS = {
     "preferences": "the best and the worst answer of a group",
     "sft": "a right answer, each once",
 }
-"""Kinds of exports, and what a row of each is."""
+"""Kinds of exports, and the content of a row of each."""
 FORMATS = ("parquet", "jsonl", "csv", "arrow", "datasets")
 """Formats of exports."""
 SCHEMAS = ("native", "trl", "verl", "turns")
-"""Who reads `preferences` and `sft`."""
+"""Trainers whose form `preferences` and `sft` can have."""
 TABLES = ("trajectories", "tokens", "metrics", "windows", "scores")
 """Tables of `headrace sql`."""
 SINKS = ("tensorboard", "trackio", "wandb", "mlflow", "jsonl")
-"""Sinks that are there."""
+"""Names of the built-in sinks."""
 FORMS = ("table", "csv", "json")
-"""How an answer to a query is printed."""
+"""Output formats of a query's answer."""
 
 EXPORT_EXAMPLES = """\
 headrace export latest trajectories --out out.parquet --where 'reward > 0'
@@ -44,7 +44,7 @@ The dialect is DuckDB's. There are the tables that `headrace export` writes: {ta
 A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
 CSV_SAFE = "in CSV, put ' before text that a spreadsheet would take for a formula"
 NORMS = ("raw", "quantile", "zscore")
-"""What `headrace select` compares."""
+"""Norms of scores that `headrace select` compares."""
 SELECT_EXAMPLES = """\
 headrace score recipes/smollm2.toml --samples 16
   headrace select latest --keep 0.1 --out hard.jsonl

@@ -1,8 +1,8 @@
-"""Check the documentation, or write its made pages (`--write`).
+"""Check the documentation, or write its generated pages (`--write`).
 
 In: the Markdown files of the repository as git sees them, their links and images; the pages that
-are made from code. Out: one line for each link that leads nowhere and each made page that is not
-what the code says; exit code 1 if there is any.
+are generated from code. Out: one line for each link that leads nowhere and each page that differs
+from the code's; exit code 1 if there is any.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def broken_links(page: Path) -> list[str]:
 
 
 def leads(page: Path, target: str) -> bool:
-    """Whether a link of `page` names a file, and its anchor, if any, one of the file's headings."""
+    """Return whether a link of `page` names a file, and its anchor, if any, one of the file's
+    headings."""
     name, _, anchor = target.partition("#")
     path = page.parent / name if name else page
     if not path.exists() or not anchor or path.suffix != ".md":

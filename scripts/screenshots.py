@@ -38,7 +38,7 @@ SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
 
 class ScreenshotRuns(NamedTuple):
-    """What is looked at: two runs, and an answer of the first one."""
+    """Runs in the pictures: two runs, and an answer of the first one."""
 
     run: str
     other: str

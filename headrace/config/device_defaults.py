@@ -1,11 +1,11 @@
-"""What a recipe leaves open, chosen for the device that computes. Pure.
+"""Defaults of open configuration keys, chosen for the computing device. Pure.
 
-In: a configuration, GPUs and who works on them. Out: the configuration with every open key filled
-in, each with its reason. What a recipe says stays, but for a ZeRO stage that bfloat16 cannot have
-and bfloat16 products on a processor without them; so any host may ask again. The launcher asks for
-the learner, because it decides which ranks get a GPU, on one host, Slurm and Ray alike, and
-`resolved.json` keeps the answer for a resumed run. Generators ask for themselves: their hosts
-differ.
+In: a configuration, the GPUs and the processes that share them. Out: the configuration with every
+open key filled in, each with its reason. Keys that the recipe sets stay, except a ZeRO stage that
+bfloat16 does not support and bfloat16 products on a processor without them; so any host may resolve
+again. The launcher resolves the learner's keys on one host, Slurm and Ray alike, because it decides
+which ranks get a GPU; `resolved.json` keeps the answer for a resumed run. Generators resolve their
+own keys, because their hosts differ.
 """
 
 import json

@@ -24,7 +24,7 @@ _ONE = re.compile(_NUMBER, re.IGNORECASE)
 
 
 class Grounding(BaseModel):
-    """Where coordinates stand, and what they mean: of a source's options those that say it."""
+    """Options of a source that say where coordinates stand and what they mean."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

@@ -38,10 +38,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 SOURCES = ("bytes", "image", "image_url", "url", "path")
 """Keys under which a part of a message, or an object in its place, has its image."""
 PART = ".part-"
-"""How the names of files begin that are being written."""
+"""Prefix of the names of files that are being written."""
 URL_TIMEOUT_S = 30.0
 _BEGINS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
-"""How files of the formats begin; the other one is TIFF."""
+"""First bytes of the formats' files; the other one is TIFF."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROTATED = range(5, 9)
 """Orientations of EXIF that exchange width and height."""
@@ -69,7 +69,7 @@ class MediaStore:
         self._later: dict[str, bytes] = {}
 
     def path(self, digest: str) -> Path:
-        """Where a file is, or would be. MediaError for a text that is no digest."""
+        """Return the path of a stored or future file. MediaError for a text that is no digest."""
         if not _DIGEST.fullmatch(digest):
             raise MediaError(f"{_shown(digest)} is no SHA-256 of an image")
         return self.folder / digest
@@ -108,7 +108,7 @@ class MediaStore:
 
     @property
     def waits(self) -> bool:
-        """Whether `write` has something to store."""
+        """Return whether `write` has something to store."""
         return bool(self._later)
 
     def write(self) -> None:
@@ -141,8 +141,11 @@ def digest_of(data: bytes) -> str:
 
 
 def check_image(data: bytes) -> ImageInfo:
-    """What an image file is. MediaError where it cannot be decoded, has no pixels, is animated, has
-    a side beyond LARGEST_SIDE or more than MOST_PIXELS."""
+    """Return the size and format of an image file.
+
+    MediaError where it cannot be decoded, has no pixels, is animated, has a side beyond
+    LARGEST_SIDE or more than MOST_PIXELS.
+    """
     with _opened(data) as (image, facts):
         image.load()
         return facts
@@ -208,7 +211,8 @@ def _facts(image: "Image") -> ImageInfo:
 
 
 def named_image(image: Any) -> Any:
-    """What a row says of an image: bytes or a text, out of the object that may hold it."""
+    """Return the bytes or text by which a row names an image, out of the object that may hold
+    it."""
     while isinstance(image, dict):
         image = next((image[key] for key in SOURCES if image.get(key) is not None), None)
     return image

@@ -16,7 +16,7 @@ Pair = tuple[str, str]
 NO_CLICK = "\ue003"
 """A character of the private use area, so that no text means it."""
 NOTHING_CLICKED = ("[empty_d]", "", None)
-"""What stands for it in files."""
+"""Forms of NO_CLICK in files."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class RankedList:
 
 @dataclass(frozen=True)
 class SessionData:
-    """What a ranker is made from: sessions to contrast, lists to learn from, lists held out.
-    `left_out`: rows that say nothing, by reason."""
+    """Data of a ranker: sessions to contrast, lists to learn from, lists held out. `left_out`:
+    number of rows without content, by reason."""
 
     sessions: list[tuple[Pair, ...]]
     training: list[RankedList]
@@ -59,7 +59,7 @@ def document_of(text: str | None) -> str:
 
 
 def label_of(value: Any, where: str) -> int:
-    """How relevant a candidate is."""
+    """Return the relevance of a candidate."""
     try:
         return int(value)
     except (TypeError, ValueError) as error:
@@ -67,7 +67,7 @@ def label_of(value: Any, where: str) -> int:
 
 
 def history_of(row: Mapping[str, Any], where: str) -> tuple[Pair, ...]:
-    """What was asked and clicked before."""
+    """Return the earlier queries and clicks of a row."""
     history: Any = row.get("history", row.get("session", []))
     try:
         return tuple((str(each["query"]), document_of(each.get("clicked"))) for each in history)

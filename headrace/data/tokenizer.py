@@ -30,8 +30,10 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
-    """How many token ids the model knows; 0 where its configuration does not say. OSError or
-    ValueError where there is no model."""
+    """Return the number of token ids of a model; 0 where its configuration does not say.
+
+    OSError or ValueError where there is no model.
+    """
     said = _read(Path(path) / "config.json")
     parts = [part for part in said.values() if isinstance(part, dict)]
     if isinstance(size := said.get("vocab_size"), int) and not any(
@@ -45,7 +47,7 @@ def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
 
 
 def describes_itself(folder: Path) -> bool:
-    """Whether nothing but the folder's `tokenizer.json` says how text becomes ids."""
+    """Return whether the folder's `tokenizer.json` alone says how text becomes ids."""
     said, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
         said.get("tokenizer_class") == GENERIC
@@ -56,8 +58,7 @@ def describes_itself(folder: Path) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether a model folder brings a chat template, in any of the files that transformers
-    reads."""
+    """Return whether a model folder has a chat template, in any file that transformers reads."""
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     return bool(_read(folder / "tokenizer_config.json").get("chat_template"))

@@ -27,14 +27,14 @@ ANYWAY_S = 60.0
 """Number of attempts to write although the disk seems full: some file systems do not say."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WAITS = "waits: "
-"""How the line begins in which a process that is being started says that it waits for a disk."""
+"""Beginning of the line by which a starting process says that it waits for a disk."""
 _CLOSED = {
     errno.EROFS: "is read-only",
     errno.EACCES: "may not be written",
     errno.EPERM: "may not be written",
 }
 _FOREIGN = re.compile(r"\(os error (\d+)\)")
-"""How libraries written in Rust report the error of a system call."""
+"""Form in which libraries written in Rust report the error of a system call."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def writing(place: Path, needs: int) -> Iterator[None]:
 
 
 def lack_of_room(place: Path, needs: int) -> str | None:
-    """Why a write of this many bytes cannot succeed now, as far as known beforehand."""
+    """Return why a write of this many bytes cannot succeed now, as far as known beforehand."""
     return _problem(errno.ENOSPC, place, needs) if _free(place) < needs else None
 
 

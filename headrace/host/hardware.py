@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, GPUs, addresses.
+"""Hardware of this machine: cores, memory, GPUs, addresses.
 
 Reads /proc, asks the system and nvidia-smi; imports no torch.
 """
@@ -37,14 +37,13 @@ class Gpu:
 
     @property
     def device(self) -> str:
-        """What names it in CUDA_VISIBLE_DEVICES, where CUDA_DEVICE_ORDER is PCI_BUS_ID."""
+        """Name in CUDA_VISIBLE_DEVICES, where CUDA_DEVICE_ORDER is PCI_BUS_ID."""
         return self.uuid if self.uuid.startswith("MIG-") else str(self.index)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a launcher may use: processor cores by number, memory in bytes, GPUs that torch can
-    compute on.
+    """Processor cores by number, memory in bytes, and GPUs that torch can compute on.
 
     Attributes:
         without: why there is no GPU. misnamed: what is wrong with CUDA_VISIBLE_DEVICES. driver: its
@@ -78,9 +77,12 @@ def detect() -> Hardware:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself, by what Linux says of it (`flags` of x86,
-    `Features` of Arm). Where it does not, torch takes 14 times as long for such a product as in
-    float32 (600 rows, 256 by 1,024, on an AMD EPYC with AVX2)."""
+    """Return whether the processor has bfloat16 products, by Linux (`flags` of x86, `Features` of
+    Arm).
+
+    Without them torch takes 14 times as long for such a product as in float32 (600 rows, 256 by
+    1,024, on an AMD EPYC with AVX2).
+    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -104,8 +106,8 @@ def torch_cuda() -> str | None:
 
 
 def has_gpu() -> bool:
-    """Whether a role may compute on a GPU here: the driver lists one, CUDA_VISIBLE_DEVICES leaves
-    it, and the installed torch is a CUDA build."""
+    """Return whether a role may compute on a GPU here: the driver lists one, CUDA_VISIBLE_DEVICES
+    leaves it, and the installed torch is a CUDA build."""
     return torch_cuda() is not None and bool(detect().gpus)
 
 
@@ -150,7 +152,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server may bind host:port now."""
+    """Return whether a server may bind host:port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -181,7 +183,7 @@ _ESTABLISHED = "01"
 
 
 def connections(port: int) -> int:
-    """How many connections to a port of this machine are open now."""
+    """Return the number of open connections to a port of this machine."""
     found = 0
     for table in ("tcp", "tcp6"):
         try:
@@ -244,8 +246,8 @@ def _with_gpus(machine: Hardware) -> Hardware:
 
 @cache
 def nvidia_smi(*arguments: str) -> str:
-    """What the driver's program prints; empty where there is none, or no driver that answers. Asked
-    once a process, for it may take seconds."""
+    """Return the output of nvidia-smi; empty where there is none, or no driver that answers.
+    Cached, for it may take seconds."""
     command = ["nvidia-smi", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What is installed: the project's version, which file each package comes from, and which extras.
+"""Installed version of the project, origin of its packages, and extras.
 
 Promise: nothing is imported to find out.
 """
@@ -32,7 +32,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }  # fmt: skip
-"""What each extra of the distribution is for, as modules. Reading a run needs none of them."""
+"""Modules of each extra of the distribution. Reading a run needs none of them."""
 
 
 def version() -> str:
@@ -45,8 +45,7 @@ def version() -> str:
 
 
 def setup_seconds() -> float | None:
-    """How long `make setup` took to install this environment; None where it was installed
-    otherwise."""
+    """Return the seconds that `make setup` took here; None where it did not install this."""
     try:
         return float(Path(sys.prefix, "headrace-setup-seconds").read_text())
     except (OSError, ValueError):
@@ -71,17 +70,18 @@ def package_origin(name: str) -> Path | None:
 
 
 def is_ours(origin: Path) -> bool:
-    """Whether a package's folder belongs to this distribution."""
+    """Return whether a package's folder belongs to this distribution."""
     return origin.parent == ROOT
 
 
 def is_there(module: str) -> bool:
-    """Whether `import module` finds something."""
+    """Return whether `import module` finds something."""
     return find_spec(module) is not None
 
 
 def lacking(extra: str) -> str:
-    """What is missing of an extra, and how to install it, as a line; empty where nothing is."""
+    """Return a line on what an extra lacks and how to install it; empty where nothing is
+    missing."""
     absent = [name for name in EXTRAS[extra] if not is_there(name)]
     return extra_line(absent[0]) if absent else ""
 

@@ -1,12 +1,12 @@
-"""What a process is doing, and how much of it is done: real amounts, never a sign of life.
+"""Progress of a process in finished units of work, reported to the coordinator.
 
 In: stages with counts, or a stage alone around a long call without steps of its own. Out:
-`Progress` in the place of heartbeats. Promises: nothing is said unless an amount has moved; what
-has moved is said at least every 30 seconds and ten times in a stall time-out.
+`Progress` in the place of heartbeats. Promises: nothing is sent unless a count has moved; what has
+moved is sent at least every 30 seconds and ten times in a stall time-out.
 
 The progress of a long call (loading, capturing graphs, writing, hashing) is measured by the bytes
-that this process and those it started have read, written, or touched in memory for the first time.
-CPU time is no measure of it: a rank that waits for ever for another one spins.
+that this process and its descendants have read, written, or touched in memory for the first time.
+CPU time does not measure it: a rank that waits for ever for another one spins.
 """
 
 import os
@@ -26,8 +26,7 @@ _MOVED = "MiB moved"
 
 
 class ProgressReporter:
-    """What this process is doing: `at` and `moving` record it, `heartbeats` sends it to the
-    coordinator."""
+    """Current stage of a process: `at` and `moving` record it, `heartbeats` sends it."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
         self._every_s = min(MOST_S, stall_timeout_s * SHARE)
@@ -58,7 +57,7 @@ class ProgressReporter:
         return HeartbeatSender(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
 
     def news(self) -> Progress | None:
-        """What to say now; None where nothing has moved since the last time."""
+        """Return the progress to send; None where nothing has moved since the last time."""
         now = self._now
         if now.unit == _MOVED:
             # Looking costs some kilobytes of /proc: so seldom that they never come to a MiB.

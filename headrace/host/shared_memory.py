@@ -93,8 +93,11 @@ def _clear(record: Path, lock: int, patience_s: float) -> None:
 
 
 def _mapped(processes: Iterable[Path]) -> set[str]:
-    """What of /dev/shm these processes (their folders in /proc) map, as DEVICE:INODE. A path in
-    /proc does not identify it: a semaphore is mapped under a name that no longer exists."""
+    """Return the files of /dev/shm that these processes (folders in /proc) map, as DEVICE:INODE.
+
+    A path in /proc does not identify a file: a semaphore is mapped under a name that no longer
+    exists.
+    """
     found = set()
     for process in processes:
         try:

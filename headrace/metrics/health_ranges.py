@@ -194,7 +194,7 @@ that goes to and fro across its bound is one crossing, not many."""
 
 
 class BandCrossing:
-    """Whether a metric is outside its band, with hysteresis: it begins after this many updates
+    """Hysteresis of a metric that leaves its band: a crossing begins after this many updates
     outside in a row, and ends after as many inside, and at least BACK."""
 
     def __init__(self, updates: int = 1) -> None:
@@ -268,7 +268,7 @@ def written(value: float, unit: str) -> str:
 
 
 def rule_text(name: str) -> str:
-    """When a metric's band is left, in words; empty where it has none."""
+    """Return in words when a metric's band is left; empty where it has none."""
     band, unit = band_of(name), info_of(name).unit
     if band is None:
         return ""

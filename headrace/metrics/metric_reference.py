@@ -53,7 +53,7 @@ SECTIONS = {
     "value": "What the critic believed where a response was cut, and its errors along the way.",
     "weights": "How far behind the generators are.",
 }
-"""What the prefixes have in common."""
+"""Description of each prefix."""
 
 
 def page() -> str:

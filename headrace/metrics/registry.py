@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 
 class MetricInfo(NamedTuple):
-    """What a metric means. `healthy` is a range or a tendency in words, empty if there is none."""
+    """Description of a metric. `healthy` is a range or a tendency in words, empty if there is
+    none."""
 
     name: str
     unit: str
     meaning: str
     healthy: str = ""
     bins: tuple[str, ...] = ()
-    """What each number of an array stands for, in order; empty for a metric that is one number."""
+    """Meaning of each number of an array, in order; empty for a metric that is one number."""
 
 
 TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))
@@ -228,5 +229,5 @@ def pattern_of(name: str) -> str:
 
 
 def info_of(name: str) -> MetricInfo:
-    """What METRICS says of a metric; KeyError where it says nothing."""
+    """Return the description of a metric; KeyError where METRICS has none."""
     return METRICS[pattern_of(name)]

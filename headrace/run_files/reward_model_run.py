@@ -47,7 +47,7 @@ class EvaluationLine(msgspec.Struct, frozen=True, tag="evaluation"):
 
 
 class RewardModelStatus(msgspec.Struct, frozen=True):
-    """How a run stands: starting, training, finished, interrupted or failed; `detail` says why."""
+    """Status of a run: starting, training, finished, interrupted or failed; `detail` says why."""
 
     status: str
     step: int = 0
@@ -88,12 +88,12 @@ def forget_after(run_dir: Path, step: int) -> None:
 
 
 def write_status(run_dir: Path, status: RewardModelStatus) -> None:
-    """Say how the run stands."""
+    """Write the run's status."""
     write_atomically(run_dir / STATUS, msgspec.json.encode(status).decode() + "\n")
 
 
 def read_status(run_dir: Path) -> RewardModelStatus:
-    """How the run stood last; `starting` where nobody has said anything yet."""
+    """Return the last status of the run; `starting` where none was written yet."""
     try:
         return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=RewardModelStatus)
     except (OSError, msgspec.DecodeError):

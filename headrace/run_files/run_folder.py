@@ -34,11 +34,11 @@ LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
 NOW = "now.json"
-"""How a run is at the moment, as its coordinator last said: `at`, `phase`, `waits` (each with `for`
-and `age_s`), `heard`, the seconds since each process was, `updates`, the journal's `records`, and
+"""File of a run's present state, by its coordinator: `at`, `phase`, `waits` (each with `for` and
+`age_s`), `heard`, the seconds since each process was, `updates`, the journal's `records`, and
 `sql`, why SQL lacks some of these (`text`) and for how long (`age_s`)."""
 ANNOUNCED = "coordinator.json"
-"""Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
+"""File of a run's coordinator: `address`, `host`, `pid`, `run_id`."""
 EVENTS = "supervisor.jsonl"
 """Every start and death of a process, in lines with checksums."""
 MEDIA = "media"
@@ -53,7 +53,7 @@ CHECKPOINT_FORMAT = 3
 """`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint
 stands, `journal` up to which record the journal was written then."""
 NOTES = "notes.json"
-"""What people noted on the run, see `headrace.run_files.run_notes`."""
+"""User's notes on the run, see `headrace.run_files.run_notes`."""
 _LOOK_AGAIN_S = 0.1
 
 
@@ -140,13 +140,13 @@ def find_run(root: Path, name: str) -> Path:
 
 
 def is_run(run_dir: Path) -> bool:
-    """Whether a folder holds a run's configuration."""
+    """Return whether a folder holds a run's configuration."""
     return (run_dir / RESOLVED).is_file() or is_reward_model(run_dir)
 
 
 def is_evaluation(run_dir: Path) -> bool:
-    """Whether a folder holds a run that only evaluates a model, as `headrace eval` makes them; not
-    where its configuration cannot be read."""
+    """Return whether a run only evaluates a model, as `headrace eval` makes them; not where its
+    configuration cannot be read."""
     try:
         return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
     except (OSError, ValueError, KeyError, TypeError):
@@ -163,12 +163,12 @@ def need_training(run_dir: Path) -> None:
 
 
 def is_training(run_dir: Path) -> bool:
-    """Whether a run's folder is neither an evaluation's nor a reward model's."""
+    """Return whether a run's folder is neither an evaluation's nor a reward model's."""
     return not (is_reward_model(run_dir) or is_evaluation(run_dir))
 
 
 def is_archived(run_dir: Path) -> bool:
-    """Whether somebody put the run aside; not where its notes cannot be read."""
+    """Return whether the run is archived; not where its notes cannot be read."""
     try:
         return json.loads((run_dir / NOTES).read_text(encoding="utf-8"))["archived"] is True
     except (OSError, ValueError, KeyError, TypeError):
@@ -176,7 +176,7 @@ def is_archived(run_dir: Path) -> bool:
 
 
 def is_reward_model(run_dir: Path) -> bool:
-    """Whether a folder holds the training of a reward model."""
+    """Return whether a folder holds the training of a reward model."""
     return (run_dir / REWARD_MODEL).is_file()
 
 
@@ -271,7 +271,7 @@ def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a supervisor or a coordinator on this machine holds the run."""
+    """Return whether a supervisor or a coordinator on this machine holds the run."""
     return any(_is_held(run_dir / name) for name in (LOCK, WRITER))
 
 
@@ -284,7 +284,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether this open file has its lock now."""
+    """Take the lock of an open file; return whether it has it now."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

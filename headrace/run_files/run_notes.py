@@ -1,4 +1,4 @@
-"""What people say of a run: tags, a note, and whether it is archived.
+"""User's notes on a run: tags, a note, and whether it is archived.
 
 In: a run's folder. Out: `RunNotes`, which is kept in that folder as `notes.json`, apart from all
 that the run writes itself: no figure and no account knows of it. It is written atomically, and a
@@ -22,8 +22,8 @@ _ONE_CHANGE = threading.Lock()
 
 @dataclass(frozen=True)
 class RunNotes:
-    """What is noted on a run. An archived run is left out of lists unless it is asked for, and
-    `latest` never means it. `trouble`: why the file that is there says nothing."""
+    """Notes on a run. An archived run is left out of lists unless it is asked for, and `latest`
+    never means it. `trouble`: why the file that is there says nothing."""
 
     tags: tuple[str, ...] = ()
     note: str = ""
@@ -32,7 +32,7 @@ class RunNotes:
 
 
 def read_notes(run_dir: Path) -> RunNotes:
-    """What is noted on a run; nothing where there is no file."""
+    """Return the notes on a run; empty ones where there is no file."""
     path = run_dir / NOTES
     try:
         found = msgspec.json.decode(path.read_bytes(), type=RunNotes)

@@ -1,9 +1,9 @@
-"""Is what the learner trained what the journal says? A reader of its own, for the weights.
+"""Comparison of the learner's update log with the journal, for an audit of the weights.
 
-Comes in: a run's folder. Of it two things: `applied/rank-R.jsonl`, where each learner rank wrote
-down what it had just trained, and the journal's Arrow segments. Goes out: a `UpdateLogComparison`. Promises:
+In: a run's folder. Of it two things: `applied/rank-R.jsonl`, where each learner rank wrote down
+what it had just trained, and the journal's Arrow segments. Out: an `UpdateLogComparison`. Promises:
 it imports nothing of the coordinator or of storage, so none of their mistakes is made twice; it
-reads only, and may be asked while the run goes on.
+reads only, and may run while the run goes on.
 
 Weights are a chain of batches, each applied to what the one before had left. The journal's updates
 on the surviving lineage must be that chain: the same batches in the same order, each with the same
@@ -47,13 +47,12 @@ class AppliedUpdate(NamedTuple):
 
 @dataclass
 class UpdateLogComparison:
-    """What came of comparing.
+    """Differences of update log and journal.
 
     Attributes:
-        updates: how many updates of the surviving lineage were compared. windows: how many windows
-        are in the weights. doubled: windows that are in the weights twice. doubled_values:
-        trajectories on which the value model was trained twice. problems: every difference, a line
-        for each.
+        updates: number of compared updates of the surviving lineage. windows: number of windows in
+        the weights. doubled: windows that are in the weights twice. doubled_values: trajectories on
+        which the value model was trained twice. problems: every difference, a line for each.
     """
 
     updates: int = 0
@@ -178,7 +177,7 @@ def _surviving(records: Iterator[dict[str, Any]]) -> list[_Commit]:
 
 
 def _trains(window: dict[str, Any], sizes: dict[int, int]) -> bool:
-    """Whether a window that was taken has tokens outside its masked runs."""
+    """Return whether a window that was taken has tokens outside its masked runs."""
     masked = sum(int(tokens) for _, _, _, tokens in window.get("masked", []))
     return masked < sizes.get(window["window_id"], masked + 1)
 

@@ -57,7 +57,7 @@ class Account:
         return [self.trajectories[i] for i in self.groups[group_id].trajectory_ids]
 
     def is_wanted(self, batch: r.BatchTaken) -> bool:
-        """Whether anything of a batch that came back can still be trained."""
+        """Return whether anything of a batch that came back can still be trained."""
         return any(window.window_id in self.ready for window in batch.windows) or any(
             trajectory_id in self.values for trajectory_id in batch.value_trajectories
         )
@@ -262,7 +262,7 @@ class Account:
 
 
 def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
-    """Whether two batches share a window or a value trajectory."""
+    """Return whether two batches share a window or a value trajectory."""
     windows = {window.window_id for window in one.windows}
     return not (
         windows.isdisjoint(window.window_id for window in other.windows)
@@ -271,7 +271,7 @@ def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
 
 
 def _spent(trajectory: Trajectory) -> bool:
-    """Whether nothing of the group can be scored or trained any more."""
+    """Return whether nothing of a trajectory can be scored or trained any more."""
     if trajectory.purpose == "eval" or not trajectory.ended:
         return False
     scored = trajectory.reward_status is not None or not trajectory.complete

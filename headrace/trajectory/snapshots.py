@@ -22,7 +22,7 @@ NEEDED = (GroupIssued, ChunkArrived)
 
 
 class AccountValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `Account` holds; groups, windows and queues as ids."""
+    """Values of an `Account`; groups, windows and queues as ids."""
 
     order: int
     closed: int

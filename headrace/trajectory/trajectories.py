@@ -176,7 +176,7 @@ class Trajectory:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has the tokens and logprobs of all its chunks."""
+        """Return whether it has the tokens and logprobs of all its chunks."""
         sizes = {sum(map(len, arrays)) for arrays in (self._tokens, self._logprobs)}
         return sizes == {self.length}
 

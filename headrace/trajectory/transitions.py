@@ -1,9 +1,7 @@
-"""What a record does to windows, and to trajectories that the value model trains on. No other code
-decides what a window is.
+"""Transitions of windows and value trajectories by records. No other code decides a window's state.
 
-Comes in: one record, nothing else. Goes out: the moves it names. Promise: folding the moves of a
-run's records in order gives each window's state; `account` folds them in memory,
-`storage.projection` in SQL.
+In: one record, nothing else. Out: the moves it names. Promise: folding the moves of a run's records
+in order gives each window's state; `account` folds them in memory, `storage.projection` in SQL.
 """
 
 from collections.abc import Iterator
@@ -40,7 +38,7 @@ class ValueMove(NamedTuple):
 
 
 def moves(record: r.Record) -> Iterator[WindowMove]:
-    """What becomes of windows, in the record's order."""
+    """Yield a record's moves of windows, in its order."""
     match record:
         case r.WindowsClosed():
             for closed in record.windows:
@@ -71,7 +69,7 @@ def moves(record: r.Record) -> Iterator[WindowMove]:
 
 
 def value_moves(record: r.Record) -> Iterator[ValueMove]:
-    """What becomes of trajectories for the value model, in the record's order."""
+    """Yield a record's moves of trajectories for the value model, in its order."""
     match record:
         case r.BatchTaken():
             for trajectory_id in record.value_trajectories:

@@ -2,9 +2,8 @@
 
 In: a configuration, the run's folder, whether the hosts have GPUs. Out: the processes of
 `plan_processes` on one imaginary host with a GPU for everybody and no cores to pin, and each one's
-`ResourceShare`: the cores and GPUs that it asks the scheduler for. HOST stands for the name of the host
-that a process is started on. All hosts see the run's folder, the models and this installation under
-the same paths.
+`ResourceShare`. HOST stands for the name of the host that a process is started on. All hosts see
+the run's folder, the models and this installation under the same paths.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ EVERYWHERE = "0.0.0.0"
 
 @dataclass(frozen=True)
 class ResourceShare:
-    """What a process asks of its host."""
+    """Cores and GPUs that a process asks the scheduler for."""
 
     cpus: int
     gpus: int = 0

@@ -1,9 +1,9 @@
-"""A run's own keys, and how a process from outside finds the run by its folder.
+"""Keys of a run, and how a process from outside finds the run by its folder.
 
-Comes in: a run folder and its configuration. Goes out: the configuration with
-`transport.curve_keys`, and for who joins, the link of the coordinator. Promises: every run has
-keys, made where the recipe names none, in a folder of the run that its owner alone can open; so
-only processes that can read that folder can join the run.
+In: a run folder and its configuration. Out: the configuration with `transport.curve_keys`, and for
+a process that joins, the link of the coordinator. Promises: every run has keys, made where the
+recipe names none, in a folder of the run that its owner alone can open; so only processes that can
+read that folder can join the run.
 """
 
 import json
@@ -41,7 +41,7 @@ def keys_of(run_dir: Path, config: RunConfig) -> Path:
 
 
 def link_of(run_dir: Path) -> Link:
-    """Where and how to join a run that is going on. UserError where it is not, or cannot be reached
+    """Return the link to a run that is going on. UserError where it is not, or cannot be reached
     from this machine."""
     here = socket.gethostname()
     try:

@@ -19,7 +19,7 @@ from headrace.errors import visible
 from headrace.host.disk import RETRY_S
 
 KEPT_BYTES = 1 << 20
-"""At most so much waits for room."""
+"""Maximum bytes that wait for room on the disk."""
 _TAIL_BYTES = 64 << 10
 _ERROR, _TRACEBACK = "error: ", "Traceback (most recent call last)"
 
@@ -106,8 +106,8 @@ def log_tail(path: Path, lines: int) -> str:
 
 
 def first_cause(text: str) -> str:
-    """What a process said last of why it ended: the line that it began with `error: `, else the
-    exception of its last traceback, else its last line; empty where it said nothing."""
+    """Return a process's own reason for its end: the line that it began with `error: `, else the
+    exception of its last traceback, else its last line; empty where it printed nothing."""
     lines = [line for line in text.splitlines() if line.strip()]
     for place in range(len(lines) - 1, -1, -1):
         if lines[place].startswith(_ERROR):

@@ -19,7 +19,7 @@ from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.run_folder import ANNOUNCED
 
 ANSWER_S = 5.0
-"""How long a coordinator that is busy may take to answer."""
+"""Maximum seconds that a busy coordinator may take to answer."""
 
 
 def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
@@ -33,7 +33,7 @@ def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
 
 
 def announced_at(run_dir: Path) -> tuple[int, int] | None:
-    """What changes whenever a coordinator announces itself; None where none ever did."""
+    """Return a mark that changes with each announcement of a coordinator; None without any."""
     try:
         found = (run_dir / ANNOUNCED).stat()
     except OSError:
@@ -59,7 +59,7 @@ class Monitor:
         self._say(StatusRequest())
 
     def answer(self, timeout_s: float = 0.0) -> Status | None:
-        """The newest status that has arrived, waiting at most so long for one."""
+        """Return the newest status that has arrived, waiting at most this long for one."""
         deadline = time.monotonic() + timeout_s
         newest: Status | None = None
         while True:
@@ -73,7 +73,7 @@ class Monitor:
                 self.refused = message.reason
 
     def command(self, action: Literal["stop", "interrupt"]) -> None:
-        """Tell the coordinator what to do."""
+        """Send the coordinator a command."""
         self._say(Command(action=action))
 
     def close(self) -> None:
@@ -88,8 +88,8 @@ class Monitor:
 
 
 def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
-    """Whom a run waits for and for what, with the seconds since that last moved; None where its
-    coordinator does not answer."""
+    """Return what a run waits for, with the seconds since that last moved; None without an
+    answer."""
     found = coordinator_of(run_dir)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Which processes a run consists of, and where each one runs. Pure: nothing is started here.
+"""Processes of a run, and where each one runs. Pure: nothing is started here.
 
 In: a configuration, the run's folder, the machine. Out: one `ProcessSpec` for each process, the
 coordinator first. Addresses that exist only later are placeholders that the supervisor fills in at
@@ -32,8 +32,8 @@ SpecRole = Literal[
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often a process that dies is started again before the run is given up. The wait doubles
-    from `delay_s` with each death; a process that lived `forgive_s` resets the count."""
+    """Maximum restarts of a process before the run is given up. The wait doubles from `delay_s`
+    with each death; a process that lived `forgive_s` resets the count."""
 
     limit: int = 0
     delay_s: float = 1.0
@@ -252,9 +252,9 @@ def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
 
 
 SPINS = 5_000
-"""How often an OpenMP thread that waits for another looks before it sleeps, some tenths of a
-millisecond. Threads that spin for milliseconds, as they do when nothing is said, stand still for
-seconds where anything else uses their cores; those that sleep at once are no faster than one."""
+"""Number of times that a waiting OpenMP thread looks before it sleeps, some tenths of a
+millisecond. Threads that spin for milliseconds, as they do by default, stand still for seconds
+where anything else uses their cores; those that sleep at once are no faster than one."""
 
 
 def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:

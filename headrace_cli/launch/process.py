@@ -1,9 +1,9 @@
 """Processes that a supervisor starts: each in a session of its own, each with a log.
 
-A `ChildProcess` is one `ProcessSpec` and its life so far. `ProcessLauncher` starts children, signals them,
-collects their exit codes and keeps the reaper informed, so that none outlives the supervisor. It
-signals process groups of its own children only. `ray_launcher.py` has the one whose children are on
-other hosts.
+A `ChildProcess` is one `ProcessSpec` and its life so far. `ProcessLauncher` starts children,
+signals them, collects their exit codes and keeps the reaper informed, so that none outlives the
+supervisor. It signals process groups of its own children only. `RayLauncher` starts them on other
+hosts.
 """
 
 import os
@@ -20,7 +20,7 @@ from headrace_cli.launch.plan import ProcessSpec
 
 TAIL_LINES = 15
 _PIPE_S = 2.0
-"""So long what a dead process printed may take through its pipe."""
+"""Maximum seconds for the rest of a dead process's output in its pipe."""
 
 
 class ChildProcess:
@@ -31,7 +31,7 @@ class ChildProcess:
         self.process: subprocess.Popen[bytes] | None = None
         """On this host."""
         self.remote: Any = None
-        """Elsewhere: whatever its launcher knows it by."""
+        """Elsewhere: its launcher's handle of it."""
         self.started_at = 0.0
         self.deaths = 0
         self.restart_at: float | None = None
@@ -40,7 +40,7 @@ class ChildProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not yet found dead."""
+        """Return whether it was started and not yet found dead."""
         return self.process is not None or self.remote is not None
 
     def tail(self, lines: int = TAIL_LINES) -> str:
@@ -114,8 +114,8 @@ class ProcessLauncher:
         stack_dumps.ask({child.process.pid})
 
     def reap(self, child: ChildProcess) -> int | None:
-        """The exit status of a child that died, its group and shared memory cleaned up; None while
-        it lives."""
+        """Return the exit status of a dead child, after cleaning up its group and shared memory;
+        None while it lives."""
         process = child.process
         if process is None or (code := process.poll()) is None:
             return None

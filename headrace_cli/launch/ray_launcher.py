@@ -1,11 +1,11 @@
 """Processes that a supervisor starts on the hosts of a Ray cluster.
 
-In: the plan of `hosts.py`, the address of a cluster. Out: a `ProcessLauncher` whose children run in Ray
-actors. Ray chooses hosts by each one's `ResourceShare`; the learner's ranks have a placement group. An
-actor is one life of one process: it starts the role's own command, with its log in the run's
-folder, and returns the exit code. What died with its host counts as killed, and the supervisor
-starts it again, wherever Ray finds room. When the supervisor is gone Ray ends its actors, and the
-reaper of each ends its process.
+In: the plan of `hosts.py`, the address of a cluster. Out: a `ProcessLauncher` whose children run in
+Ray actors. Ray chooses hosts by each one's `ResourceShare`; the learner's ranks have a placement
+group. An actor is one life of one process: it starts the role's own command, with its log in the
+run's folder, and returns the exit code. What died with its host counts as killed, and the
+supervisor starts it again, wherever Ray finds room. When the supervisor is gone Ray ends its
+actors, and the reaper of each ends its process.
 
 Only words and numbers travel through Ray, which pickles what it carries: a cluster trusts all who
 can reach it. Ray is imported when it is used.
@@ -206,7 +206,7 @@ def _resources(share: ResourceShare) -> dict[str, float]:
 
 
 def _answer(reference: Any) -> int | None:
-    """What a reference stands for; None while that is not known. RayError where it never will."""
+    """Return a reference's value; None while it is not known. RayError where it never will be."""
     import ray
 
     return int(ray.get(reference)) if _is_known(reference) else None
@@ -226,7 +226,8 @@ class ProcessActor:
         self._child: ChildProcess | None = None
 
     def meet(self) -> tuple[str, int]:
-        """Where the other ranks find the learner's first one: this host, and a port of it."""
+        """Return where the other ranks find the learner's first one: this host, and a port of
+        it."""
         return _own_host(), free_port()
 
     def run(

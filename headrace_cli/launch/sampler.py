@@ -1,9 +1,8 @@
 """A generator's engine for a command: it is started, asked for completions, and ended.
 
-In: a configuration. Out: a `Sampler`, any number of whose questions may be open at a time; the
-engine works on them side by side, `generator.max_num_seqs` of them. Promises: UserError where the
-engine cannot be had by the user's mistake, RunFailedError where its process ends; the process ends
-with the block.
+In: a configuration. Out: a `Sampler`, with any number of concurrent requests; the engine works on
+`generator.max_num_seqs` of them side by side. Promises: UserError where the engine does not start
+by the user's mistake, RunFailedError where its process ends; the process ends with the block.
 """
 
 import asyncio
@@ -34,11 +33,11 @@ from headrace_cli.launch.plan import role_environment
 START_TIMEOUT_S = 600.0
 """Deadline for loading the model and warming up."""
 END_TIMEOUT_S = 20.0
-"""How long an engine may take to end before it is killed."""
+"""Maximum seconds that an engine may take to end before it is killed."""
 
 
 class Sampler:
-    """See the module's docstring."""
+    """A started engine; see the module's docstring."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -58,8 +57,10 @@ class Sampler:
     async def write(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
     ) -> Written:
-        """What the policy writes after a prompt and the beginning of a response. UserError for more
-        than the model's context holds."""
+        """Sample the policy's continuation of a prompt and the beginning of a response.
+
+        UserError for more than the model's context holds.
+        """
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -92,7 +93,7 @@ class Sampler:
             raise RunFailedError(f"{type(answer).__name__} where the generator's start belongs")
 
     async def run(self) -> None:
-        """Hand out what is written until the process ends or this is cancelled."""
+        """Hand out replies until the process ends or this is cancelled."""
         try:
             while True:
                 answer = await self._hear()

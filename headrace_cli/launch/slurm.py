@@ -1,10 +1,9 @@
 """A run on Slurm: the scripts of its job, and its processes as steps of that job.
 
-In: the plan of `hosts.py` and a `SlurmJob` (what is asked of Slurm). Out: the texts of `job.sbatch` and
-of one script for each kind of step; the plan with each process as such a step. Slurm chooses hosts,
-cores and GPUs; the supervisor, which runs on the first host with the coordinator beside it, starts
-steps, restarts them and ends them. All learner ranks are one step, which torchrun divides on each
-of its hosts.
+In: the plan of `hosts.py` and a `SlurmJob`. Out: the texts of `job.sbatch` and of one script for
+each kind of step; the plan with each process as such a step. Slurm chooses hosts, cores and GPUs;
+the supervisor, which runs on the first host with the coordinator beside it, starts steps, restarts
+them and ends them. All learner ranks are one step, which torchrun divides on each of its hosts.
 """
 
 import shlex
@@ -30,8 +29,8 @@ learner writes a checkpoint."""
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What is asked of Slurm. `learner_nodes` of the first nodes share the learner's ranks; `more`
-    are further options of sbatch as they are written on its command line."""
+    """Resources of a Slurm job. `learner_nodes` of the first nodes share the learner's ranks;
+    `more` are further options of sbatch as they are written on its command line."""
 
     nodes: int
     cpus_per_node: int
@@ -74,7 +73,7 @@ def job_of(plan: Plan, asked: SlurmJob) -> SlurmJob:
 
 
 def _has_room(plan: Plan, job: SlurmJob) -> bool:
-    """Whether each step finds a node, where each takes the first one that has room."""
+    """Return whether each step finds a node, where each takes the first one that has room."""
     ranks = [share for spec, share in plan if spec.role == "learner"]
     own = _per_node(ranks, job) if ranks else ResourceShare(0)
     learners = job.learner_nodes if ranks else 0

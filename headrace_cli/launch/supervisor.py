@@ -34,7 +34,7 @@ from headrace_cli.launch.process import ChildProcess, ProcessLauncher, describe_
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
 _CAUSE_LINES = 400
-"""So far back the line is looked for that says why a process ended."""
+"""Number of last log lines that are searched for the reason of a process's end."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SupervisorDeadlines:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended: exit code, and the first cause where it failed (with the tail of a log)."""
+    """Result of a run: exit code, and the first cause where it failed (with the tail of a log)."""
 
     code: int
     cause: str = ""
@@ -60,12 +60,12 @@ class RunOutcome:
 
 
 AtEnd = Callable[[RunOutcome], Callable[[], bool]]
-"""Called when all processes but the page have ended; what it returns says whether the page is still
-wanted, and is asked until it is not."""
+"""Called when all processes but the page have ended; the returned function says whether the page is
+still wanted, and is polled until it is not."""
 
 
 class RunController(Protocol):
-    """What the supervisor needs from an observer of the run."""
+    """Interface of the supervisor's observer of a run."""
 
     def connect(self, address: str) -> None:
         """The coordinator can be reached here (again)."""
@@ -80,16 +80,17 @@ class RunController(Protocol):
         """Ask the coordinator to drain, write a checkpoint and end."""
 
     def standing(self) -> tuple[str, float]:
-        """How far the processes are and which checkpoint is the newest, and the seconds since the
-        run made progress; infinite where that is not known."""
+        """Return the processes' progress with the newest checkpoint, and the seconds since the run
+        made progress; infinite where that is not known."""
 
     @property
     def stalled(self) -> bool:
-        """Whether the coordinator says that nobody makes progress and is about to give up."""
+        """Return whether the coordinator says that nobody makes progress and is about to give
+        up."""
 
     @property
     def lost(self) -> str:
-        """Why a coordinator that lives counts as lost; empty where it does not."""
+        """Return why a coordinator that lives counts as lost; empty where it does not."""
 
 
 class Supervisor:
@@ -199,8 +200,8 @@ class Supervisor:
             self._restart_later(child, delay)
 
     def _may_take_over(self, child: ChildProcess, code: int) -> bool:
-        """Whether this is a coordinator that somebody killed, and not once too often: the next one
-        goes on from its journal."""
+        """Return whether this is a killed coordinator below its restart limit: the next one goes on
+        from its journal."""
         return child is self._coordinator and code < 0 and child.deaths <= child.spec.restarts.limit
 
     def _restart_later(self, child: ChildProcess, delay_s: float) -> None:
@@ -235,8 +236,8 @@ class Supervisor:
         raise _EndRunError
 
     def _is_needed(self, child: ChildProcess, code: int) -> bool:
-        """Whether the run ends without this process. Of several generators one that cannot live is
-        not, unless by a mistake that all of them share."""
+        """Return whether the run ends without this process. Of several generators one that cannot
+        live is not needed, unless by a mistake that all of them share."""
         if child.spec.role != "generator" or code == USER:
             return child.spec.needed
         return all(each.gave_up for each in self._others if each.spec.role == "generator")
@@ -360,7 +361,7 @@ class Supervisor:
             raise _EndRunError
 
     def _ask_for_stacks(self) -> None:
-        """Have every process write down what it is doing, once, before they are ended."""
+        """Have every process write its stacks into its log, once, before they are ended."""
         if self._asked_for_stacks:
             return
         self._asked_for_stacks = True

@@ -1,12 +1,12 @@
-"""What the learner's forward pass keeps until its backward pass, reckoned from shapes.
+"""Estimate of the learner's activation memory, from shapes.
 
-In: the shapes of a model and of a pack, the learner's settings. Out: bytes by part, at the moment
-of an update when most is alive. Nothing here grows with the square of a length: attention is a
-fused kernel that keeps no scores, except for the short sequences named below.
+In: the shapes of a model and of a pack, the learner's settings. Out: bytes by part, at an update's
+peak. Nothing here grows with the square of a length: attention is a fused kernel that keeps no
+scores, except for the short sequences named below.
 
 The terms are those of a decoder with two norms, attention and a gated feed-forward network in each
 layer (Llama, Qwen; Mistral's sliding window takes a tenth more). `tests/learner/test_memory.py`
-holds them against updates.
+compares them with updates.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ three float32 numbers beside it while its entropy is computed."""
 ENTROPY_GRADIENT_BYTES = 8
 """Two more where the entropy is part of the loss."""
 STREAM_BYTES = 200
-"""For each token: ids, places, logprobs, advantages, masks and what the loss has seen."""
+"""For each token: ids, positions, logprobs, advantages, masks and the loss's inputs."""
 HEAP_SLACK = 0.4
-"""What stays resident beside what is allocated, on a CPU where freed blocks are kept: glibc keeps
+"""Resident share beyond allocated activations, on a CPU where freed blocks are kept: glibc keeps
 those of less than `HEAP_BLOCK`, and before version 2.38 does not find one of the right size again.
 Measured 0.15 to 0.55 of what layers keep. With activation checkpointing they are given back (see
 `headrace_cli.launch.plan`)."""
@@ -230,6 +230,5 @@ def layer_bytes(shape: ModelShape, pack: PackShape, precision: str, *, on_gpu: b
 
 
 def _keeps_scores(pack: PackShape, product: int, *, on_gpu: bool) -> bool:
-    """Whether attention multiplies by itself and keeps its scores, as `learner.models.attention`
-    does."""
+    """Return whether attention keeps its scores, as `learner.models.attention` does."""
     return not on_gpu and product == 2 and pack.length * pack.seen <= EXPLICIT_LENGTH**2

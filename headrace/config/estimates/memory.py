@@ -1,4 +1,4 @@
-"""How much memory a run will take, estimated from its configuration before anything starts.
+"""Estimate of the memory that a run takes, from its configuration.
 
 In: a configuration and the machine. Out: bytes by part, on the host or on a GPU. The constants are
 resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU); the estimate
@@ -53,7 +53,7 @@ class MemoryEstimate:
 
     @property
     def advice(self) -> str:
-        """What to do about the largest part."""
+        """Advice on the largest part."""
         largest = max(self.parts, key=lambda name: self.parts[name])
         key = LOWERED_BY.get(largest)
         if key is None:

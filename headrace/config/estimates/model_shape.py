@@ -15,7 +15,7 @@ from headrace.host.hardware import MIB
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What an estimate of memory needs to know about a decoder with gated feed-forward layers."""
+    """Sizes of a decoder with gated feed-forward layers, as memory estimates use them."""
 
     parameters: int
     hidden: int
@@ -82,7 +82,7 @@ def _parameters(shape: ModelShape, *, tied: bool) -> int:
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:
-    """How many numbers each tensor of a safetensors file has, from its header alone."""
+    """Return the number of elements of each tensor, from a safetensors file's header."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(min(length, 64 * MIB)))

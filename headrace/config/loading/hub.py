@@ -31,7 +31,7 @@ def named_model(name: str) -> str:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path can only be meant as `owner/name` on the hub."""
+    """Return whether a path can only be meant as `owner/name` on the hub."""
     if not HUB_NAME.fullmatch(path) or path.startswith("."):
         return False
     return not Path(path.split("/")[0]).is_dir()

@@ -65,8 +65,7 @@ def _tables(path: Path, overrides: Sequence[str]) -> tuple[Table, dict[str, str]
 
 
 _NOT_TOML = (ValueError, RecursionError)
-"""What Python's reader raises: also for numbers of thousands of digits, and for brackets without
-end."""
+"""Errors of Python's TOML reader, also for numbers of thousands of digits and endless brackets."""
 
 
 def read_toml(path: Path) -> Table:
@@ -293,7 +292,7 @@ def _tags(root: type[BaseModel], dotted: str) -> str:
 
 
 def _hint(root: type[BaseModel], key: str, data: Table) -> str:
-    """What was probably meant: a peer's key, a neighbour, a key elsewhere, another kind's key."""
+    """Return a hint: a peer's key, a neighbour, a key elsewhere, another kind's key."""
     parent, _, name = key.rpartition(".")
     models = _section(root, parent, data)
     neighbours = [field for model in models for field in model.model_fields]

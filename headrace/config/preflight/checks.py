@@ -42,15 +42,17 @@ def check_recipe(config: RunConfig) -> None:
 
 
 def never_ends(config: RunConfig) -> bool:
-    """Whether a run goes on until somebody stops it."""
+    """Return whether a run goes on until somebody stops it."""
     stop = config.stop
     limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy, stop.after_warmup)
     return not config.evaluation.only and not any(limits)
 
 
 def ignores_age(config: RunConfig) -> bool:
-    """Whether a stream's old tokens are trained as if the present policy had sampled them: plain
-    policy gradient has no ratio, and the ratio to the sampler no weight."""
+    """Return whether a stream's old tokens are trained as if the present policy had sampled them.
+
+    Plain policy gradient has no ratio, and the ratio to the sampler no weight.
+    """
     schedule, algorithm = config.schedule, config.algorithm
     return (
         schedule.mode == "streaming"
@@ -186,7 +188,8 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
 
 
 def is_too_old(hardware: Hardware) -> bool:
-    """Whether the driver is of an older CUDA than torch; within a major version all go together."""
+    """Return whether the driver's CUDA is older than torch's; all of a major version go
+    together."""
     versions = (hardware.driver_cuda, hardware.torch_cuda or "")
     driver, torch = (int(version.partition(".")[0] or 0) for version in versions)
     return 0 < driver < torch

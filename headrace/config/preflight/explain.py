@@ -1,4 +1,4 @@
-"""What a recipe means in numbers, before anything starts.
+"""Explanation of a recipe in numbers, before anything starts.
 
 In: a configuration (and the model's shape and the machine, where known). Out: `Fact`s: a name, a
 value with its unit, and where it comes from. Nothing is measured; everything is arithmetic.
@@ -204,7 +204,7 @@ def _overlong(config: RunConfig) -> list[Fact]:
 
 
 def _units(config: RunConfig) -> list[Fact]:
-    """When sources that do not score one whole answer are asked, and what waits for them."""
+    """Explain when group and line sources score, and what waits for their scores."""
     reward, cuts = config.reward, config.schedule.unit == "window"
     found = []
     for name, source in reward.each().items():
@@ -255,7 +255,7 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
 
 
 def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact]:
-    """What the longest trajectory takes in an update, beside models and optimizers."""
+    """Explain the longest trajectory's memory in an update, besides models and optimizers."""
     tokens, budget = longest_trajectory(config), config.learner.micro_batch_tokens
     alone = f"goes through a model by itself: over learner.micro_batch_tokens = {budget:,}"
     meaning = alone if tokens > budget else f"shares packs of up to {budget:,} tokens with others"

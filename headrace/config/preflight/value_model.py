@@ -1,10 +1,10 @@
-"""Whether a folder can be the value model that a policy starts with.
+"""Check of the folder that a policy's value model starts from.
 
 In: the folders of a value model (a critic of another run, a reward model, a line reward model) and
-of a policy. Out: nothing, or a UserError of one line. Headers and JSON files are read, never a
-weight. A value model reads the policy's token ids and starts with all of its own weights: a
-tokenizer that numbers tokens otherwise, too few embeddings, or no head of one number would make it
-one that knows nothing, without a word.
+of a policy. Out: nothing, or a UserError of one line. Only headers and JSON files are read, no
+weights. A value model reads the policy's token ids and starts with all of its own weights: with a
+tokenizer that numbers tokens otherwise, too few embeddings, or no head of one number, it would know
+nothing, and no error would say so.
 """
 
 import json

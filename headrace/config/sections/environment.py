@@ -26,7 +26,7 @@ class EnvironmentConfig(StrictModel):
     """`[reward]` scores the last turn besides. Lists of tools are always scored."""
 
     calls: Literal["auto", "hermes", "qwen", "llama"] = "auto"
-    """How calls of tools are written. auto: by the chat template."""
+    """Format of tool calls. auto: by the chat template."""
 
     tools: list[dict[str, Any]] = Field(default=[])
     """JSON schemas for the chat template; found at a run's start."""
@@ -72,10 +72,10 @@ class EnvironmentConfig(StrictModel):
 
     @property
     def is_agent(self) -> bool:
-        """Whether it asks for turns of the policy itself, at an endpoint."""
+        """Return whether it requests turns of the policy itself, at an endpoint."""
         return self.name == "command" or self.name.startswith("agent:")
 
     @property
     def call_format(self) -> Literal["hermes", "qwen", "llama"]:
-        """How calls are written, where the template does not say."""
+        """Format of tool calls where the template does not say it."""
         return "hermes" if self.calls == "auto" else self.calls

@@ -1,4 +1,4 @@
-"""How trajectories are generated."""
+"""Generators and their sampling."""
 
 from typing import Literal
 
@@ -24,8 +24,8 @@ class FireConfig(StrictModel):
     """End tokens are no candidates (a hot one would make an empty response)."""
 
     correction: Literal["mask", "ratio", "recompute"] = "mask"
-    """What the policy learns from a hot token. mask: nothing. ratio: weighted by policy over hot
-    sampler, at most `ratio_cap`. recompute: as the policy's own (biased)."""
+    """Training on a hot token. mask: none. ratio: weighted by policy over hot sampler, at most
+    `ratio_cap`. recompute: as the policy's own (biased)."""
 
     ratio_cap: float = Field(default=2.0, ge=1)
     """Maximum weight with `correction = "ratio"`; usual: 2 to 10."""

@@ -1,4 +1,4 @@
-"""How batches become gradients: optimizers, packing, precision, ranks."""
+"""The learner: optimizers, packing, precision, ranks."""
 
 from typing import Literal
 

@@ -22,8 +22,7 @@ class ModelConfig(StrictModel):
     bfloat16 model agree better, for more time. The value model's head is always float32."""
 
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """Whether prompts pass through the chat template. auto: chat messages do, plain strings do
-    not."""
+    """Use of the chat template for prompts. auto: for chat messages, not for plain strings."""
 
     freeze_vision: bool = True
     """Do not train the vision tower and projector of policy and value model; an image's embeddings

@@ -55,7 +55,7 @@ class EvaluationConfig(StrictModel):
 
 
 class StopConfig(StrictModel):
-    """When a run ends by itself: the first condition that holds."""
+    """Stop conditions: a run ends at the first that holds."""
 
     updates: int | None = Field(default=None, ge=1)
     """Updates, value warm-up included."""
@@ -81,17 +81,17 @@ class CheckpointConfig(StrictModel):
     last; until then the coordinator keeps what it would need in memory. None: only at the end."""
 
     keep_last: int = Field(default=2, ge=1)
-    """How many stay on disk."""
+    """Number of checkpoints that stay on disk."""
 
 
 class StorageConfig(StrictModel):
-    """Where metrics and tokens go."""
+    """Storage of metrics and tokens."""
 
     database: str | None = None
     """A SQLAlchemy URL (postgresql+psycopg://...). None: SQLite in the run folder."""
 
     commit_interval_ms: float = Field(default=30.0, gt=0)
-    """How long arrivals gather before a journal write with one fsync and one transaction."""
+    """Time that arrivals gather before a journal write with one fsync and one transaction."""
 
     segment_mib: float = Field(default=64.0, gt=0)
     """Size at which a journal segment is sealed."""
@@ -101,7 +101,7 @@ class StorageConfig(StrictModel):
 
     @property
     def has_password(self) -> bool:
-        """Whether the database's address holds one."""
+        """Return whether the database's address holds one."""
         return self.database is not None and self.database != masked(self.database)
 
 

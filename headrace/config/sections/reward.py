@@ -1,4 +1,4 @@
-"""How finished trajectories are scored: by which sources, and which prompt goes to which."""
+"""Scoring of finished trajectories: sources of rewards, and the route of prompts to them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -40,11 +40,11 @@ class SourceConfig(StrictModel):
     """One of several sources of rewards; `[reward.route]` says which prompts it scores."""
 
     kind: Kind = "math"
-    """What judges an answer; docs/reward-kinds.md explains each kind."""
+    """Kind of scoring; docs/reward-kinds.md explains each."""
 
     unit: Unit = "trajectory"
-    """What is scored at once: a response, all responses to a prompt, or the complete lines of a
-    response (`reward.process`)."""
+    """Unit that is scored at once: a response, all responses to a prompt, or the complete lines of
+    a response (`reward.process`)."""
 
     options: dict[str, Any] = Field(default={})
     """Options of the kind: docs/reward-kinds.md."""
@@ -113,7 +113,7 @@ class SourceConfig(StrictModel):
         return format
 
     def pays_itself(self) -> bool:
-        """Whether its scores are rewards as they are."""
+        """Return whether its scores are rewards as they are."""
         return self.kind == "function" and self.score_range is None
 
     def names(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class SourceConfig(StrictModel):
 
 
 class RouteConfig(StrictModel):
-    """Which source scores a prompt: by column, else by task, else the default."""
+    """Route of a prompt to a source: by column, else by task, else the default."""
 
     column: str | None = None
     """Column of the dataset (a dot reaches into a nested one)."""
@@ -162,14 +162,14 @@ class ProcessConfig(StrictModel):
 
 
 class RewardConfig(SourceConfig):
-    """What scores responses. With `[reward.sources.NAME]` the keys of a source stand in their
-    tables; without, these are the only source, `default`."""
+    """Sources that score responses. With `[reward.sources.NAME]` the keys of a source stand in
+    their tables; without, these are the only source, `default`."""
 
     sources: dict[SourceName, SourceConfig] = Field(default={})
     """Sources by name."""
 
     route: RouteConfig = RouteConfig()
-    """Which prompt goes to which source."""
+    """Route of prompts to sources."""
 
     judges: dict[SourceName, JudgeConfig] = Field(default={})
     """Models of our own that judge, by name. docs/reward-kinds.md."""
@@ -179,10 +179,10 @@ class RewardConfig(SourceConfig):
     what they should. None: nobody does."""
 
     alerts: AlertConfig = AlertConfig()
-    """When the monitors of rewards raise an alert."""
+    """Alerts of the reward monitors."""
 
     process: ProcessConfig = ProcessConfig()
-    """What lines earn beside the outcome."""
+    """Rewards of lines beside the outcome."""
 
     token_ids: bool = False
     """Send token ids to the reward workers; on where a function takes them."""
@@ -250,7 +250,7 @@ class RewardConfig(SourceConfig):
 
 
 def _value(columns: Mapping[str, Any], dotted: str) -> str | None:
-    """What a row says under a name, as text; None where it says nothing."""
+    """Return a row's value under a name, as text; None where it has none."""
     value: Any = columns.get(dotted)
     if dotted not in columns:
         value = columns

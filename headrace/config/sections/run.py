@@ -57,8 +57,10 @@ class RunConfig(StrictModel):
 
     @property
     def self_tests(self) -> bool:
-        """Whether a generator answers a prompt before it gets a lease; an evaluation by itself is
-        its own test."""
+        """Return whether a generator answers a prompt before it gets a lease.
+
+        An evaluation by itself is its own test.
+        """
         return self.transport.self_test_s is not None and not self.evaluation.only
 
     @property
@@ -73,14 +75,16 @@ class RunConfig(StrictModel):
 
     @property
     def prefix_is_fresh(self) -> bool:
-        """Whether generators read every prefix with the weights that go on with it. A stream
-        without staleness works in rounds."""
+        """Return whether generators read every prefix with the weights that continue it.
+
+        A stream without staleness works in rounds.
+        """
         in_rounds = self.schedule.mode != "streaming" or self.schedule.max_staleness == 0
         return in_rounds or self.generator.kv_on_update == "recompute"
 
     @property
     def is_scored(self) -> bool:
-        """Whether reward workers score answers: not where an environment alone pays."""
+        """Return whether reward workers score answers: not where an environment alone pays."""
         return self.environment is None or self.environment.scored
 
     @property

@@ -1,4 +1,4 @@
-"""Where prompts and answers come from: a dataset file, a generator of problems, or a mixture."""
+"""Source of prompts and answers: a dataset file, a problem generator, or a mixture."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from headrace.config.sections.base import StrictModel
 
 
 class TaskBase(StrictModel):
-    """What every task has: the length limits that all roles share."""
+    """Keys of every task: the length limits that all roles share."""
 
     max_prompt_length: int = Field(default=512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are skipped, counted and shown."""
@@ -23,7 +23,7 @@ class TaskBase(StrictModel):
 
 
 class ProceduralConfig(TaskBase):
-    """What tasks have whose problems are made, not read: a Pareto law of the problem's size."""
+    """Keys of tasks with generated problems: a Pareto law of the problem's size."""
 
     min_terms: int = Field(default=3, ge=1)
     """Minimum number of terms of a problem."""
@@ -172,7 +172,7 @@ class ShapesConfig(ProceduralConfig):
 
 
 class BandsConfig(StrictModel):
-    """How often prompts are asked again, by the pass rate of their last answers."""
+    """Frequency at which prompts are asked again, by the pass rate of their last answers."""
 
     edges: tuple[Share, ...] = (0.2, 0.8)
     """Pass rates between bands, ascending."""

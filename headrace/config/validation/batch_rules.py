@@ -25,15 +25,15 @@ def _none_of_its_own(info: str) -> float | None:
 
 @dataclass(frozen=True)
 class BatchRules:
-    """What a batch holds and leaves out.
+    """Contents and masks of a batch.
 
     Attributes:
         boundary_mask: last sampled tokens of a window whose trajectory goes on that are kept out of
         the loss. skips_truncated: answers that met the length limit are kept out of the policy's
-        loss. max_age: most updates between the sampling of a token and its training. compares:
-        whose scores an advantage needs beside its own: nobody's, the whole group's, or a group of
-        the trajectory alone. value_logprobs: the value model's half needs the sampler's logprobs.
-        value_statistics: windows bring what the sampler thought of the tokens before them.
+        loss. max_age: maximum number of updates between the sampling of a token and its training.
+        compares: whose scores an advantage needs beside its own: nobody's, the whole group's, or a
+        group of the trajectory alone. value_logprobs: the value model's half needs the sampler's
+        logprobs. value_statistics: windows bring statistics of the sampler's logprobs before them.
         mixed_groups: groups in which all scores are equal are not trained. masked_marks: tokens
         with such a mark are kept out of the loss. by_turn: credit ends with a turn.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.

@@ -46,7 +46,7 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     protocol: fields.Count = PROTOCOL_VERSION
     capacity: fields.Position = 0
     chosen: fields.Line = ""
-    """What a generator chose for its host of the keys that the recipe leaves open, and why."""
+    """Values that a generator chose for its host of keys that the recipe leaves open, and why."""
     update: fields.Count = 0
     batch_id: fields.Count | None = None
     """None: none yet, or a checkpoint that does not say."""
@@ -131,7 +131,7 @@ class Goodbye(Message, frozen=True, kw_only=True, tag=True):
 
 
 class FireSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the hot first token of a response is drawn: at `temperature` from the `top_k` most likely
+    """Sampling of a response's hot first token: at `temperature` from the `top_k` most likely
     tokens (-1: all) and, of these, the nucleus `top_p`; `ban_eos`: end tokens are no candidates."""
 
     temperature: float
@@ -254,7 +254,7 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> str:
-        """What a score's record says of it."""
+        """Name of the version in a score's record."""
         return f"{self.version}-{self.digest}"
 
 
@@ -335,13 +335,13 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "default"
     unit: Literal["trajectory", "group", "line"] = "trajectory"
     line_ends: list[int] = []
-    """Which of `completion_ids`, counted from 0, end the lines to score."""
+    """Indices in `completion_ids`, from 0, of the tokens that end the lines to score."""
     lines: list[str] = []
     """The texts of these lines."""
     siblings: list["ScoreItem"] = []
     audit: bool = False
     model: ModelVersion | None = None
-    """Which version is to score, where the run trains the model that does."""
+    """Version that is to score, where the run trains the model that does."""
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -358,7 +358,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
     rewards: list[Reward] = []
-    """What was earned where; empty: all of it at the last sampled token."""
+    """Rewards by position; empty: all of it at the last sampled token."""
     correct: bool = False
     parts: dict[str, float] = {}
     seconds: fields.Seconds = 0.0

@@ -1,4 +1,4 @@
-"""What the learner reports about single tokens: the one list that wire, store, export and page use.
+"""Token diagnostics of the learner: the one list that wire, store, export and page use.
 
 Adding a figure is one line in `TOKEN_COLUMNS` and one array from the learner.
 """
@@ -56,7 +56,7 @@ COLUMN_NAMES = tuple(column.name for column in TOKEN_COLUMNS)
 
 
 class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the learner saw of one window: `columns` has an array for each name of `TOKEN_COLUMNS`,
+    """The learner's figures of one window: `columns` has an array for each name of `TOKEN_COLUMNS`,
     one float32 for each position from `start` on, NaN where there is no figure. `lam` is the lambda
     of the window's advantages."""
 

@@ -1,8 +1,8 @@
 """Messages between a sampler (a generator's engine without a run) and its parent process.
 
-One JSON object a line over the sampler's stdin and stdout. In: the run's configuration (`RunConfig`
-as JSON) on the first line, then `SampleRequest`s. Out: `Ready` or `Unfit`, then one `Written` (or `Refused`)
-an `SampleRequest`, in the order in which they end.
+One JSON object per line over the sampler's stdin and stdout. In: the run's configuration
+(`RunConfig` as JSON) on the first line, then `SampleRequest`s. Out: `Ready` or `Unfit`, then one
+`Written` (or `Refused`) per request, in the order in which they end.
 """
 
 import msgspec
@@ -33,8 +33,8 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """The tokens that were sampled for an `SampleRequest`, and the sampler's logprobs; `finished`: the last
-    of them is an end token."""
+    """Sampled tokens of a request, and the sampler's logprobs; `finished`: the last of them is an
+    end token."""
 
     number: int
     ids: list[int]
@@ -43,7 +43,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """An `SampleRequest` that cannot be served."""
+    """A request that cannot be served."""
 
     number: int
     error: str

@@ -1,11 +1,11 @@
-"""What the coordinator writes down, in the order in which it happened: the journal is a sequence of
-these records, SQL is their projection, and replaying them rebuilds the coordinator.
+"""Records of the journal: SQL is their projection, and their replay rebuilds the coordinator.
 
-Only the coordinator makes records and only `storage` reads or writes them on disk. Positions count
-tokens from the end of a sequence's opening (see `streams`), runs of them are [start, end). Every
-record is frozen and tagged with its class name. What happens to a window is written down, never
-inferred: each step of its life is a record that names it, so a reader needs no rule of the
-coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage` refuses other ones.
+Only the coordinator makes records, in the order of events, and only `storage` reads or writes them
+on disk. Positions count tokens from the end of a sequence's opening (see `streams`), runs of them
+are [start, end). Every record is frozen and tagged with its class name. What happens to a window is
+recorded, never inferred: each step of its life is a record that names it, so a reader needs no rule
+of the coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage` refuses other
+ones.
 """
 
 import time
@@ -62,7 +62,7 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     media: list[MediaRun] = []
     """The images of the opening."""
     processor: str = ""
-    """What made its tokens of images, and with which settings; "" where there are none."""
+    """Image processor of its image tokens, with its settings; "" where there are none."""
     aside: Int32 | None = None
     """Tokens that the value model reads between the opening and position 0."""
     domain: str = ""
@@ -114,10 +114,10 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     status: ScoreStatus
     reward: float | None
     rewards: list[Reward] = []
-    """What was earned where, besides what `LinesScored` has paid; empty: all of it at the last
-    sampled token."""
+    """Rewards by position, besides those of `LinesScored`; empty: all of it at the last sampled
+    token."""
     correct: bool | None = None
-    """Whether the answer is right."""
+    """True for a right answer."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
@@ -141,7 +141,7 @@ class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
 
 
 class LineScore(msgspec.Struct, frozen=True, array_like=True):
-    """What a source says of the line that ends at `position`; None: it is neutral."""
+    """Score of the line that ends at `position`; None: it is neutral."""
 
     position: int
     score: float | None
@@ -192,9 +192,9 @@ class WindowsReady(Record, frozen=True, kw_only=True, tag=True):
 
     window_ids: list[int]
     lines: dict[int, LinesState] = {}
-    """What became of the lines that end in a window, where a source was to score them: all were
-    scored, their deadline had passed (late), or their scoring failed. What the latter two lack
-    their tokens are trained without."""
+    """State of the lines that end in a window, where a source was to score them: all were scored,
+    their deadline had passed (late), or their scoring failed. In the latter two cases tokens are
+    trained without the missing scores."""
 
 
 class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
@@ -322,8 +322,8 @@ class Milestone(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Record, frozen=True, kw_only=True, tag=True):
-    """What the coordinator's state is after all records before this one, so that a restart need not
-    read those. It changes nothing. `state` is the coordinator's own
+    """The coordinator's state after all records before this one, so that a restart need not read
+    those. It changes nothing. `state` is the coordinator's own
     (`coordinator.persistence.snapshots`); prompts and tokens are not in it, because the journal has
     them: those that it still needs stand at the first milestone's record or later."""
 

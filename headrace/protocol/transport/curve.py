@@ -28,7 +28,7 @@ _FAILED = (
 
 
 def has_curve() -> bool:
-    """Whether this build of libzmq can encrypt."""
+    """Return whether this build of libzmq can encrypt."""
     return bool(zmq.has("curve"))
 
 
@@ -48,13 +48,13 @@ def make_keys(folder: Path) -> None:
 
 
 def has_keys(folder: Path) -> bool:
-    """Whether all four key files are there."""
+    """Return whether all four key files are there."""
     names = (SERVER_KEY, CLIENT_KEY)
     return all((folder / f"{n}.key{s}").is_file() for n in names for s in ("", "_secret"))
 
 
 def damaged_keys(folder: Path) -> Iterator[str]:
-    """Which key pairs of a folder are not whole, or are no pair."""
+    """Yield the key pairs of a folder that are not whole, or are no pair."""
     for name in (SERVER_KEY, CLIENT_KEY):
         try:
             public, _ = zmq.auth.load_certificate(folder / f"{name}.key")

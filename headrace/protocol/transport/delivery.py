@@ -26,21 +26,20 @@ from headrace.protocol.transport.codec import Codec
 Frames = list[bytes]
 _PLACE = struct.Struct("<QQQ")
 ASK_AGAIN_S, LONGEST_ASK_S = 0.5, 30.0
-"""Who has asked for what is missing asks again after so long, and each time after twice as long,
-until something has come."""
+"""Time until missing messages are requested again; it doubles each time until one has come."""
 RESEND_EVERY_S = 0.4
-"""What was just sent again is not sent again at once."""
+"""Minimum time between two resends."""
 
 
 class DeliveryHeader(NamedTuple):
-    """The third frame of a message: where it stands among those of a delivery."""
+    """Third frame of a message: its place among those of a delivery."""
 
     delivery: int
-    """The key of the delivery; 0 where the sender has not heard it yet."""
+    """Key of the delivery; 0 where the sender does not know it yet."""
     number: int
-    """How many numbered messages the sender has sent, up to this one."""
+    """Numbered messages that the sender has sent, up to this one."""
     seen: int
-    """How many of the receiver's the sender has had."""
+    """Numbered messages of the receiver's that the sender has received."""
 
     @classmethod
     def of(cls, frame: bytes) -> "DeliveryHeader":
@@ -70,7 +69,7 @@ class Delivery:
         self._seen, self._most, self._clock = seen, most, clock
         self._sent = 0
         self._kept: deque[tuple[int, Frames]] = deque()
-        """What the other end has not had, as far as it has said, with its numbers."""
+        """Sent messages that the other end has not confirmed, with their numbers."""
         self._ask_at = self._resend_at = -math.inf
         self._patience_s = ASK_AGAIN_S
 
@@ -86,8 +85,10 @@ class Delivery:
         return self._placed(frames, self._sent)
 
     def accept(self, place: DeliveryHeader, message: Message | None) -> tuple[bool, list[Frames]]:
-        """Whether a message that came is handed on, and what is answered at once. None: it could
-        not be read, and would not be if it came again."""
+        """Return whether an arrived message is handed on, and the frames that answer it at once.
+
+        None: it could not be read, and would not be if it came again.
+        """
         self._hear(place)
         if not isinstance(message, Heartbeat | Missing):
             if place.number == self._seen + 1:

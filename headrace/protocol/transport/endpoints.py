@@ -54,7 +54,7 @@ def _read(
 
 
 class RoleEndpoint:
-    """What a role says and hears. A delivery begins with its first Hello."""
+    """A role's end of its connection. A delivery begins with its first Hello."""
 
     def __init__(self, max_bytes: int) -> None:
         self._codec = message_codec(max_bytes=max_bytes)
@@ -84,7 +84,7 @@ class RoleEndpoint:
 
 
 class RouterEndpoint:
-    """What a router says to each process and hears from it."""
+    """A router's end of its connections to all processes."""
 
     def __init__(
         self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None
@@ -96,11 +96,10 @@ class RouterEndpoint:
         self._deliveries: dict[str, Delivery] = {}
         """By identity."""
         self._last = ("", 0)
-        """Who said what was heard last, and its number."""
+        """Identity and number of the last received message."""
 
     def begin_delivery(self, identity: str) -> None:
-        """What was heard last is a Hello that is accepted: the delivery begins with it, unless one
-        has begun."""
+        """Accept the last received Hello: the delivery begins with it, unless one has begun."""
         if identity not in self._deliveries:
             name, number = self._last
             self._deliveries[identity] = Delivery(

@@ -36,7 +36,7 @@ MOST_UNREAD = 10_000
 
 
 class LinkSettings(Protocol):
-    """What a link needs of the transport section."""
+    """Keys of the transport section that a link uses."""
 
     @property
     def max_message_mib(self) -> float: ...
@@ -47,7 +47,7 @@ class LinkSettings(Protocol):
 
 @dataclass(frozen=True)
 class Link:
-    """Where and how to connect: address, size limit, key folder."""
+    """Connection settings: address, size limit, key folder."""
 
     address: str
     max_bytes: int = 64 << 20
@@ -60,7 +60,7 @@ class Link:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address never leaves this machine."""
+    """Return whether an address never leaves this machine."""
     if host == "localhost":
         return True
     try:
@@ -120,12 +120,12 @@ class _BoundSocket:
 
     @property
     def rejected(self) -> int:
-        """How many arrivals were no messages."""
+        """Number of arrivals that were no messages."""
         return self._end.rejected
 
     @property
     def denied(self) -> int:
-        """How many connections had no key, or another one."""
+        """Number of connections that had no key, or another one."""
         return self._gate.denied if self._gate is not None else 0
 
     def close(self) -> None:
@@ -144,8 +144,8 @@ class Router(_BoundSocket):
     _kind = zmq.asyncio.Context
 
     def begin_delivery(self, identity: str) -> None:
-        """What was received last is a Hello that is accepted: from it on messages of and to this
-        process arrive once and in their order."""
+        """Accept the last received Hello: from it on messages of and to this process arrive once
+        and in order."""
         self._end.begin_delivery(identity)
 
     def end_delivery(self, identity: str) -> None:
@@ -261,7 +261,7 @@ class _ConnectedSocket:
 
     @property
     def rejected(self) -> int:
-        """How many arrivals were no messages."""
+        """Number of arrivals that were no messages."""
         return self._end.rejected
 
     def close(self) -> None:

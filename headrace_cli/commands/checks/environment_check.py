@@ -45,7 +45,7 @@ def check_environment(config: RunConfig) -> RunConfig:
 
 
 def _call_format(environment: EnvironmentConfig, template: str) -> str:
-    """How the policy's chat template has calls written; Hermes's where it shows no tools."""
+    """Return the chat template's format of tool calls; Hermes's where it shows no tools."""
     if environment.calls != "auto":
         return environment.calls
     if "<function=" in template:

@@ -28,8 +28,8 @@ FIRST_ROWS = 1_000
 
 
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
-    """UserError where the run could not begin: machine, data, images, templates, database, cores
-    and rewards are looked at."""
+    """Check that the run can begin, or raise UserError: machine, data, images, templates, database,
+    cores and rewards."""
     found = resolve_learner(config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16)
     for check in start_checks(found.config, hardware):
         check()
@@ -49,7 +49,7 @@ def say_overruled(config: RunConfig, found: ResolvedConfig) -> None:
 
 
 def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], object]]:
-    """What `check_start` looks at beside images and rewards, each by itself."""
+    """Return the checks of `check_start` except images and rewards, each by itself."""
     return [
         lambda: check_machine(config, place_judges(config, hardware)[1]),
         lambda: check_data(config),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SCORE = "score"
-"""What runs of `headrace score` are called."""
+"""Name of the runs of `headrace score`."""
 
 
 def score(arguments: argparse.Namespace) -> int:
@@ -148,7 +148,7 @@ def _written(image: Any, row: "Row", folder: Path) -> str:
 
 
 def _scores(run_dir: Path, rows: "dict[str, Row]", domain: str | None) -> "Iterator[PromptScore]":
-    """What each prompt earned. UserError where rows and scores are of different prompts."""
+    """Yield the scores of each prompt. UserError where rows and scores are of different prompts."""
     from storage.queries import prompt_scores
     from tasks.datasets.selection import PromptScore
 

@@ -38,7 +38,7 @@ class RunFacts(NamedTuple):
 
 
 class Sink(Protocol):
-    """What a sink does. It may be slow and may raise: its caller is a separate process."""
+    """Interface of a sink. It may be slow and may raise: its caller is a separate process."""
 
     def open(self, run: RunFacts) -> None:
         """Begin, or go on."""
@@ -226,7 +226,7 @@ Sleep = Callable[[float], None]
 
 
 def sink(arguments: argparse.Namespace) -> int:
-    """Tell a sink everything that it does not know yet."""
+    """Stream all unsent metrics to a sink."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     run_folder.read_config(run_dir)
     target = sink_of(arguments.sink)
@@ -242,7 +242,7 @@ def sink(arguments: argparse.Namespace) -> int:
 
 
 class MetricStreamer:
-    """Tells one sink of one run."""
+    """Stream of one run's metrics to one sink."""
 
     def __init__(
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
@@ -277,7 +277,7 @@ class MetricStreamer:
             self._close()
 
     def _tell(self) -> int:
-        """Tell what is new; how many steps that was."""
+        """Send the new metrics; return the number of steps."""
         from storage.queries import news
 
         if not self._is_open:
@@ -329,7 +329,7 @@ class MetricStreamer:
         return RunFacts(self._run_dir.name, config.name, plain, self._folder)
 
     def _last_position(self) -> "Position":
-        """Where an earlier call came to."""
+        """Return the position that an earlier call reached."""
         from storage.queries import Position
 
         own = self._run_dir.name

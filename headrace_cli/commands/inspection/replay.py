@@ -1,12 +1,12 @@
-"""`headrace replay`: one update made again from what is stored, and where the numbers differ.
+"""`headrace replay`: one update recomputed from stored data, and where the numbers differ.
 
 In: a run, the number of an update. Out: a table of quantities, or JSON. From the journal and the
 token diagnostics alone: the batch, its shares, masks, lambdas, advantages, returns and figures.
 Where the weights of the update's start are at hand also the update itself, with its models, on as
 many learner ranks as then. Exit codes: 0 all that was compared agrees, 1 something differs, 2 there
 is no such run or update. NaN means that a number is not known: where both are known they are
-compared; one that is known on the stored side alone is counted as not made, one on the other side
-alone differs.
+compared; one that is known on the stored side alone is counted as not recomputed, one on the other
+side alone differs.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Array = npt.NDArray[np.float64]
 
 
 class NumberDifference(NamedTuple):
-    """A number that differs: whose it is, its place there, and both accounts of it."""
+    """A number that differs: its owner, its place there, and its values on both sides."""
 
     whose: str
     place: int | None
@@ -48,16 +48,14 @@ class NumberDifference(NamedTuple):
 
 
 class QuantityComparison(NamedTuple):
-    """What came of comparing one kind of number.
+    """Comparison of one kind of number.
 
     Attributes:
-        name: what it is. source: what it was made from, `store` or `models`. tolerance: how far two
-        numbers may lie apart, as a share of the stored one where that is
-            over 1.
-        compared: how many numbers both accounts have. differing: how many of them lie further
-        apart, or are known to one account only. unmade: how many are stored and could not be made
-        again. largest: the largest distance of two numbers, as the tolerance counts it. worst: some
-        that differ, the largest difference first.
+        name: what it is. source: its origin, `store` or `models`. tolerance: maximum distance of
+        two numbers, as a share of the stored one where that is over 1. compared: count of numbers
+        on both sides. differing: count of those further apart, or known on one side only. unmade:
+        count of stored ones that could not be recomputed. largest: the largest distance of two
+        numbers, as the tolerance counts it. worst: some that differ, the largest difference first.
     """
 
     name: str
@@ -82,7 +80,7 @@ class ReplayRow(NamedTuple):
 def quantity(
     name: str, rows: Iterable[ReplayRow], *, source: str, tolerance: float, lacks: bool = False
 ) -> QuantityComparison:
-    """Compare rows. `lacks`: a number that was not made has a reason, and does not differ."""
+    """Compare rows. `lacks`: there is a reason for missing numbers, so that they do not differ."""
     compared = differing = unmade = 0
     largest = 0.0
     worst: list[tuple[float, NumberDifference]] = []
@@ -112,8 +110,8 @@ def quantity(
 
 
 def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -> list[ReplayRow]:
-    """Rows of the numbers that were made again and are stored by name; a list has a place for each
-    of its numbers."""
+    """Return rows of the recomputed numbers that are stored by name; a list has a place for each
+    number."""
     rows = []
     for name in sorted(set(stored) & set(recomputed)):
         both = (np.atleast_1d(np.array(x[name], np.float64)) for x in (stored, recomputed))
@@ -124,7 +122,7 @@ def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -
 def row_of(
     whose: str, first: int | None, stored: npt.NDArray[Any], recomputed: npt.NDArray[Any]
 ) -> ReplayRow:
-    """A row of two accounts that need not be of one length: what one of them lacks is not known."""
+    """Return a row of two arrays that may differ in length; missing numbers are not known."""
     size = max(stored.size, recomputed.size)
     padded = (
         np.concatenate([x.astype(np.float64), np.full(size - x.size, np.nan)])
@@ -147,18 +145,18 @@ if TYPE_CHECKING:
 STORE, MODELS = "store", "models"
 MASKS, RANKS = "masks", "ranks"
 EXACT = 1e-5
-"""How far a number that needs no model may lie from the stored one: both are float32."""
+"""Tolerance of numbers that need no model: both are float32."""
 OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
-"""Figures that no two computations share."""
+"""Prefixes of figures that no two computations share."""
 AppliedByRank = Mapping[int, AppliedUpdate]
-"""What each rank wrote down of a batch."""
+"""Each rank's record of a batch."""
 StoredDiagnostics = Mapping[int, TokenDiagnostics]
-"""What the learner reported, by window."""
+"""The learner's token diagnostics, by window."""
 
 
 @dataclass
 class ReplayReport:
-    """What came of it: quantities compared, and for what was not made again, why."""
+    """Compared quantities, and the reasons for what was not recomputed."""
 
     past: "PastBatch"
     stored: StoredDiagnostics
@@ -168,7 +166,7 @@ class ReplayReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing differs."""
         return not any(q.differing for q in self.quantities)
 
     def compare(
@@ -202,7 +200,7 @@ class ReplayReport:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Make an update again and say what differs."""
+    """Recompute an update and report differences."""
     if not arguments.tolerance >= 0:
         raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
@@ -225,7 +223,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
-    """Everything that can be made again without a model."""
+    """Compare everything that can be recomputed without a model."""
     from coordinator.training.replayed_batch import past_batch
     from learner.algorithms.registry import build_algorithm
     from learner.batching.shards import merged
@@ -266,8 +264,10 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
 
 
 def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
-    """What ranks wrote down of an update, by batch and rank. Where a rank wrote twice of a batch,
-    because it died over it, the last line counts."""
+    """Return the ranks' records of an update, by batch and rank.
+
+    Where a rank wrote twice of a batch, because it died over it, the last line counts.
+    """
     found: dict[int, dict[int, AppliedUpdate]] = {}
     for name, line in read_applied(run_dir):
         if line.update == update:
@@ -292,7 +292,7 @@ def _rank_rows(written: AppliedByRank, shares: Sequence[Sequence["Shard"]]) -> I
 
 
 def _mask_rows(past: "PastBatch") -> Iterator[ReplayRow]:
-    """What was kept out of the loss, and why, by the records and by the rules."""
+    """Yield masks of the loss with their reasons, by the records and by the rules."""
     recorded = {window.window_id: window for window in past.recorded.windows}
     for taken in past.prepared.taken.windows:
         window = past.windows[taken.window_id]
@@ -316,7 +316,7 @@ def _codes(window: TakenWindow, start: int, end: int) -> Array:
 
 
 def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, tolerance: float) -> None:
-    """The update itself, where the weights of its start are there."""
+    """Recompute the update itself, where the weights of its start are there."""
     from learner.replay.rerun import obstacle, rerun, weights_after
 
     past, update = found.past, found.past.commit.update

@@ -1,8 +1,9 @@
-"""Who picks anchors: the sources of rewards of a recipe.
+"""Judges that pick anchors: the sources of rewards of a recipe.
 
-In: a recipe, and perhaps the name of the source that picks. Out: `AnchorJudges`, which say whose turn a
-prompt is and which of some answers is the best. A source of the kind `pairwise` compares them with
-its model, and needs no anchors for that; every other one scores them as in a run.
+In: a recipe, and perhaps the name of the source that picks. Out: `AnchorJudges`, which say which
+source picks for a prompt and which of some answers is the best. A source of the kind `pairwise`
+compares them with its model, and needs no anchors for that; every other one scores them as in a
+run.
 """
 
 import asyncio
@@ -137,7 +138,7 @@ def _highest(scores: Sequence[Score]) -> AnchorPick:
 
 
 def _comparison(source: SourceConfig) -> Compare:
-    """How a pairwise reward model picks."""
+    """Return the comparison of a pairwise reward model."""
     from rewards.kinds import model_folder
     from rewards.models.scorer import PairScorer
 

@@ -52,7 +52,7 @@ class AnchorPrompt:
 
 
 def anchors(arguments: argparse.Namespace) -> int:
-    """Make the anchors and say what came of it; 1 where no prompt could get one."""
+    """Make the anchors and print a summary; 1 where no prompt could get one."""
     if arguments.best_of < 1 or (arguments.prompts is not None and arguments.prompts < 1):
         raise UserError("--best-of and --prompts are at least 1")
     config = sampling_config(arguments)
@@ -80,7 +80,7 @@ def anchors(arguments: argparse.Namespace) -> int:
 
 
 class AnchorSelection:
-    """All prompts of one command, side by side."""
+    """Selection of the anchors of all prompts, side by side."""
 
     def __init__(self, config: RunConfig, count: int, by: str | None) -> None:
         """`count`: answers of a prompt; `by`: the source that picks, where it is not the prompt's
@@ -108,7 +108,7 @@ class AnchorSelection:
         found: dict[str, AnchorPrompt] = {}
 
         def keep(asked: TaskPrompt, *, out: bool) -> bool:
-            """Whether it is a prompt that was not there yet."""
+            """Keep a prompt; return whether it is new."""
             text = shown(self._tokenizer, asked.row.prompt, mode)
             name = self._judges.source_of(asked.row)
             new = AnchorPrompt(len(found), asked.row, asked.ids, text, name, out)
@@ -130,7 +130,7 @@ class AnchorSelection:
         return list(found.values())
 
     def settings(self, prompts: Sequence[AnchorPrompt]) -> dict[str, Any]:
-        """What rows depend on."""
+        """Return the settings that rows depend on."""
         config = self._config
         return {
             "policy": config.model.path,

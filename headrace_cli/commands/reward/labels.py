@@ -89,7 +89,7 @@ def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any
 
 
 def label(arguments: argparse.Namespace) -> int:
-    """Label the answers and say what came of it; 1 where none could be labelled."""
+    """Label the answers and print a summary; 1 where none could be labelled."""
     if (arguments.answers is None) == (arguments.samples is None):
         raise UserError("give the answers: --answers FILE, or --samples N to have them sampled")
     if arguments.k < 1 or (arguments.samples is not None and arguments.samples < 1):
@@ -134,7 +134,7 @@ def labelling_config(arguments: argparse.Namespace) -> RunConfig:
 def _settings(
     config: RunConfig, arguments: argparse.Namespace, answers: Sequence[AnswerToLabel]
 ) -> dict[str, Any]:
-    """What rows depend on."""
+    """Return the settings that rows depend on."""
     digest = hashlib.blake2b(digest_size=8)
     for answer in answers:
         digest.update(repr((answer.item.prompt, answer.prompt_ids, answer.ids)).encode())
@@ -152,7 +152,7 @@ def _settings(
 
 
 class AnswerLabeler:
-    """All searches of one command, side by side."""
+    """Labeler of all answers of one command, side by side."""
 
     def __init__(
         self, config: RunConfig, k: int, *, fenced: bool | None = None, find: Any = None

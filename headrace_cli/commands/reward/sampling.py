@@ -1,7 +1,7 @@
-"""What commands share that have the recipe's generator write answers: labels of lines, anchors.
+"""Sampling from a recipe's generator, for the commands that label lines and make anchors.
 
-In: the command's options. Out: the recipe as far as it is used for that, prompts as a run has them,
-and a way to work on many things side by side with a bar where somebody looks.
+In: the command's options. Out: the part of the recipe that is used for that, prompts as a run has
+them, and a way to work on many things side by side with a bar on a terminal.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MAX_SKIPS = 10_000
 
 
 class UnjudgedError(Exception):
-    """Something that no judge could score: nothing can follow from it."""
+    """No judge could score an answer: nothing can follow from it."""
 
 
 def sampling_config(arguments: argparse.Namespace) -> RunConfig:
@@ -133,8 +133,8 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
 
 
 def tell(result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool) -> int:
-    """Print what came of a command, a line each, and the last failure under the name `failed`, or
-    one JSON object; the exit code."""
+    """Print a command's result and the last failure, named `failed`, or one JSON object; the exit
+    code."""
     if as_json:
         print(json.dumps(result))
         return 0

@@ -73,7 +73,7 @@ def _evaluations(run_dir: Path) -> list[dict[Any, Any]]:
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
-    """What the store says about the only evaluation of the run."""
+    """Return the store's row of the only evaluation of the run."""
     rows = _evaluations(run_dir)
     if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")

@@ -55,7 +55,7 @@ def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunCo
 
 
 def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
-    """What can be known here of a run that works elsewhere: its files, not memory and ports."""
+    """Check a run that works elsewhere as far as possible here: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
     on_gpu = gpus and torch_cuda() is not None

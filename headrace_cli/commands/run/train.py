@@ -73,7 +73,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def has_begun(watch: ConsoleController) -> bool:
-    """Whether the learner ever had a batch."""
+    """Return whether the learner ever had a batch."""
     last = watch.last
     return last is not None and bool(last.update or last.gauges.get("schedule/learner_busy"))
 
@@ -81,9 +81,12 @@ def has_begun(watch: ConsoleController) -> bool:
 def page_is_wanted(
     config: RunConfig, outcome: RunOutcome, console: Console, grace_s: float = 5.0
 ) -> Callable[[], bool]:
-    """Whether the page of a run that has ended is still looked at: a browser has it open, or had a
-    moment ago. Never after a Ctrl-C, and no longer than `dashboard.stay_s`. Where it stays, the
-    terminal says so."""
+    """Return a test whether the page of an ended run is still open in a browser, or was a moment
+    ago.
+
+    It is false after a Ctrl-C, and after `dashboard.stay_s`. Where the page stays, the terminal
+    says so.
+    """
     page, begun = config.dashboard, time.monotonic()
     if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
         return lambda: False
@@ -268,13 +271,13 @@ def print_summary(
 
 
 def root_option(run_dir: Path) -> str:
-    """What a command needs besides a run's name to find it."""
+    """Return the option by which a command finds a run besides its name."""
     return "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
 
 
 def stored_figures(run_dir: Path) -> dict[str, Any]:
-    """What the store says of a run, so that the terminal says the same; nothing where there is
-    none yet."""
+    """Return the store's figures of a run, which the terminal then shows; empty where there are
+    none."""
     try:
         from storage.queries import run_summary
 

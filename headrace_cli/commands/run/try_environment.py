@@ -39,12 +39,12 @@ def try_environment(arguments: argparse.Namespace) -> int:
 
 
 class TerminalPlayer:
-    """Reads the turns of a policy from the terminal."""
+    """A person at the terminal, who types the turns of a policy."""
 
     says_turns = False
 
     def begin(self, row: Any, step: Step) -> None:
-        """An episode begins with a row, and what its reset says."""
+        """Begin an episode with a row and the environment's reset."""
 
     def turn(self) -> PolicyTurn | None:
         """The next turn; None where no more lines come."""
@@ -53,11 +53,11 @@ class TerminalPlayer:
         return PolicyTurn(text, len(text)) if line else None
 
     def hear(self, step: Step) -> None:
-        """What the environment answers."""
+        """Take the environment's answer."""
 
 
 class ModelPlayer(TerminalPlayer):
-    """Samples turns from the policy of a recipe, at temperature 1."""
+    """The policy of a recipe, which samples turns at temperature 1."""
 
     says_turns = True
 

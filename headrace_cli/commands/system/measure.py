@@ -37,8 +37,8 @@ UPDATES, MOST_S = 2, 180
 """Number of measured updates, and the seconds of training after which none begins."""
 BATCH_S = 60.0
 CORE_FLOPS = {True: 225e9, False: 75e9}
-"""What a core may do in a second, with bfloat16 products and without: it decides nothing but the
-size of the measured batch."""
+"""Operations per second of a core, with bfloat16 products and without; used for the size of the
+measured batch alone."""
 COMPARED = 10
 """First updates of the policy that a forecast is compared with."""
 FIGURES = (
@@ -65,8 +65,9 @@ Ints = NDArray[np.int64]
 
 
 class LearnerCost(NamedTuple):
-    """Tokens for each loss token: `prompt` and `prefix` that the policy reads again, `judged` ones
-    of unfinished windows whose value is asked for, `taught` ones that the value model trains."""
+    """Computed tokens per loss token: `prompt` and `prefix` that the policy reads again, `judged`
+    ones of unfinished windows whose value is asked for, `taught` ones that the value model
+    trains."""
 
     prompt: float
     prefix: float
@@ -75,7 +76,7 @@ class LearnerCost(NamedTuple):
 
     @property
     def policy(self) -> float:
-        """What the policy computes, the loss token itself included."""
+        """Return the policy's computed tokens, the loss token itself included."""
         return 1.0 + self.prompt + self.prefix
 
     @property
@@ -105,11 +106,11 @@ class AnswerWindows:
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Return the number of tokens in all of them."""
         return int((self.end - self.start).sum())
 
     def work(self, *, carried: bool) -> LearnerCost:
-        """What is computed for them. `carried`: not again what stands before a window."""
+        """Return the cost of computing them. `carried`: without the context before a window."""
         prompt = np.where(self.start > 0, 0, self.prompt) if carried else self.prompt
         prefix = self.start * (not carried)
         judged = (prompt + prefix + self.end - self.start)[~self.final]
@@ -203,7 +204,7 @@ def gains(config: RunConfig, seen: Measurement) -> Iterator[tuple[float, str, st
 
 
 def measured_facts(config: RunConfig, seen: Measurement) -> list[Fact]:
-    """What was seen, and what it means for the recipe."""
+    """Return the measured figures, and what they mean for the recipe."""
     now, rate = forecast(config, seen), seen.loss_tokens
     learner_s = seen.policy_s + seen.value_s + seen.fixed_s
     passes = seen.policy_tokens / rate / seen.work.policy
@@ -284,7 +285,7 @@ def measure(
 
 
 def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
-    """What a run says of its updates; RunFailedError where it has none of the policy."""
+    """Return a run's measurement; RunFailedError where it has no update of the policy."""
     from storage.queries import ask, metric_series
 
     rows = metric_series(run_dir, FIGURES, "train_time")

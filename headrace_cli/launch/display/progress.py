@@ -1,8 +1,8 @@
-"""What a run looks like on a terminal and in a log.
+"""Display of a run on a terminal and in a log.
 
-In: `Status` messages, asked for twice a second. Out: a live display (rich) on a terminal, one plain
-line every few seconds elsewhere. `ConsoleController` is the supervisor's `RunController`: it owns the monitor
-connection and one `Screen`.
+In: `Status` messages, requested twice a second. Out: a live display (rich) on a terminal, one plain
+line every few seconds elsewhere. `ConsoleController` is the supervisor's `RunController`: it owns
+the monitor connection and one `Screen`.
 """
 
 import time
@@ -43,8 +43,8 @@ class Screen(Protocol):
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no colours, no wrapping, nothing unseen. Where it goes into
-    a file on a full disk, the run goes on without it."""
+    """Print a line as it is: no markup, no colours, no wrapping, nothing unseen; a full disk is
+    ignored."""
     try:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
     except OSError as error:
@@ -53,7 +53,8 @@ def say(console: Console, text: str) -> None:
 
 
 def share_done(config: RunConfig, status: Status) -> float | None:
-    """How much of the run is done by its nearest stop condition, 0 to 1; None without one."""
+    """Return the share of the run that is done by its nearest stop condition, 0 to 1; None without
+    one."""
     stop, gauges = config.stop, status.gauges
     shares = []
     if stop.updates:
@@ -219,8 +220,8 @@ class LiveScreen:
 
 
 class SilenceTimer:
-    """How long somebody who is asked has not answered. `clock` gives seconds; those in which nobody
-    asked, because this process stood still, do not count."""
+    """Seconds since a requested answer. `clock` gives seconds; those in which this process stood
+    still, and sent no request, do not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -289,14 +290,15 @@ class ConsoleController:
 
     @property
     def lost(self) -> str:
-        """That the coordinator has been silent for too long, in words; empty while it has not."""
+        """Return how long the coordinator has been silent, in words; empty while it is not too
+        long."""
         if self._silent_s <= self._config.transport.stall_timeout_s:
             return ""
         return f"the coordinator has not answered for {self._silent_s:.0f} s"
 
     def standing(self) -> tuple[str, float]:
-        """How far the run last said it is, and the seconds without progress; those in which the
-        coordinator said nothing count."""
+        """Return the run's last progress text, and the seconds without progress, silent ones
+        included."""
         if self.last is None:
             return "no update has begun", float("inf")
         how_far = StatusTexts(self._config, self.last).how_far
@@ -305,7 +307,7 @@ class ConsoleController:
 
     @property
     def stalled(self) -> bool:
-        """Whether the coordinator last said that nobody makes progress."""
+        """Return whether the coordinator last said that nobody makes progress."""
         return self.last is not None and self.last.stalled
 
     def request_stop(self) -> None:

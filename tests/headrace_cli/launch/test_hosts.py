@@ -34,8 +34,8 @@ def test_on_gpus_ranks_and_generators_ask_for_their_own(make_config: Make) -> No
 def test_without_gpus_they_ask_for_cores(make_config: Make) -> None:
     config = make_config("learner.threads=4", "dashboard.enabled=false")
     assert shares(config, gpus=False) == {
-        "coordinator": ResourceShare(1), "learner-0": ResourceShare(4), "generator-0": ResourceShare(1),
-        "reward-0": ResourceShare(1),
+        "coordinator": ResourceShare(1), "learner-0": ResourceShare(4),
+        "generator-0": ResourceShare(1), "reward-0": ResourceShare(1),
     }  # fmt: skip
     on_cpu = make_config("learner.device=cpu", "dashboard.enabled=false")
     assert shares(on_cpu, gpus=True)["learner-0"] == ResourceShare(1)
