@@ -1,6 +1,4 @@
-"""The errors that cross module borders, what a process does with each, and how text of others is
-shown to people.
-"""
+"""Errors that cross module borders, their handling, and escapes for text of others."""
 
 import sys
 from collections.abc import Callable

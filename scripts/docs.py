@@ -26,8 +26,7 @@ def markdown_files() -> list[Path]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Targets in `page` that name no file or no heading of a page; addresses of other sites are not
-    visited."""
+    """Return targets in `page` without such a file or heading; other sites are not visited."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     return [
         target
@@ -37,8 +36,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def leads(page: Path, target: str) -> bool:
-    """Return whether a link of `page` names a file, and its anchor, if any, one of the file's
-    headings."""
+    """Return whether a link of `page` names a file, and its anchor one of the file's headings."""
     name, _, anchor = target.partition("#")
     path = page.parent / name if name else page
     if not path.exists() or not anchor or path.suffix != ".md":

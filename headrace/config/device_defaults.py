@@ -71,8 +71,7 @@ def ranks_on_gpus(config: RunConfig) -> int:
 
 
 def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> GpuPlacement:
-    """Learner ranks take the first GPUs, generators those that follow, and what does not fit
-    shares."""
+    """Give learner ranks the first GPUs, generators the next; what does not fit shares."""
     devices = [gpu.device for gpu in gpus]
     taken, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
     rest = devices[taken:] if len(devices) >= taken + width else devices
@@ -86,8 +85,8 @@ def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> GpuPlacement:
 def resolve(
     config: RunConfig, hardware: Hardware, shape: ModelShape | None = None
 ) -> ResolvedConfig:
-    """A run on this machine; of generators the one with most company. `shape`: of the policy, to
-    reckon what the learner leaves of a GPU."""
+    """Resolve a run on this machine. `shape` (the policy's): to estimate the learner's GPU
+    memory."""
     config, learner = resolve_learner(
         config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16
     )
@@ -99,8 +98,8 @@ def resolve(
 
 
 def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> ResolvedConfig:
-    """The learner's keys. `on_gpu`: its ranks have GPUs where they may use them. `bfloat16`: the
-    processor has instructions for such products."""
+    """Resolve the learner's keys. `on_gpu`: GPUs are there. `bfloat16`: the processor multiplies
+    it."""
     learner, why = config.learner, "the learner is on a CPU"
     if on_gpu := on_gpu and learner.device != "cpu":
         why = "the learner is on GPUs"

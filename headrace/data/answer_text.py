@@ -2,8 +2,7 @@
 
 
 def without_thought(text: str, tag: str) -> str:
-    """The text behind its thought. One that was never closed leaves nothing; one that was opened
-    by the prompt ends all the same."""
+    """Return the text behind its thought: nothing if that is not closed; the prompt may open it."""
     closing, opening = f"</{tag}>", f"<{tag}>"
     if closing in text:
         before, _, after = text.rpartition(closing)
@@ -22,10 +21,7 @@ def answer_after(text: str, marker: str) -> str | None:
 
 
 def marked_part(text: str, marker: str | None) -> str:
-    """Return the text after the last marker on its line, empty where it does not occur.
-
-    Without a marker it is the whole text.
-    """
+    """Return the text after the last marker on its line, else ""; all without a marker."""
     return text if marker is None else (answer_after(text, marker) or "")
 
 

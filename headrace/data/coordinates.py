@@ -35,8 +35,7 @@ class Grounding(BaseModel):
     """Column with the true boxes: one, or a list of them. None: the row's answer has them."""
 
     size_column: str | None = None
-    """Column with the image's [width, height], where the true boxes are pixels of it. None: they
-    are on the response's grid."""
+    """Column with the image's [width, height], for true boxes in pixels. None: on the grid."""
 
     thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
     """Tag of the response's thought (`think`), in which nothing is read."""
@@ -66,8 +65,7 @@ def read_groups(text: str, size: int) -> list[tuple[float, ...]]:
 
 
 def given(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
-    """The points or boxes of a response; none where it has more than MOST. One beyond the grid is
-    one of NaN."""
+    """Return a response's points or boxes, none if more than MOST; beyond the grid they are NaN."""
     groups = read_groups(said_part(text, options.thought, options.answer_marker), size)
     if len(groups) > MOST:
         return []

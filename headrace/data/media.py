@@ -112,8 +112,8 @@ class MediaStore:
         return bool(self._later)
 
     def write(self) -> None:
-        """Store what was put off; in any thread. StorageBlockedError where the disk takes none
-        now; what is left is stored by the next call."""
+        """Store what was put off, in any thread. StorageBlockedError: no room; call again for the
+        rest."""
         for digest, data in list(self._later.items()):
             self.put(data)
             self._later.pop(digest, None)
@@ -141,11 +141,8 @@ def digest_of(data: bytes) -> str:
 
 
 def check_image(data: bytes) -> ImageInfo:
-    """Return the size and format of an image file.
-
-    MediaError where it cannot be decoded, has no pixels, is animated, has a side beyond
-    LARGEST_SIDE or more than MOST_PIXELS.
-    """
+    """Return an image file's size and format. MediaError: it cannot be decoded, has no pixels, is
+    animated, has a side beyond LARGEST_SIDE or more than MOST_PIXELS."""
     with _opened(data) as (image, facts):
         image.load()
         return facts
@@ -174,8 +171,7 @@ def data_url(data: bytes) -> str:
 
 @contextmanager
 def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
-    """An image whose header is in order, not decoded yet; what Pillow raises then is a
-    MediaError."""
+    """Open an image with a sound header, not decoded yet; errors of Pillow become MediaError."""
     from PIL import Image, UnidentifiedImageError
 
     if len(data) > MOST_BYTES:
@@ -211,8 +207,7 @@ def _facts(image: "Image") -> ImageInfo:
 
 
 def named_image(image: Any) -> Any:
-    """Return the bytes or text by which a row names an image, out of the object that may hold
-    it."""
+    """Return the bytes or text of an image in a row, out of the object that may hold it."""
     while isinstance(image, dict):
         image = next((image[key] for key in SOURCES if image.get(key) is not None), None)
     return image

@@ -21,8 +21,7 @@ NOTHING_CLICKED = ("[empty_d]", "", None)
 
 @dataclass(frozen=True)
 class RankedList:
-    """Candidates for the last query of a session. `labels`: how relevant each is, 0: not. `where`:
-    the file and row that it is from."""
+    """Candidates of a session's last query. `labels`: relevance, 0: none. `where`: file and row."""
 
     history: tuple[Pair, ...]
     query: str

@@ -30,10 +30,8 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
-    """Return the number of token ids of a model; 0 where its configuration does not say.
-
-    OSError or ValueError where there is no model.
-    """
+    """Return a model's number of token ids; 0 where its configuration does not say. OSError or
+    ValueError where there is no model."""
     said = _read(Path(path) / "config.json")
     parts = [part for part in said.values() if isinstance(part, dict)]
     if isinstance(size := said.get("vocab_size"), int) and not any(

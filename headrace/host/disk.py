@@ -123,8 +123,7 @@ def _problem(number: int | None, place: Path, needs: int) -> str | None:
 
 
 def _free(place: Path) -> float:
-    """Bytes that may be written at a place, or where it will be made; infinite where a file system
-    does not say."""
+    """Return the free bytes at a present or future place; infinite if not known."""
     for folder in (place, *place.parents):
         try:
             found = os.statvfs(folder)

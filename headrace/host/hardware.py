@@ -78,11 +78,8 @@ def detect() -> Hardware:
 
 def has_bfloat16() -> bool:
     """Return whether the processor has bfloat16 products, by Linux (`flags` of x86, `Features` of
-    Arm).
-
-    Without them torch takes 14 times as long for such a product as in float32 (600 rows, 256 by
-    1,024, on an AMD EPYC with AVX2).
-    """
+    Arm). Without them torch takes 14 times as long as in float32 (600 rows, 256 by 1,024, AMD EPYC,
+    AVX2)."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -170,8 +167,7 @@ def own_address(host: str, port: int = 1) -> str:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface that this machine's address towards `host` belongs to; None where
-    no interface has it."""
+    """Return the network interface of this machine's address towards `host`, or None."""
     address = own_address(host)
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
@@ -246,8 +242,7 @@ def _with_gpus(machine: Hardware) -> Hardware:
 
 @cache
 def nvidia_smi(*arguments: str) -> str:
-    """Return the output of nvidia-smi; empty where there is none, or no driver that answers.
-    Cached, for it may take seconds."""
+    """Return nvidia-smi's output, once as it may take seconds; empty without it or a driver."""
     command = ["nvidia-smi", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

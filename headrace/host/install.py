@@ -80,8 +80,7 @@ def is_there(module: str) -> bool:
 
 
 def lacking(extra: str) -> str:
-    """Return a line on what an extra lacks and how to install it; empty where nothing is
-    missing."""
+    """Return a line on what an extra lacks and how to install it, or an empty one."""
     absent = [name for name in EXTRAS[extra] if not is_there(name)]
     return extra_line(absent[0]) if absent else ""
 

@@ -21,8 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent's thread that started this process ends, however
-    it does."""
+    """Ask the kernel for SIGKILL when the parent's thread that started this process ends."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

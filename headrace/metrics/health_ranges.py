@@ -238,8 +238,7 @@ def band_of(name: str) -> HealthBand | None:
 
 
 def limits_of(name: str, values: Iterable[float]) -> BandLimits | None:
-    """The ends of a metric's band, where these are its values; None where there is no band, or its
-    values do not say what is usual."""
+    """Return a band's ends for these values; None: no band, or the usual value is not known."""
     band = band_of(name)
     if band is None:
         return None

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 
 class MetricInfo(NamedTuple):
-    """Description of a metric. `healthy` is a range or a tendency in words, empty if there is
-    none."""
+    """Description of a metric. `healthy` is a range or a tendency in words, or empty."""
 
     name: str
     unit: str
@@ -213,13 +212,11 @@ _ALL = (
 # fmt: on
 
 METRICS: dict[str, MetricInfo] = {info.name: info for info in _ALL}
-"""By name; NAME in a name stands for that of a process, a source of rewards, a domain or
-what an environment says."""
+"""By name; NAME stands for a process, a source of rewards, a domain, an environment's figure."""
 
 
 def pattern_of(name: str) -> str:
-    """The name under which METRICS describes a metric: that of a process, a source of rewards, a
-    domain or what an environment says is NAME there."""
+    """Return the name of a metric in METRICS, where NAME stands for the variable part."""
     prefix, _, rest = name.partition("/")
     if prefix in ("cpu", "gpu", "heartbeat", "memory") or (
         prefix == "environment" and name not in METRICS

@@ -46,7 +46,6 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Prose = Annotated[str, Meta(max_length=LONGEST_PROSE)]
 """An error text."""
 Metric = float | list[float | None]
-"""A figure, or one for each of the bins that `headrace.metrics.registry` names; None: an empty
-bin."""
+"""A figure, or one per bin of `headrace.metrics.registry`; None: an empty bin."""
 Metrics = Annotated[dict[Label, Metric], Meta(max_length=4096)]
 """Metrics by name; NaN and infinities are numbers here, and SQL holds null for them."""

@@ -74,8 +74,7 @@ class TurnRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Weight(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, end) count `value` times in the policy's loss. Tokens under no such run count
-    once."""
+    """Tokens [start, end) count `value` times in the policy's loss; without a run, once."""
 
     value: float
     start: fields.Position

@@ -36,8 +36,7 @@ def whole_lines(path: Path, damaged: list[str] | None = None) -> Iterator[dict[s
 
 
 def cut_torn(path: Path) -> int:
-    """Cut off what a crash left of a last line; the length of the file, which is made where there
-    is none."""
+    """Cut off a torn last line; return the file's length. The file is made if missing."""
     with path.open("a+b") as file:
         file.seek(0)
         return file.truncate(file.read().rfind(b"\n") + 1)

@@ -37,8 +37,7 @@ class StepLine(msgspec.Struct, frozen=True, tag="step"):
 
 
 class EvaluationLine(msgspec.Struct, frozen=True, tag="evaluation"):
-    """One look at the held-out examples after `step` steps; `figures` as in the report, numbers
-    only."""
+    """Held-out evaluation after `step` steps; `figures` as in the report, only numbers."""
 
     step: int
     figures: dict[str, float | None]

@@ -145,8 +145,7 @@ def is_run(run_dir: Path) -> bool:
 
 
 def is_evaluation(run_dir: Path) -> bool:
-    """Return whether a run only evaluates a model, as `headrace eval` makes them; not where its
-    configuration cannot be read."""
+    """Return whether a run only evaluates a model (`headrace eval`); not if it cannot be read."""
     try:
         return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
     except (OSError, ValueError, KeyError, TypeError):
@@ -212,8 +211,7 @@ def _read(path: Path, kind: type[Config]) -> Config:
 
 
 def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None:
-    """Write resolved.json or, for a reward model, reward-model.json. One with a password is the
-    owner's alone."""
+    """Write resolved.json or reward-model.json, for the owner alone if it has a password."""
     from headrace.config.sections.reward_model import RewardModelConfig
 
     name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
@@ -249,9 +247,8 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
-    """Become the one who writes a run's journal and tables, until the file that is returned is
-    closed or the process has ended. UserError where another process is it, and still is after
-    `wait_s`."""
+    """Hold the right to write a run's journal and tables, until the returned file is closed or the
+    process ends. UserError: another process holds it, and still does after `wait_s`."""
     file = (run_dir / WRITER).open("a+")
     deadline = time.monotonic() + wait_s
     while not _taken(file):
@@ -293,8 +290,7 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def manifest_text(facts: dict[str, Any]) -> str:
-    """The facts of a checkpoint as they stand in its manifest, with the SHA-256 of what they are
-    without it."""
+    """Return a checkpoint's manifest: its facts, with the SHA-256 of these."""
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return json.dumps(facts | {"sha256": digest}, indent=1) + "\n"
 
@@ -315,8 +311,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def described_files(folder: Path, names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Size and hash of some files, as a manifest has them; several read at a time: hashing holds no
-    lock of Python's."""
+    """Return size and SHA-256 of files, for a manifest, by threads, as hashing drops the GIL."""
 
     def describe(name: str) -> dict[str, Any]:
         with (folder / name).open("rb") as file:

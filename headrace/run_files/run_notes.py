@@ -73,8 +73,7 @@ def change_notes(
 
 
 def tidy_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Tags without commas and needless blanks, each once, in their order; UserError for too many or
-    too long ones."""
+    """Return tags without commas and needless blanks, each once. UserError: too many, too long."""
     found = dict.fromkeys(" ".join(tag.replace(",", " ").split()) for tag in tags)
     kept = tuple(filter(None, found))
     if len(kept) > MOST_TAGS:

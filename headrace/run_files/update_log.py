@@ -74,8 +74,8 @@ class _Commit(NamedTuple):
 
 
 def read_applied(run_dir: Path) -> Iterator[tuple[str, AppliedUpdate]]:
-    """(rank, line) in the order in which each rank wrote. A line that a power loss tore is none:
-    its update was never reported."""
+    """Yield (rank, line) as each rank wrote. Torn lines are skipped: their update was not
+    reported."""
     for path in sorted((run_dir / FOLDER).glob("rank-*.jsonl")):
         for values in whole_lines(path):
             yield path.stem, AppliedUpdate(**values)

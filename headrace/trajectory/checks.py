@@ -17,8 +17,7 @@ _UNCOVERED = "version spans do not cover the sampled tokens"
 def stretch_problem(
     start: int, size: int, spans: Sequence[Span], streams: Streams | None
 ) -> str | None:
-    """Return what is wrong with positions [start, start + size), in words; None where all is
-    well."""
+    """Return what is wrong with positions [start, start + size), in words, or None."""
     end = start + size
     if streams is None and len(spans) == 1 and size:
         # Nearly all there is: one answer under one version.

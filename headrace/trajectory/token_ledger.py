@@ -19,8 +19,7 @@ LedgerAccount = Literal["in_flight", "ready", "trained_policy", "dropped"]
 
 
 class LedgerError(Exception):
-    """More tokens were to leave an account than it holds. That is a bug, and the run ends rather
-    than train on a wrong account."""
+    """More tokens would leave an account than it holds: a bug, and the run ends."""
 
 
 @dataclass

@@ -148,8 +148,7 @@ class Trajectory:
         return self._logprobs[0]
 
     def append(self, chunk: ChunkArrived) -> int:
-        """Add the next chunk (the caller has checked that it is the next); how many of its tokens
-        were sampled."""
+        """Add the next chunk (checked by the caller); return its number of sampled tokens."""
         assert chunk.start == self.length
         assert chunk.chunk_index == self.next_chunk
         size, sampled = chunk.token_ids.size, 0
@@ -247,8 +246,8 @@ class Trajectory:
         return np.concatenate([self.tokens[:0], *(self.tokens[a:b] for a, b in runs)])
 
     def turns_between(self, start: int, end: int) -> list[TurnRun]:
-        """Turns of the policy that have tokens in [start, end), up to `end`; where one has ended is
-        known by its environment's answer, or by the end of all."""
+        """Return the policy's turns with tokens in [start, end), up to `end`; the environment's
+        answer, or the end of all, says where one has ended."""
         own = [p for p in self.pieces if p.source == "policy"]
         runs: dict[int, tuple[int, int]] = {} if own else {0: (0, self.length)}
         for piece in own:

@@ -18,8 +18,7 @@ from headrace.run_files.run_folder import ANNOUNCED, KEYS, is_running, read_conf
 
 
 def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
-    """The configuration of a run that is about to start, with keys; written down where they are
-    new."""
+    """Return the configuration of a run that starts, with keys; write it where they are new."""
     folder = keys_of(run_dir, config)
     if folder == run_dir / KEYS and not has_keys(folder):
         make_keys(folder)
@@ -41,8 +40,7 @@ def keys_of(run_dir: Path, config: RunConfig) -> Path:
 
 
 def link_of(run_dir: Path) -> Link:
-    """Return the link to a run that is going on. UserError where it is not, or cannot be reached
-    from this machine."""
+    """Return the link to a live run. UserError: it is not live, or not reachable from here."""
     here = socket.gethostname()
     try:
         announced = json.loads((run_dir / ANNOUNCED).read_text())

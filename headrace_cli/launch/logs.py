@@ -54,8 +54,7 @@ class ProcessLog(threading.Thread):
             self._write()
 
     def end(self, timeout_s: float) -> None:
-        """Wait for what a process that has ended still has in the pipe; a process that it has left
-        behind may keep it open."""
+        """Wait for an ended process's rest in the pipe, which its descendants may keep open."""
         self._ended.wait(timeout_s)
 
     def tail(self, lines: int) -> str:

@@ -88,8 +88,7 @@ class Monitor:
 
 
 def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
-    """Return what a run waits for, with the seconds since that last moved; None without an
-    answer."""
+    """Return what a run waits for, with the seconds since that moved; None without an answer."""
     found = coordinator_of(run_dir)
     if found is None:
         return None

@@ -114,8 +114,7 @@ class ProcessLauncher:
         stack_dumps.ask({child.process.pid})
 
     def reap(self, child: ChildProcess) -> int | None:
-        """Return the exit status of a dead child, after cleaning up its group and shared memory;
-        None while it lives."""
+        """Return a dead child's exit status and clean up its group and shared memory, else None."""
         process = child.process
         if process is None or (code := process.poll()) is None:
             return None

@@ -34,8 +34,7 @@ CONNECT_S = 5.0
 
 
 def connect(address: str) -> Mapping[str, float]:
-    """Join a cluster, `auto` or HOST:PORT; what it has (CPU, GPU, ...). UserError where Ray or the
-    cluster is not there."""
+    """Join a cluster, `auto` or HOST:PORT; return its resources. UserError: no Ray or cluster."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -226,8 +225,7 @@ class ProcessActor:
         self._child: ChildProcess | None = None
 
     def meet(self) -> tuple[str, int]:
-        """Return where the other ranks find the learner's first one: this host, and a port of
-        it."""
+        """Return host and port where the other ranks find the learner's first one."""
         return _own_host(), free_port()
 
     def run(

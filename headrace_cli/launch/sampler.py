@@ -57,10 +57,7 @@ class Sampler:
     async def write(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
     ) -> Written:
-        """Sample the policy's continuation of a prompt and the beginning of a response.
-
-        UserError for more than the model's context holds.
-        """
+        """Continue a prompt and the beginning of a response. UserError: longer than the context."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)

@@ -23,8 +23,7 @@ JOB = "job.sbatch"
 WORKERS = ("generator", "reward", "environment")
 STEPS = ("learner", *WORKERS)
 WARNING_S = 300
-"""Seconds before a job's time limit at which it receives a signal: the coordinator drains, the
-learner writes a checkpoint."""
+"""Seconds before a job's time limit at which it receives the signal to drain and checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ _CAUSE_LINES = 400
 
 @dataclass(frozen=True)
 class SupervisorDeadlines:
-    """Seconds: of a coordinator that has no address and says nothing; without progress, from a
-    stop request to SIGTERM; from the coordinator's end until the others must be gone; from SIGTERM
-    to SIGKILL; between two looks."""
+    """Seconds: of a silent coordinator without an address; without progress from a stop request to
+    SIGTERM; from the coordinator's end to the others'; from SIGTERM to SIGKILL; between two
+    looks."""
 
     start_s: float = 120.0
     stop_s: float = 120.0
@@ -60,8 +60,8 @@ class RunOutcome:
 
 
 AtEnd = Callable[[RunOutcome], Callable[[], bool]]
-"""Called when all processes but the page have ended; the returned function says whether the page is
-still wanted, and is polled until it is not."""
+"""Called when all but the page have ended; the returned function is polled while it says that the
+page is wanted."""
 
 
 class RunController(Protocol):
@@ -85,8 +85,7 @@ class RunController(Protocol):
 
     @property
     def stalled(self) -> bool:
-        """Return whether the coordinator says that nobody makes progress and is about to give
-        up."""
+        """Return whether nobody makes progress and the coordinator is about to give up."""
 
     @property
     def lost(self) -> str:
@@ -200,8 +199,7 @@ class Supervisor:
             self._restart_later(child, delay)
 
     def _may_take_over(self, child: ChildProcess, code: int) -> bool:
-        """Return whether this is a killed coordinator below its restart limit: the next one goes on
-        from its journal."""
+        """Return whether a killed coordinator may restart from its journal, below its limit."""
         return child is self._coordinator and code < 0 and child.deaths <= child.spec.restarts.limit
 
     def _restart_later(self, child: ChildProcess, delay_s: float) -> None:

@@ -17,8 +17,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
 
 EXPLICIT_LENGTH = 512
-"""Up to this length attention on a CPU in bfloat16 keeps its scores
-(`learner.models.attention`)."""
+"""Maximum length of CPU attention in bfloat16 that keeps scores (`learner.models.attention`)."""
 LOGITS_BYTES = 16
 """For each read token and entry of the vocabulary: the log-probability that is kept, and at most
 three float32 numbers beside it while its entropy is computed."""

@@ -67,8 +67,8 @@ class MemoryEstimate:
 
 
 def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
-    """Of one rank by part: the weights of policy and value model and of models that never change,
-    the optimizers' state where it is not on the host, the gradients of the model in training."""
+    """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
+    state unless it is on the host, gradients of the model in training."""
     learner, ranks = config.learner, config.learner.ranks
     algorithm = config.algorithm
     fits = algorithm.fits_value
@@ -90,8 +90,7 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Keys and values that one rank carries over: of all trajectories in play at their longest, or
-    as much as it may."""
+    """Return a rank's carried key and value bytes: of all longest trajectories, or the limit."""
     learner, algorithm = config.learner, config.algorithm
     if learner.context != "carried":
         return 0

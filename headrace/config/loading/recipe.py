@@ -127,8 +127,8 @@ def deep_merge(base: Table, extra: Table) -> None:
 
 
 def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
-    """Make paths absolute that exist in one of the folders; others stay as they are (a hub name, or
-    a mistake that the checks name)."""
+    """Make paths absolute that exist in a folder; others stay (hub names, mistakes to be
+    checked)."""
     for place, key in _path_places(table):
         value = place.get(key)
         if not isinstance(value, str) or value == NULL:
@@ -148,8 +148,7 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
 
 
 def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
-    """Tables and keys in them where a path may stand: keys of sections, and options of kinds that
-    ask a reward model, and of environments."""
+    """Yield tables and keys that may hold a path, in sections, judges, sources and environments."""
     for dotted in PATH_KEYS:
         section, key = dotted.split(".")
         if isinstance(place := table.get(section), dict):

@@ -49,10 +49,8 @@ def never_ends(config: RunConfig) -> bool:
 
 
 def ignores_age(config: RunConfig) -> bool:
-    """Return whether a stream's old tokens are trained as if the present policy had sampled them.
-
-    Plain policy gradient has no ratio, and the ratio to the sampler no weight.
-    """
+    """Return whether old tokens are trained as if the present policy had sampled them: plain policy
+    gradient has no ratio, and the ratio to the sampler no weight."""
     schedule, algorithm = config.schedule, config.algorithm
     return (
         schedule.mode == "streaming"
@@ -103,8 +101,7 @@ def check_model(config: RunConfig) -> ModelShape:
 
 
 def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
-    """UserError where vLLM 0.32 would sample by another function than transformers has for the
-    family, which is the learner's."""
+    """UserError where vLLM 0.32 samples by another function than transformers (the learner)."""
     if config.generator.engine != "vllm":
         return
     shape = json.loads((Path(config.model.path) / "config.json").read_text())
@@ -149,8 +146,7 @@ def _check_port(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig, hardware: Hardware) -> None:
-    """UserError where GPUs that a recipe or the environment asks for are not there or cannot work.
-    A CPU runs tensor parallel ranks without any."""
+    """UserError where requested GPUs lack or cannot work. A CPU runs tensor parallel ranks, too."""
     ranks, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
     count, shm = len(hardware.gpus), hardware.shm_bytes
     vllm = hardware.torch_cuda and config.generator.engine == "vllm" and config.generator.count
@@ -188,8 +184,7 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
 
 
 def is_too_old(hardware: Hardware) -> bool:
-    """Return whether the driver's CUDA is older than torch's; all of a major version go
-    together."""
+    """Return whether the driver's CUDA major version is older than torch's."""
     versions = (hardware.driver_cuda, hardware.torch_cuda or "")
     driver, torch = (int(version.partition(".")[0] or 0) for version in versions)
     return 0 < driver < torch

@@ -144,8 +144,7 @@ def _staleness(config: RunConfig) -> list[Fact]:
 
 
 def _lambda(config: RunConfig) -> list[Fact]:
-    """Lambda at typical lengths, and the share of the last token's reward that reaches the first
-    token."""
+    """Explain lambda at typical lengths, and the share of the final reward at the first token."""
     advantages = config.algorithm.advantages
     if not isinstance(advantages, EgaeConfig):
         return []
@@ -182,8 +181,7 @@ def _groups(config: RunConfig) -> list[Fact]:
 
 
 def _lone(advantages: GroupAdvantageConfig, size: int) -> float:
-    """The advantage of the only response with reward 1 in a group of `size`, where all others have
-    0."""
+    """Return the advantage of the only response with reward 1, where all others have 0."""
     centred = 1.0 if advantages.baseline == "leave_one_out" else 1.0 - 1.0 / size
     squares = (size - 1) / size
     match advantages.scale:

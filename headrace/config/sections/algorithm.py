@@ -84,8 +84,7 @@ class ValueTargetConfig(StrictModel):
     """Lambda of the value target; 1 is the Monte-Carlo return."""
 
     value_clip_low: float | None = Field(default=None, gt=0)
-    """Maximum distance of the clipped value below the old one (T-PPO recipe: 0.5). None: no
-    clip."""
+    """Maximum distance of the clipped value below the old (T-PPO recipe: 0.5). None: no clip."""
 
     value_clip_high: float | None = Field(default=None, gt=0)
     """Maximum distance above it (T-PPO recipe: 0.6)."""
@@ -107,8 +106,7 @@ class ValueTargetConfig(StrictModel):
     """End the warm-up once the explained variance reaches this."""
 
     context: Literal["none", "anchor"] = "none"
-    """Extra context of the value model after the prompt. anchor: the answer to beat, for sources of
-    kind `pairwise`."""
+    """Context of the value model alone. anchor: the answer to beat, with sources `pairwise`."""
 
 
 class BehaviourRatioConfig(StrictModel):
@@ -173,8 +171,7 @@ class ClippedLossConfig(StrictModel):
 
 
 class ReinforceLossConfig(StrictModel):
-    """Plain policy gradient, nothing clipped. Only a weighted ratio (tis, decoupled) corrects for
-    age."""
+    """Plain policy gradient without clipping. Only a weighted ratio corrects for age."""
 
     kind: Literal["reinforce"]
 
@@ -207,8 +204,7 @@ class OverlongConfig(StrictModel):
     """Penalty of long responses (DAPO section 3.4); the verifier's own score stays as it is."""
 
     cache: int | None = Field(default=None, ge=1)
-    """The penalty grows from 0 to -1 over this many tokens before max_response_length. None: no
-    penalty."""
+    """Tokens before max_response_length over which the penalty grows to -1. None: no penalty."""
 
     factor: float = Field(default=1.0, gt=0)
     """Multiplies the penalty."""
@@ -240,8 +236,7 @@ class AlgorithmConfig(StrictModel):
     """The value model. None: critic-free."""
 
     turns: Literal["episode", "turn"] = "episode"
-    """Credit over an environment's turns. episode: over all sampled tokens. turn: each turn counts
-    as an answer (PAG)."""
+    """Credit over turns. episode: over all sampled tokens. turn: each turn is an answer (PAG)."""
 
     admit: Literal["all", "mixed_groups"] = "all"
     """mixed_groups: drop groups with equal scores, before shaping, and issue others (DAPO)."""

@@ -40,8 +40,7 @@ class EvaluationConfig(StrictModel):
     """Evaluate the final policy."""
 
     every_updates: int | None = Field(default=None, ge=1)
-    """Evaluate every n updates, training paused and its clock stopped, if the policy has moved.
-    None: never."""
+    """Evaluate every n updates if the policy moved; training and clock pause. None: never."""
 
     spacing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the training time so far that may pass between evaluations; those of `every_updates`
@@ -130,8 +129,7 @@ class TransportConfig(StrictModel):
     """Time without progress that ends the run with what waits."""
 
     self_test_s: float | None = Field(default=300.0, gt=0)
-    """Seconds for each part of the self-test before training: first weights, an answer, its reward.
-    None: no self-test."""
+    """Seconds of each self-test: first weights, an answer, its reward. None: no self-test."""
 
     @property
     def part_bytes(self) -> int:

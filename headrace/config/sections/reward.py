@@ -55,15 +55,13 @@ class SourceConfig(StrictModel):
     rLLM."""
 
     functions: tuple[WeightedFunction, ...] = ()
-    """Several functions, in the place of `function`. The first that applies to a response says
-    whether it is right."""
+    """Functions in the place of `function`. The first that applies says what is right."""
 
     adapter: Adapter | None = None
     """Calling convention. None: by the arguments' names."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
-    """Text right before the final answer (such as `#`); the last one counts. None: math-verify
-    finds the answer."""
+    """Text before the final answer (such as `#`); the last counts. None: math-verify finds it."""
 
     require_finish: bool = True
     """A response without an end token counts as wrong."""
@@ -96,12 +94,11 @@ class SourceConfig(StrictModel):
     """Scoring child processes per worker."""
 
     concurrency: int | None = Field(default=None, ge=1)
-    """Responses (or groups) scored concurrently per child, for judges (None: 32) and coroutines
-    (None: 1)."""
+    """Responses or groups scored at once per child: judges (None: 32), coroutines (None: 1)."""
 
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one response. A child that misses it is replaced; one that scores many gives the
-    response up."""
+    """Deadline of one response. A late child is replaced; one that scores many gives the response
+    up."""
 
     @field_validator("format")
     @classmethod

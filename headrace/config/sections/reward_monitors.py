@@ -20,8 +20,8 @@ class AuditConfig(StrictModel):
 
 
 class AlertConfig(StrictModel):
-    """Thresholds of alerts, events that change nothing: once per crossing, again after five good
-    updates. None: off."""
+    """Thresholds of alerts, which change nothing: once per crossing, again after five good updates.
+    None: off."""
 
     gap_rise: float | None = Field(default=0.15, gt=0)
     """Rise of reward minus audited reward above its first value, beyond two standard errors."""

@@ -57,16 +57,12 @@ class RunConfig(StrictModel):
 
     @property
     def self_tests(self) -> bool:
-        """Return whether a generator answers a prompt before it gets a lease.
-
-        An evaluation by itself is its own test.
-        """
+        """Return whether generators answer a test prompt first; an evaluation is its own test."""
         return self.transport.self_test_s is not None and not self.evaluation.only
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a sequence: the prompt and all that policy and environment may
-        write."""
+        """Maximum tokens of a sequence: the prompt and all that policy and environment write."""
         answered = self.task.max_prompt_length + self.task.max_response_length
         if self.environment is None:
             return answered
@@ -75,10 +71,8 @@ class RunConfig(StrictModel):
 
     @property
     def prefix_is_fresh(self) -> bool:
-        """Return whether generators read every prefix with the weights that continue it.
-
-        A stream without staleness works in rounds.
-        """
+        """Return whether generators read every prefix with the weights that continue it. A stream
+        without staleness works in rounds."""
         in_rounds = self.schedule.mode != "streaming" or self.schedule.max_staleness == 0
         return in_rounds or self.generator.kv_on_update == "recompute"
 

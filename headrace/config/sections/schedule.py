@@ -25,8 +25,7 @@ class ScheduleConfig(StrictModel):
     """Unit of the policy half of a batch."""
 
     batch_windows: int = Field(default=64, ge=1)
-    """Units (windows, or trajectories) in a batch; in `synchronous` and `windowed` also the number
-    of slots."""
+    """Units (windows, trajectories) in a batch; slots in `synchronous` and `windowed`."""
 
     num_generations: int = Field(default=1, ge=1)
     """Trajectories per prompt (the group)."""

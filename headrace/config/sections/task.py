@@ -203,8 +203,7 @@ class DatasetConfig(TaskBase):
     """Column of the prompt (a dot reaches into a nested one). None: `prompt` or an alias below."""
 
     answer_key: str | None = None
-    """Column of the answer. None: `answer` or an alias below. "": rows have none, and rewards read
-    none."""
+    """Column of the answer. None: `answer` or an alias below. "": none, and rewards read none."""
 
     prompt_template: str | None = None
     """A format string with `{prompt}` that wraps every plain-text prompt."""

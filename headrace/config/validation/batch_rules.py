@@ -15,8 +15,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.protocol.token_spans import MarkName
 
 KlOfPrompt = Callable[[str], float | None]
-"""From a row's columns as JSON to the KL coefficient of its source of rewards; None: none of its
-own."""
+"""KL coefficient of a row's source of rewards, from its columns as JSON; None: the common one."""
 
 
 def _none_of_its_own(info: str) -> float | None:
@@ -81,7 +80,7 @@ def batch_rules(config: RunConfig) -> BatchRules:
 
 
 def _kl_of_prompt(config: RunConfig) -> KlOfPrompt:
-    """By the source that a prompt is routed to: what it is does not wait for its answer's end."""
+    """Return KL coefficients by the source that a prompt is routed to, known before its answer."""
     every = {name: source.kl_coefficient for name, source in config.reward.each().items()}
     own = {name: value for name, value in every.items() if value is not None}
     if not own:

@@ -66,14 +66,12 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     score: float = 0.0
     correct: bool = False
     turns: list[TurnRun] = []
-    """Turns in the window, up to its end, where credit ends with a turn; the first may begin before
-    it."""
+    """Turns up to the window's end, if credit ends with a turn; the first may begin before it."""
     confidence: list[float] = []
     """[5] the sampler's logprobs before the window (`headrace.trajectory.logprob_statistics`);
     empty where no value model reads them."""
     row: str = ""
-    """Of one that is finished, the columns of its prompt's row as JSON, where the ranker learns
-    from them."""
+    """Columns of a finished one's prompt as JSON, where the ranker learns from them."""
 
 
 class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +92,7 @@ class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of all scored trajectories of one group, and their lengths in sampled tokens, in
-    the order of `trajectory_ids`."""
+    """Scores and sampled lengths of a group's scored trajectories, in `trajectory_ids`' order."""
 
     group_id: int
     trajectory_ids: list[int]

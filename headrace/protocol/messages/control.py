@@ -59,9 +59,9 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
-    """Answer to Hello. `config` is the resolved configuration as JSON (empty for a monitor). For a
-    learner, `publish_as` is the version under which it publishes its weights at once, `lineage` the
-    line of updates that they are on, and `greeting` that of the Hello."""
+    """Answer to Hello. `config`: the resolved configuration as JSON, empty for a monitor. For a
+    learner, `publish_as` is the version under which it publishes its weights at once, `lineage`
+    their line of updates, and `greeting` that of the Hello."""
 
     run_id: str
     run_dir: str
@@ -73,8 +73,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag=True):
 
 class Restore(Message, frozen=True, kw_only=True, tag=True):
     """Answer to a learner whose weights are not on the surviving line of updates: load the newest
-    checkpoint that is, and say Hello. `line` has (update, batch_id) of every place on it that can
-    still be gone back to; (0, None) is the starting model."""
+    checkpoint on it, and say Hello. `line`: (update, batch_id) of every place on it that can still
+    be restored; (0, None) is the starting model."""
 
     reason: str
     line: list[tuple[int, int | None]]
@@ -99,10 +99,10 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Progress(Message, frozen=True, kw_only=True, tag=True):
-    """Learner or generator to coordinator, in the place of a heartbeat: the stage of its work and
-    how many units of it are done (of `total`; 0: of how many is not known). It is said when that
-    has moved, and never otherwise, so it counts for the stall time-out. An empty stage: nothing is
-    under way. A learner says it before its Hello, too, because it loads its models first."""
+    """Learner or generator to coordinator, in the place of a heartbeat: the stage of its work, and
+    `done` of `total` units (0: unknown). It is sent only when that has moved, so it counts for the
+    stall time-out. An empty stage: nothing is under way. A learner sends it before its Hello, too,
+    because it loads its models first."""
 
     stage: fields.Line
     done: fields.Count = 0
@@ -181,8 +181,7 @@ class Leases(Message, frozen=True, kw_only=True, tag=True):
 
 class Hold(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to generator: end these leases now. Tokens beyond position `at` (a window border;
-    -1: no border, keep all that exist) are thrown away; the last chunk has finish `held` (sent even
-    if it has no tokens)."""
+    -1: none, keep all) are thrown away; the last chunk, sent even if empty, has finish `held`."""
 
     leases: list[tuple[int, int]]
     """(lease_id, at)"""
@@ -222,8 +221,7 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Resend(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to generator: chunks before one that came are missing. Send again what is not
-    acknowledged."""
+    """Coordinator to generator: earlier chunks are missing; resend what is not acknowledged."""
 
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
@@ -273,8 +271,7 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
 
 
 def weights_digest(path: Path) -> str:
-    """XXH3 of 128 bits, in hexadecimal: it finds damage. Who may send weights is settled by the
-    keys."""
+    """Return XXH3 of 128 bits in hexadecimal: it finds damage; keys settle who sends weights."""
     import xxhash
 
     with path.open("rb") as file:

@@ -12,8 +12,7 @@ MAX_LINE_BYTES = 1 << 26
 
 
 class SampleRequest(msgspec.Struct, frozen=True):
-    """Go on from `prompt_ids`, of which the last `position` belong to the response already, with at
-    most `max_tokens` tokens."""
+    """Sample at most `max_tokens` after `prompt_ids`, whose last `position` are the response's."""
 
     number: int
     prompt_ids: list[int]
@@ -33,8 +32,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """Sampled tokens of a request, and the sampler's logprobs; `finished`: the last of them is an
-    end token."""
+    """Sampled tokens of a request with their logprobs; `finished`: the last is an end token."""
 
     number: int
     ids: list[int]

@@ -114,8 +114,7 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     status: ScoreStatus
     reward: float | None
     rewards: list[Reward] = []
-    """Rewards by position, besides those of `LinesScored`; empty: all of it at the last sampled
-    token."""
+    """Rewards besides those of `LinesScored`; empty: all of it at the last sampled token."""
     correct: bool | None = None
     """True for a right answer."""
     parts: dict[str, float] = {}
@@ -127,8 +126,8 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
 
 
 class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
-    """A trajectory of the audited share was scored by a second source, `source`. Nothing trains on
-    it; `reward` and `correct` are None where `status` is not ok."""
+    """A second source, `source`, scored an audited trajectory; nothing trains on it. `reward` and
+    `correct` are None where `status` is not ok."""
 
     trajectory_id: int
     source: str
@@ -198,8 +197,7 @@ class WindowsReady(Record, frozen=True, kw_only=True, tag=True):
 
 
 class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
-    """The answers turned out to end with these windows. The windows are final now, and wait for the
-    reward."""
+    """The answers ended with these windows, which are final now and wait for the reward."""
 
     window_ids: list[int]
 

@@ -66,8 +66,7 @@ def damaged_keys(folder: Path) -> Iterator[str]:
 
 
 def load_key(folder: str, name: str, *, secret: bool) -> tuple[bytes, bytes | None]:
-    """Public and, if asked for, secret key; UserError where there is none, or others can read the
-    secret."""
+    """Return public and, if asked, secret key. UserError: none, or the secret is open to others."""
     path = Path(folder) / f"{name}.key{'_secret' if secret else ''}"
     try:
         mode = path.stat().st_mode

@@ -74,8 +74,7 @@ class Delivery:
         self._patience_s = ASK_AGAIN_S
 
     def send(self, message: Message) -> Frames | None:
-        """The frames of a message; None where too much is kept. ProtocolError when it is too
-        long."""
+        """Return a message's frames; None where too much is kept. ProtocolError: it is too long."""
         frames = self._codec.encode(message)
         if not isinstance(message, Heartbeat | Missing):
             if len(self._kept) >= self._most:
@@ -85,10 +84,8 @@ class Delivery:
         return self._placed(frames, self._sent)
 
     def accept(self, place: DeliveryHeader, message: Message | None) -> tuple[bool, list[Frames]]:
-        """Return whether an arrived message is handed on, and the frames that answer it at once.
-
-        None: it could not be read, and would not be if it came again.
-        """
+        """Return whether a message is handed on, and the frames that answer it. None: it is
+        unreadable, also if it came again."""
         self._hear(place)
         if not isinstance(message, Heartbeat | Missing):
             if place.number == self._seen + 1:

@@ -23,8 +23,7 @@ PULSE_SUFFIX = "#pulse"
 
 
 def identity_of(name: str) -> str:
-    """An identity for the sockets of one process. UserError where the coordinator would not take
-    the name."""
+    """Return an identity for a process's sockets. UserError: the name is not allowed."""
     if not re.match(NAME, name):
         raise UserError(
             f"{name!r} cannot be the name of a process: letters, digits, '.', '_' and '-' can, "
@@ -114,8 +113,7 @@ class RouterEndpoint:
         self._deliveries.pop(identity, None)
 
     def encode(self, identity: str, message: Message) -> Frames | None:
-        """The frames of a message; None where its receiver has left too much unread. ProtocolError
-        when it is too long."""
+        """Return a message's frames; None: too much is unread. ProtocolError: it is too long."""
         delivery = self._deliveries.get(identity)
         return self._codec.encode(message) if delivery is None else delivery.send(message)
 

@@ -70,8 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _BoundSocket:
-    """A bound ROUTER, its context and its key check, for both kinds of routers. Errors: UserError
-    where the address or the keys are wrong."""
+    """ROUTER, context and key check of both kinds of routers. UserError: wrong address or keys."""
 
     _kind: ClassVar[type[zmq.Context[Any]]] = zmq.Context
 
@@ -144,8 +143,7 @@ class Router(_BoundSocket):
     _kind = zmq.asyncio.Context
 
     def begin_delivery(self, identity: str) -> None:
-        """Accept the last received Hello: from it on messages of and to this process arrive once
-        and in order."""
+        """Accept the last Hello: from it on messages both ways arrive once and in order."""
         self._end.begin_delivery(identity)
 
     def end_delivery(self, identity: str) -> None:
@@ -164,9 +162,9 @@ class Router(_BoundSocket):
             await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
-        messages. ProtocolError when it is too long. Where a delivery has begun, what could not be
-        sent now is sent when its receiver is connected again."""
+        """Send; False: not connected, or MOST_UNREAD messages unread. ProtocolError: it is too
+        long. In a delivery, what could not be sent now is sent when its receiver is connected
+        again."""
         frames = self._end.encode(name, message)
         return frames is not None and await self._put(name, frames)
 
@@ -179,8 +177,7 @@ class Router(_BoundSocket):
 
 
 class BlockingRouter(_BoundSocket):
-    """A router without an event loop and without deliveries, for requests that are answered: who
-    asked asks again. One thread only."""
+    """Router without event loop and deliveries, for requests that are repeated. One thread only."""
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
@@ -191,8 +188,8 @@ class BlockingRouter(_BoundSocket):
         return None
 
     def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
-        messages. ProtocolError when it is too long."""
+        """Send; False: not connected, or MOST_UNREAD messages unread. ProtocolError: it is too
+        long."""
         frames = self._end.encode(name, message)
         assert frames is not None, "no delivery has begun"
         try:
@@ -226,8 +223,7 @@ def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
 
 
 class _ConnectedSocket:
-    """A DEALER and its context, for both kinds of dealers. Errors: UserError where the address or
-    the keys are wrong."""
+    """DEALER and context of both kinds of dealers. UserError: the address or the keys are wrong."""
 
     def __init__(
         self, context: zmq.Context[Any], link: Link, name: str, *, shared: bool = False

@@ -28,8 +28,7 @@ FIRST_ROWS = 1_000
 
 
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
-    """Check that the run can begin, or raise UserError: machine, data, images, templates, database,
-    cores and rewards."""
+    """Check machine, data, images, templates, database, cores and rewards, or raise UserError."""
     found = resolve_learner(config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16)
     for check in start_checks(found.config, hardware):
         check()
@@ -123,8 +122,8 @@ def _need_template(config: RunConfig, why: str) -> None:
 
 
 def check_family(config: RunConfig) -> None:
-    """UserError where the learner would not compute the policy's family of models, or its value
-    model's, as the family's own code does."""
+    """UserError where the learner would compute a model's family otherwise than the family's
+    code."""
     try:
         shape = json.loads(Path(config.model.path, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -68,8 +68,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Rows are millions of small values that hold one another in no circle, and to look for circles
-    among them is an eighth of the work."""
+    """Turn off garbage collection, an eighth of the work on millions of values without cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:

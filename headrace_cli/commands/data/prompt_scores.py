@@ -33,8 +33,7 @@ SCORE = "score"
 
 
 def score(arguments: argparse.Namespace) -> int:
-    """Answer every training prompt some times, score the answers, and print what came out by source
-    of rewards."""
+    """Answer every training prompt some times; print the scores by source of rewards."""
     if arguments.resume is None:
         if arguments.recipe is None:
             raise UserError("name a RECIPE, or --resume RUN")

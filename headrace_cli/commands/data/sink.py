@@ -44,8 +44,7 @@ class Sink(Protocol):
         """Begin, or go on."""
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        """Numbers of one step, measured at `at` seconds since the epoch. When it returns they are
-        where they belong."""
+        """Store the numbers of a step, measured `at` seconds since the epoch, before returning."""
 
     def close(self) -> None:
         """The run has ended, or nobody listens any more."""
@@ -93,12 +92,10 @@ class TensorBoard:
 
 
 class Trackio:
-    """Trackio's own projects on this machine: the recipe's name is the project, the run's id the
-    run; see them with `trackio show`."""
+    """Trackio's projects on this machine, by the recipe's name and run id; see `trackio show`."""
 
     def open(self, run: RunFacts) -> None:
-        """Begin a run, or go on with the one of this id. Trackio would measure the machine beside
-        it, and that is the sink's own process."""
+        """Begin or continue the run of this id, without measurements of the sink's own process."""
         import trackio
 
         self._trackio, config = trackio, dict(run.config)
@@ -183,8 +180,7 @@ SINKS: dict[str, type[Sink]] = {
 
 
 def sink_of(name: str) -> Sink:
-    """A sink by its name, or by a file of one's own (`path/my_sink.py`, with a class `Sink`);
-    UserError where there is none."""
+    """Return a sink by its name or file (`my_sink.py`, with a class `Sink`); UserError: none."""
     if name.endswith(".py"):
         made = getattr(_module_of(Path(name)), "Sink", None)
     elif name in SINKS:
@@ -247,8 +243,7 @@ class MetricStreamer:
     def __init__(
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
     ) -> None:
-        """`folder`: the sink's, where its position is kept as well. UserError: the sink has figures
-        of another run."""
+        """`folder`: the sink's, with its position. UserError: it has figures of another run."""
         self._sink, self._run_dir, self._folder, self._sleep = target, run_dir, folder, sleep
         self._place = folder / POSITION
         self._position = self._last_position()
@@ -256,8 +251,8 @@ class MetricStreamer:
         self._steps = self._failures = 0
 
     def follow(self, *, once: bool) -> int:
-        """Go on until the run has ended; return the number of sent steps. RunFailedError: the sink
-        fails again and again, and the run is over."""
+        """Stream until the run has ended; return the number of steps. RunFailedError: it failed
+        often."""
         try:
             while True:
                 # Looked at before the news, so that none is missed.
@@ -296,8 +291,7 @@ class MetricStreamer:
         return len(found)
 
     def _failed(self, error: Exception, *, over: bool) -> None:
-        """Say so once, wait, and have the sink opened again. RunFailedError where the run is over
-        and it was tried often enough."""
+        """Report once, wait, reopen the sink. RunFailedError: the run is over, and TRIES failed."""
         self._close()
         self._failures += 1
         failures = self._failures

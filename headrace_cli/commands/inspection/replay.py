@@ -110,8 +110,7 @@ def quantity(
 
 
 def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -> list[ReplayRow]:
-    """Return rows of the recomputed numbers that are stored by name; a list has a place for each
-    number."""
+    """Return rows of recomputed numbers stored by name; a list has a place for each number."""
     rows = []
     for name in sorted(set(stored) & set(recomputed)):
         both = (np.atleast_1d(np.array(x[name], np.float64)) for x in (stored, recomputed))
@@ -264,10 +263,7 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
 
 
 def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
-    """Return the ranks' records of an update, by batch and rank.
-
-    Where a rank wrote twice of a batch, because it died over it, the last line counts.
-    """
+    """Return the ranks' records of an update, by batch and rank; the last of a repeated one."""
     found: dict[int, dict[int, AppliedUpdate]] = {}
     for name, line in read_applied(run_dir):
         if line.update == update:
@@ -347,8 +343,7 @@ def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, toleranc
 
 
 def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[ReplayRow]:
-    """Tensors by name, their numbers counted from the first one; one at a time is in memory as
-    float64."""
+    """Yield tensors by name, numbers counted from the first; one at a time is float64 in memory."""
     for name in stored:
         yield ReplayRow(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
 

@@ -97,8 +97,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left, while
-    that makes progress."""
+    """Ask a run to drain, write a checkpoint and end; wait for that while it makes progress."""
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
     if run_folder.is_reward_model(run_dir):
         raise UserError(f"{run_dir.name} trains a reward model: Ctrl-C where it runs ends it")

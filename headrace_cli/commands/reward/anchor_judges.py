@@ -42,8 +42,8 @@ class AnchorJudges:
     """See the module's docstring."""
 
     def __init__(self, config: RunConfig, by: str | None) -> None:
-        """`by`: the source that picks, where it is not the prompt's own. UserError where a source
-        cannot be had, or cannot pick."""
+        """`by`: the source that picks, if not the prompt's own. UserError: one is missing or
+        cannot."""
         reward = config.reward
         each = reward.each()
         if by is not None and by not in each:

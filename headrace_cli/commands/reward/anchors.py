@@ -83,8 +83,8 @@ class AnchorSelection:
     """Selection of the anchors of all prompts, side by side."""
 
     def __init__(self, config: RunConfig, count: int, by: str | None) -> None:
-        """`count`: answers of a prompt; `by`: the source that picks, where it is not the prompt's
-        own. UserError where a source cannot pick."""
+        """`count`: answers of a prompt; `by` as in AnchorJudges. UserError: a source cannot
+        pick."""
         self._config, self._count, self._by = config, count, by
         self._tokenizer = policy_tokenizer(config)
         self._judges = AnchorJudges(config, by)
@@ -93,8 +93,8 @@ class AnchorSelection:
         self.tokens = 0
 
     def prompts(self, count: int | None) -> list[AnchorPrompt]:
-        """Held-out prompts, as many as an evaluation has, and training prompts: `count` of them, or
-        all of a dataset. Each once."""
+        """Return held-out prompts as in an evaluation, and `count` (None: all) training prompts,
+        once."""
         from rewards.models.encoding import prompt_ids, shown
         from tasks.datasets.source import DatasetSource, build_source
 

@@ -21,8 +21,7 @@ END_S = 10.0
 
 @asynccontextmanager
 async def serving_judges(config: RunConfig) -> AsyncIterator[None]:
-    """Serve the judges of a recipe while the block runs, but those that only audit; UserError,
-    which ends the block, when one of them dies."""
+    """Serve a recipe's judges, but those that only audit, in the block; UserError when one dies."""
     if not config.reward.judges:
         yield
         return

@@ -41,8 +41,7 @@ from headrace_cli.launch.sampler import Sampler, open_sampler
 
 @dataclass(frozen=True, slots=True)
 class AnswerToLabel:
-    """An answer to be labelled. `item` is how a judge is asked about it; `ids` None: it is still to
-    be sampled, with `seed`."""
+    """Answer to be labelled. `item`: for a judge; `ids` None: still to be sampled, with `seed`."""
 
     index: int
     prompt: Any

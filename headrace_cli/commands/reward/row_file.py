@@ -21,8 +21,7 @@ class RowFile:
     """Rows by the index of what they are about."""
 
     def __init__(self, path: Path, settings: Row) -> None:
-        """UserError where the file is there already, where its folder is not, and where what was
-        begun has other settings."""
+        """UserError: the file exists, its folder does not, or what was begun has other settings."""
         self.path = path
         self._part = path.with_name(path.name + ".part")
         self.rows: dict[int, Row] = {}

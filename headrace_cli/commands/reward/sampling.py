@@ -38,8 +38,8 @@ class UnjudgedError(Exception):
 
 
 def sampling_config(arguments: argparse.Namespace) -> RunConfig:
-    """The recipe with the policy that is asked for. Value models and sources of lines are left out:
-    they may be what the answers are for."""
+    """Return the recipe with the chosen policy. Value model and line sources are left out: the
+    answers may be for training them."""
     if arguments.policy is not None:
         model = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={model}"]
@@ -68,8 +68,7 @@ class TaskPrompt(NamedTuple):
 
 
 def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[TaskPrompt]:
-    """The training prompts of the task in the order of a run, without end, those that are too long
-    left out as in a run."""
+    """Yield the task's training prompts in a run's order, without end and without too long ones."""
     from rewards.models.encoding import prompt_ids
     from tasks.datasets.source import build_source
 
@@ -133,8 +132,7 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
 
 
 def tell(result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool) -> int:
-    """Print a command's result and the last failure, named `failed`, or one JSON object; the exit
-    code."""
+    """Print a result and the last failure, named `failed`, or one JSON object; the exit code."""
     if as_json:
         print(json.dumps(result))
         return 0

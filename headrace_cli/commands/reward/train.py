@@ -194,8 +194,7 @@ def newest(root: Path) -> str:
 
 @contextmanager
 def stopping() -> Iterator[Any]:
-    """Inside, the first Ctrl-C (or SIGTERM) makes the given function true; a second one ends the
-    process at once."""
+    """Yield a function that a first Ctrl-C or SIGTERM makes true; a second one ends the process."""
     asked: list[int] = []
 
     def note(number: int, _frame: types.FrameType | None) -> None:

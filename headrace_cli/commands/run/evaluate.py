@@ -37,8 +37,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def evaluated(arguments: argparse.Namespace) -> tuple[Path, int]:
-    """The folder of a run that evaluates once and ends, and its exit code. One that is resumed goes
-    on with the answers it has."""
+    """Evaluate once; return run folder and exit code. A resumed run keeps the answers it has."""
     resumes = getattr(arguments, "resume", None) is not None
     arguments.overrides += [] if resumes else [
         "evaluation.only=true", "evaluation.before=true", "evaluation.after=false",

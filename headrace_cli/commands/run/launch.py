@@ -162,8 +162,7 @@ def _in_job(arguments: argparse.Namespace) -> int:
 
 
 def _host_of(hosts: list[str]) -> str:
-    """The first host as the others know it. A host often takes its own name for loopback; its
-    address towards another one is then right."""
+    """Return the first host as others know it: its own name is often loopback to itself."""
     first, *others = hosts
     try:
         if others and is_loopback(socket.gethostbyname(first)):

@@ -81,12 +81,8 @@ def has_begun(watch: ConsoleController) -> bool:
 def page_is_wanted(
     config: RunConfig, outcome: RunOutcome, console: Console, grace_s: float = 5.0
 ) -> Callable[[], bool]:
-    """Return a test whether the page of an ended run is still open in a browser, or was a moment
-    ago.
-
-    It is false after a Ctrl-C, and after `dashboard.stay_s`. Where the page stays, the terminal
-    says so.
-    """
+    """Return a test whether a browser has, or had a moment ago, the page of an ended run open.
+    Never after a Ctrl-C or `dashboard.stay_s`. Where the page stays, the terminal says so."""
     page, begun = config.dashboard, time.monotonic()
     if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
         return lambda: False
@@ -137,8 +133,8 @@ def prepared(
     *,
     trains: bool = True,
 ) -> tuple[Path, RunConfig]:
-    """The folder and configuration of a new run, or of an earlier one to go on with. `check` as in
-    `resumed`; `trains`: that one has to."""
+    """Return folder and configuration of a new or resumed run. `check`, `trains`: as in
+    `resumed`."""
     if getattr(arguments, "resume", None):
         return resumed(arguments, check, trains=trains)
     config = configured(arguments)
@@ -229,8 +225,7 @@ def print_summary(
     fresh: bool = True,
     again: str = "headrace train --resume {name}{root}",
 ) -> None:
-    """Accuracy and length before and after, times, and where to look. `again`: the command that
-    goes on with the run."""
+    """Print accuracy and length before and after, times and paths. `again`: resumes the run."""
     gauges = watch.last.gauges if watch.last else {}
     rows: list[tuple[str, str]] = []
     for name, key, form in (
@@ -276,8 +271,7 @@ def root_option(run_dir: Path) -> str:
 
 
 def stored_figures(run_dir: Path) -> dict[str, Any]:
-    """Return the store's figures of a run, which the terminal then shows; empty where there are
-    none."""
+    """Return the store's figures of a run for the terminal; empty where there are none."""
     try:
         from storage.queries import run_summary
 

@@ -17,8 +17,7 @@ from headrace.host.install import ROOT
 
 
 def available(folder: Path = ROOT / "benchmarks") -> dict[str, Path]:
-    """The benchmarks by name, hyphens for underscores: modules of the tree with a `main`, and
-    studies."""
+    """Return benchmarks by name with hyphens: modules of the tree with a `main`, and studies."""
     modules = [
         path
         for path in folder.rglob("*.py")

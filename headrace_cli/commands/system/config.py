@@ -74,8 +74,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Derived numbers, memory, what is chosen for the machine and why, and the processes that a run
-    would have."""
+    """Print derived numbers, memory, chosen defaults with reasons, and a run's processes."""
     config = configured(arguments)
     hardware = _machine(arguments.hardware)
     if arguments.against and not arguments.measure:
@@ -123,8 +122,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _machine(path: Path | None) -> Hardware:
-    """The machine that a file describes, by the fields of `Hardware` or as `headrace doctor --json`
-    does; None: this one."""
+    """Return the machine of a file with `Hardware`'s fields or `doctor --json`; None: this one."""
     if path is None:
         return detect()
     decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode

@@ -75,8 +75,7 @@ def examine(hardware: Hardware | None = None) -> list[DoctorFinding]:
 
 
 def is_for_training() -> bool:
-    """Return whether this installation is meant to train, and then needs all that training
-    needs."""
+    """Return whether this installation is for training, and needs all that training needs."""
     return is_there("torch")
 
 

@@ -37,8 +37,7 @@ UPDATES, MOST_S = 2, 180
 """Number of measured updates, and the seconds of training after which none begins."""
 BATCH_S = 60.0
 CORE_FLOPS = {True: 225e9, False: 75e9}
-"""Operations per second of a core, with bfloat16 products and without; used for the size of the
-measured batch alone."""
+"""Operations a second of a core, with bfloat16 products or not, to size the measured batch."""
 COMPARED = 10
 """First updates of the policy that a forecast is compared with."""
 FIGURES = (
@@ -87,8 +86,7 @@ class LearnerCost(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerWindows:
-    """N windows: where each begins and ends in its answer, whether the answer ends with it, and
-    the tokens of the prompt; [N] each."""
+    """N windows, [N] each: start and end in the answer, whether it ends there, prompt tokens."""
 
     start: Ints
     end: Ints
@@ -322,8 +320,7 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
 
 
 def seconds_per_update(run_dir: Path) -> float:
-    """Mean seconds of training from one to the next of a run's first updates of the policy;
-    UserError where it has none."""
+    """Return the mean seconds of a run's first policy updates; UserError where it has none."""
     from storage.queries import metric_series
 
     rows = metric_series(run_dir, ["perf/loss_tokens"], "train_time")

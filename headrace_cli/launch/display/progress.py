@@ -43,8 +43,7 @@ class Screen(Protocol):
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no colours, no wrapping, nothing unseen; a full disk is
-    ignored."""
+    """Print a line without markup, colours, wrapping and unseen characters; ignore a full disk."""
     try:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
     except OSError as error:
@@ -53,8 +52,7 @@ def say(console: Console, text: str) -> None:
 
 
 def share_done(config: RunConfig, status: Status) -> float | None:
-    """Return the share of the run that is done by its nearest stop condition, 0 to 1; None without
-    one."""
+    """Return the done share of the run, 0 to 1, by its nearest stop condition; None without one."""
     stop, gauges = config.stop, status.gauges
     shares = []
     if stop.updates:
@@ -290,15 +288,13 @@ class ConsoleController:
 
     @property
     def lost(self) -> str:
-        """Return how long the coordinator has been silent, in words; empty while it is not too
-        long."""
+        """Return for how long the coordinator has been silent; empty unless it is too long."""
         if self._silent_s <= self._config.transport.stall_timeout_s:
             return ""
         return f"the coordinator has not answered for {self._silent_s:.0f} s"
 
     def standing(self) -> tuple[str, float]:
-        """Return the run's last progress text, and the seconds without progress, silent ones
-        included."""
+        """Return the last progress text and the seconds without progress, silent ones included."""
         if self.last is None:
             return "no update has begun", float("inf")
         how_far = StatusTexts(self._config, self.last).how_far
