@@ -120,9 +120,7 @@ def add_rank(command: Maker) -> None:
         "model", metavar="MODEL", help="the folder of a ranker, or a TREC run file of the lists"
     )
     judged.add_argument(
-        "--lists",
-        metavar="FILE",
-        help="lists of candidates (the search world's held-out ones)",
+        "--lists", metavar="FILE", help="lists of candidates (the search world's held-out ones)"
     )
     judged.add_argument("--trec", type=Path, metavar="FILE", help="write a TREC run file, too")
 

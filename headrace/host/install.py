@@ -37,11 +37,9 @@ EXTRAS = {
 
 def version() -> str:
     """The version of the installed distribution, or of the source tree."""
-    try:
-        return installed_version("headrace")
-    except PackageNotFoundError:
-        source = ROOT / "pyproject.toml"
-        return str(tomllib.loads(source.read_text())["project"]["version"])
+    if (found := dependency_version("headrace")) is not None:
+        return found
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def setup_seconds() -> float | None:

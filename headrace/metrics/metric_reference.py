@@ -4,7 +4,6 @@ In: the table of metrics. Out: one page of Markdown with a section for each pref
 `scripts/docs.py` writes the page and says when it is stale.
 """
 
-from collections.abc import Iterator
 from itertools import groupby
 
 from headrace.metrics.health_ranges import BACK, BANDS, rule_text
@@ -58,12 +57,10 @@ SECTIONS = {
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_sections()])
-
-
-def _sections() -> Iterator[str]:
+    lines = [HEAD]
     for prefix, infos in groupby(METRICS.values(), key=lambda info: info.name.split("/")[0]):
-        yield "\n".join([f"## {prefix}/", "", SECTIONS[prefix], "", *map(_line, infos), ""])
+        lines += [f"## {prefix}/", "", SECTIONS[prefix], "", *map(_line, infos), ""]
+    return "\n".join(lines)
 
 
 def _line(info: MetricInfo) -> str:

@@ -257,15 +257,12 @@ class Trajectory:
             TurnRun(
                 first,
                 min(last, end),
-                last <= end and self._has_ended(turn),
+                last <= end and (self.ended or turn < len(self.steps) - 1),
                 self.steps[turn].act if turn < len(self.steps) else 0,
             )
             for turn, (first, last) in runs.items()
             if first < end and last > start
         ]
-
-    def _has_ended(self, turn: int) -> bool:
-        return self.ended or turn < len(self.steps) - 1
 
     def position_after(self, start: int, tokens: int) -> int:
         """The position right after the next `tokens` sampled ones from `start` on."""
@@ -299,16 +296,7 @@ class Group:
     def issued(cls, record: GroupIssued) -> "Group":
         """The group as its record says."""
         return cls(
-            record.group_id,
-            record.prompt_id,
-            record.purpose,
-            record.prompt,
-            record.answer,
-            record.info,
-            record.trajectory_ids,
-            record.messages,
-            record.aside,
-            record.domain,
-            record.media,
-            record.processor,
-        )
+            record.group_id, record.prompt_id, record.purpose, record.prompt, record.answer,
+            record.info, record.trajectory_ids, record.messages, record.aside, record.domain,
+            record.media, record.processor,
+        )  # fmt: skip

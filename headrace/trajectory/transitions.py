@@ -64,8 +64,6 @@ def moves(record: r.Record) -> Iterator[WindowMove]:
         case r.UpdateCommitted():
             for window_id in record.window_ids:
                 yield WindowMove(window_id, "dropped", record.update, reason="non_finite")
-        case _:
-            return
 
 
 def value_moves(record: r.Record) -> Iterator[ValueMove]:
@@ -81,5 +79,3 @@ def value_moves(record: r.Record) -> Iterator[ValueMove]:
             state: ValueState = "dropped" if record.skipped else "trained"
             for trajectory_id in record.value_trajectories:
                 yield ValueMove(trajectory_id, state, record.update)
-        case _:
-            return

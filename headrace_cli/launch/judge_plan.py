@@ -86,12 +86,5 @@ def _on_cores(judges: Mapping[str, JudgeConfig], hardware: Hardware) -> dict[str
 
 def judge_argv(name: str, run_dir: Path) -> tuple[str, ...]:
     """The command that serves a judge of a run."""
-    return (
-        sys.executable,
-        "-m",
-        "generators.serving.judge",
-        "--run-dir",
-        str(run_dir),
-        "--name",
-        name,
-    )
+    run = ("--run-dir", str(run_dir), "--name", name)
+    return (sys.executable, "-m", "generators.serving.judge", *run)

@@ -129,7 +129,8 @@ class Supervisor:
                 self._live()
                 roles = [child for child in self._children if child.spec.role != "dashboard"]
                 self._launcher.end(roles, grace_s=self._deadlines.kill_s)
-                outcome = self._outcome()
+                code = INTERRUPTED if self._interrupts else DONE
+                outcome = self._cause or RunOutcome(code)
                 self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
                 self._keep_page(outcome)
             finally:
@@ -372,11 +373,6 @@ class Supervisor:
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += 1
-
-    def _outcome(self) -> RunOutcome:
-        if self._cause is not None:
-            return self._cause
-        return RunOutcome(INTERRUPTED if self._interrupts else DONE)
 
     def _event(
         self, event: str, name: str, *, pid: int = 0, code: int | None = None, detail: str = ""

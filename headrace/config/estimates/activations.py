@@ -40,11 +40,7 @@ class Widths(NamedTuple):
     product: int
 
 
-WIDTHS = {
-    "float32": Widths(4, 4),
-    "bf16_autocast": Widths(4, 2),
-    "bfloat16": Widths(2, 2),
-}
+WIDTHS = {"float32": Widths(4, 4), "bf16_autocast": Widths(4, 2), "bfloat16": Widths(2, 2)}
 
 
 class PackShape(NamedTuple):
@@ -115,14 +111,9 @@ class Activations:
         return ", ".join(f"{name} {size / MIB:,.0f}" for name, size in parts.items() if size)
 
 
-def longest_trajectory(config: RunConfig) -> int:
-    """Tokens of the longest prompt with the longest response."""
-    return config.longest
-
-
 def policy_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a policy update that may take most; the longest trajectory's is the first."""
-    longest, budget = longest_trajectory(config), config.learner.micro_batch_tokens
+    longest, budget = config.longest, config.learner.micro_batch_tokens
     window = config.window
     # Right answers' earlier windows have a loss, too, where their likelihood is in it.
     whole = config.algorithm.penalties.positive_nll_coef != 0.0
@@ -136,9 +127,8 @@ def policy_packs(config: RunConfig) -> list[PackShape]:
 
 def value_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a value update that may take most; the longest trajectory's is the first."""
-    longest = longest_trajectory(config)
-    own = PackShape(longest, config.task.max_response_length, longest)
-    return [own, _full(config.learner.micro_batch_tokens, longest)]
+    own = PackShape(config.longest, config.task.max_response_length, config.longest)
+    return [own, _full(config.learner.micro_batch_tokens, config.longest)]
 
 
 def _full(budget: int, longest: int) -> PackShape:

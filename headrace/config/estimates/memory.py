@@ -8,7 +8,7 @@ should be right to within a third, and names its parts so that a user sees which
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config.estimates.activations import largest_activations, longest_trajectory
+from headrace.config.estimates.activations import largest_activations
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
@@ -96,7 +96,7 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
         return 0
     models = 1 + (algorithm.value is not None) + (algorithm.kl is not None)
     width = 2 if learner.precision == "float32" else 1
-    tokens = longest_trajectory(config) * -(-config.schedule.bound // learner.ranks)
+    tokens = config.longest * -(-config.schedule.bound // learner.ranks)
     needed = tokens * shape.kv_bytes_per_token * width * models
     return min(needed, int(learner.carried_gib * 2**30))
 

@@ -234,7 +234,9 @@ def _describe(
     if kind == "missing":
         return f"{where}: {key} is missing; it has no default"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        known = str(context.get("expected_tags", "")) or _tags(root, key)
+        known = str(context.get("expected_tags", "")) or ", ".join(
+            f"{kind_of(model)!r}" for model in _section(root, key, {})
+        )
         return f"{where}: {key}.kind must be one of {known}"
     got = json.dumps(problem["input"], default=str)
     return f"{where}: {key} = {got[:80]}: {_wanted(problem['msg'])}"
@@ -284,10 +286,6 @@ def _section(root: type[BaseModel], dotted: str, data: Table) -> list[type[BaseM
         if any(kind_of(model) == tag for model in models):
             models = [model for model in models if kind_of(model) == tag]
     return models
-
-
-def _tags(root: type[BaseModel], dotted: str) -> str:
-    return ", ".join(f"{kind_of(model)!r}" for model in _section(root, dotted, {}))
 
 
 def _hint(root: type[BaseModel], key: str, data: Table) -> str:

@@ -7,8 +7,6 @@ value with its unit, and where it comes from. Nothing is measured; everything is
 from typing import NamedTuple
 
 from headrace.config.estimates.activations import (
-    Activations,
-    longest_trajectory,
     policy_activations,
     policy_packs,
     value_activations,
@@ -50,7 +48,7 @@ def prefix_cost(length: int, window: int) -> float:
 def facts(config: RunConfig) -> list[Fact]:
     """Batch arithmetic, windows, staleness and lambda of a recipe."""
     schedule, length, window = config.schedule, config.task.max_response_length, config.window
-    windows = -(-length // window)
+    windows, policy = -(-length // window), config.learner.policy
     units = schedule.batch_windows
     unit_tokens = window if schedule.unit == "window" else length
     found = [
@@ -58,21 +56,13 @@ def facts(config: RunConfig) -> list[Fact]:
         Fact("windows per trajectory", windows, "windows", "of the longest response"),
         Fact("updates spanned", windows, "updates", "at least, by the longest trajectory"),
         Fact("tokens per update", units * unit_tokens, "tokens", "at most, of the policy"),
-        Fact(
-            "groups per update",
-            round(units / schedule.num_generations, 2),
-            "groups",
-            "batch_windows / num_generations, if every response fits one window",
-        ),
+        Fact("groups per update", round(units / schedule.num_generations, 2), "groups",
+             "batch_windows / num_generations, if every response fits one window"),
         Fact("chunk", config.chunk_tokens, "tokens", "most tokens of one message"),
         _prefix_cost(config),
-        Fact(
-            "optimizer steps per update",
-            config.learner.policy.epochs * config.learner.policy.minibatches,
-            "steps",
-            "policy: epochs x minibatches",
-        ),
-    ]
+        Fact("optimizer steps per update", policy.epochs * policy.minibatches, "steps",
+             "policy: epochs x minibatches"),
+    ]  # fmt: skip
     if isinstance(config.task, MixtureConfig):
         found += _mixture(config.task)
     found += _staleness(config)
@@ -124,19 +114,11 @@ def _staleness(config: RunConfig) -> list[Fact]:
     seats = config.generator.count * config.generator.seats
     found = [
         Fact("staleness bound", schedule.max_staleness, "updates", "sampling to training, at most"),
-        Fact(
-            "back-pressure",
-            bound,
-            "windows",
-            "open plus ready at most: (max_staleness + 1) x batch_windows, or max_in_play",
-        ),
-        Fact(
-            "in flight",
-            min(seats, bound),
-            "trajectories",
-            f"generators hold {seats}, the bound allows {bound}",
-        ),
-    ]
+        Fact("back-pressure", bound, "windows",
+             "open plus ready at most: (max_staleness + 1) x batch_windows, or max_in_play"),
+        Fact("in flight", min(seats, bound), "trajectories",
+             f"generators hold {seats}, the bound allows {bound}"),
+    ]  # fmt: skip
     if ignores_age(config):
         meaning = "the loss has no ratio; algorithm.ratio.kind = tis weights tokens by their age"
         found.append(Fact("correction for age", "none", "", meaning))
@@ -254,7 +236,7 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
 
 def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact]:
     """Explain the longest trajectory's memory in an update, besides models and optimizers."""
-    tokens, budget = longest_trajectory(config), config.learner.micro_batch_tokens
+    tokens, budget = config.longest, config.learner.micro_batch_tokens
     alone = f"goes through a model by itself: over learner.micro_batch_tokens = {budget:,}"
     meaning = alone if tokens > budget else f"shares packs of up to {budget:,} tokens with others"
     found = [Fact("longest trajectory", tokens, "tokens", f"prompt and response; {meaning}")]
@@ -266,7 +248,10 @@ def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact
             activations(each, shape, packs(each)[0], on_gpu=on_gpu)
             for each in (config, _other_checkpointing(config))
         )
-        found.append(Fact(name, round(taken.total / MIB), "MiB", _said(config, taken, other)))
+        word = "without" if config.learner.gradient_checkpointing else "with"
+        other_text = f"{other.total / MIB:,.0f} {word} learner.gradient_checkpointing"
+        meaning = f"{taken.text()}; {other_text}"
+        found.append(Fact(name, round(taken.total / MIB), "MiB", meaning))
     return found
 
 
@@ -274,8 +259,3 @@ def _other_checkpointing(config: RunConfig) -> RunConfig:
     learner = config.learner
     turned = {"gradient_checkpointing": not learner.gradient_checkpointing}
     return config.model_copy(update={"learner": learner.model_copy(update=turned)})
-
-
-def _said(config: RunConfig, taken: Activations, other: Activations) -> str:
-    word = "without" if config.learner.gradient_checkpointing else "with"
-    return f"{taken.text()}; {other.total / MIB:,.0f} {word} learner.gradient_checkpointing"

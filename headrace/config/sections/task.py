@@ -223,20 +223,10 @@ class DatasetConfig(TaskBase):
 
 
 SingleTask = (
-    ChainSumsConfig
-    | TrackingConfig
-    | GraphWalkConfig
-    | ShiftRegisterConfig
-    | StraightLineConfig
-    | ProductsConfig
-    | FirstDigitConfig
-    | HiddenLetterConfig
-    | RewritingConfig
-    | ShapesConfig
+    ChainSumsConfig | TrackingConfig | GraphWalkConfig | ShiftRegisterConfig | StraightLineConfig
+    | ProductsConfig | FirstDigitConfig | HiddenLetterConfig | RewritingConfig | ShapesConfig
     | DatasetConfig
-)
-
-
+)  # fmt: skip
 DomainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 

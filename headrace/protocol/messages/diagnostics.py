@@ -23,35 +23,15 @@ class TokenColumn(NamedTuple):
 
 
 TOKEN_COLUMNS = (
-    TokenColumn(
-        "learner_logprobs",
-        "learner_logprob",
-        "nats",
-        "sequential",
-        "logprob under the learner's weights when the update began",
-    ),
-    TokenColumn(
-        "values",
-        "value",
-        "reward",
-        "diverging",
-        "what the value model expected before the token, when the update began",
-    ),
-    TokenColumn(
-        "advantages",
-        "advantage",
-        "reward",
-        "diverging",
-        "how much better the token was than expected, as the policy's loss read it",
-    ),
-    TokenColumn(
-        "returns",
-        "return",
-        "reward",
-        "diverging",
-        "discounted shaped reward from the token to the end; known in last windows only",
-    ),
-)
+    TokenColumn("learner_logprobs", "learner_logprob", "nats", "sequential",
+                "logprob under the learner's weights when the update began"),
+    TokenColumn("values", "value", "reward", "diverging",
+                "what the value model expected before the token, when the update began"),
+    TokenColumn("advantages", "advantage", "reward", "diverging",
+                "how much better the token was than expected, as the policy's loss read it"),
+    TokenColumn("returns", "return", "reward", "diverging",
+                "discounted shaped reward from the token to the end; known in last windows only"),
+)  # fmt: skip
 COLUMN_NAMES = tuple(column.name for column in TOKEN_COLUMNS)
 
 

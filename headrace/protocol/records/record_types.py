@@ -19,16 +19,9 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
 DropReason = Literal[
-    "boundary_mask",
-    "stale",
-    "filtered",
-    "overlong",
-    "zero_weight",
-    "value_warmup",
-    "reward_failed",
-    "non_finite",
-    "discarded_at_end",
-]
+    "boundary_mask", "stale", "filtered", "overlong", "zero_weight", "value_warmup",
+    "reward_failed", "non_finite", "discarded_at_end",
+]  # fmt: skip
 RECORD_FORMAT = 2
 TrajectoryStatus = Literal["running", "finished", "truncated", "aborted", "failed"]
 ScoreStatus = Literal["ok", "timeout", "crashed", "invalid"]

@@ -110,7 +110,9 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
     with run_folder.locked(run_dir), stopping() as stop:
         screen = RewardScreen(console, live=console.is_terminal and not arguments.plain)
         try:
-            outcome = _train(config, run_dir, screen, stop)
+            from rewards.models.training.train import train as train_model
+
+            outcome = train_model(config, run_dir, screen, should_stop=stop)
         except UserError:
             if fresh and not read_status(run_dir).step:
                 run_folder.discard_run_folder(run_dir)
@@ -133,12 +135,6 @@ def _check_objective(config: RewardModelConfig, expects: type[Any] | None) -> No
     if expects is not None and not isinstance(config.objective, expects):
         kind = config.objective.kind
         raise UserError(f"objective.kind = {kind!r} is trained by `headrace reward train`")
-
-
-def _train(config: RewardModelConfig, run_dir: Path, screen: RewardScreen, stop: Any) -> Any:
-    from rewards.models.training.train import train as train_model
-
-    return train_model(config, run_dir, screen, should_stop=stop)
 
 
 def _configured(arguments: argparse.Namespace) -> RewardModelConfig:

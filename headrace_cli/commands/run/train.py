@@ -128,10 +128,7 @@ def with_port(config: RunConfig) -> RunConfig:
 
 
 def prepared(
-    arguments: argparse.Namespace,
-    check: Callable[[RunConfig], RunConfig],
-    *,
-    trains: bool = True,
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
     """Return folder and configuration of a new or resumed run. `check`, `trains`: as in
     `resumed`."""
@@ -144,10 +141,7 @@ def prepared(
 
 
 def resumed(
-    arguments: argparse.Namespace,
-    check: Callable[[RunConfig], RunConfig],
-    *,
-    trains: bool = True,
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
     have. `check` raises UserError where it cannot run, and gives the configuration that does."""

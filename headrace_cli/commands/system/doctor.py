@@ -237,9 +237,7 @@ def _ports() -> Iterator[DoctorFinding]:
     yield DoctorFinding("ok", "loopback", f"port {free_port(host)} could be bound on {host}")
     if not port_is_free(host, DASHBOARD_PORT):
         yield DoctorFinding(
-            "note",
-            "dashboard port",
-            f"{DASHBOARD_PORT} is in use: a page takes the next free port",
+            "note", "dashboard port", f"{DASHBOARD_PORT} is in use: a page takes the next free port"
         )
     try:
         from headrace.protocol.transport.curve import has_curve
