@@ -26,7 +26,7 @@ from generators.rollout.cpu_affinity import Cores
 from generators.rollout.loop import GeneratorLoop
 from headrace.config.device_defaults import (
     ALONE,
-    USED_SHARE,
+    GPU_MEMORY_SHARE,
     GpuSharing,
     ResolvedConfig,
     resolve_generator,
@@ -118,7 +118,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             max_num_seqs=generator.seats,
             dtype=generator.dtype,
             kv_cache_gib=generator.kv_cache_gib,
-            gpu_memory_utilization=generator.gpu_memory_utilization or USED_SHARE,
+            gpu_memory_utilization=generator.gpu_memory_utilization or GPU_MEMORY_SHARE,
             tensor_parallel_size=generator.tensor_parallel_size,
             enforce_eager=bool(generator.enforce_eager),
             stream_interval=generator.stream_interval,

@@ -44,7 +44,7 @@ more than one machine:
 `headrace COMMAND --help` shows the options and examples of one command.
 """
 
-WORK = {
+COMMAND_FUNCTIONS = {
     "train": "headrace_cli.commands.run.train.train",
     "launch": "headrace_cli.commands.run.launch.launch",
     "generator": "headrace_cli.commands.run.generator.generator",
@@ -76,7 +76,7 @@ WORK = {
     "bench": "headrace_cli.commands.system.benchmark.bench",
 }
 """The function of each command, by its words."""
-NEEDS = {
+REQUIRED_EXTRAS = {
     "train": "train", "launch": "train", "generator": "train", "eval": "train",
     "score": "train", "replay": "train",
     "dashboard": "dashboard",
@@ -350,7 +350,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def action(arguments: argparse.Namespace) -> Action:
     """The function that does a command's work and takes its arguments; it is imported only here."""
     words = (arguments.command, getattr(arguments, "action", None))
-    module, _, function = WORK[" ".join(filter(None, words))].rpartition(".")
+    module, _, function = COMMAND_FUNCTIONS[" ".join(filter(None, words))].rpartition(".")
     found: Action = getattr(importlib.import_module(module), function)
     return found
 
@@ -379,10 +379,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     def run() -> int:
-        if arguments.command in NEEDS:
+        if arguments.command in REQUIRED_EXTRAS:
             from headrace.host.install import require
 
-            require(NEEDS[arguments.command])
+            require(REQUIRED_EXTRAS[arguments.command])
         return action(arguments)(arguments)
 
     try:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from headrace.config.device_defaults import USED_SHARE
+from headrace.config.device_defaults import GPU_MEMORY_SHARE
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
@@ -129,5 +129,5 @@ def claim_memory(config: RunConfig, device: torch.device) -> None:
     """Hold what a rank is reckoned to take of its GPU, before a generator on the same one measures
     what is left: torch keeps what is freed here and uses it."""
     reckoned = gpu_memory(config, model_shape(Path(config.model.path))).total
-    most = int(USED_SHARE * torch.cuda.mem_get_info(device)[1])
+    most = int(GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
     torch.empty(min(reckoned, most), dtype=torch.uint8, device=device)

@@ -4,7 +4,7 @@ Comes in: what was seen of a source at an update; what the learner says and the 
 Goes out: the texts of the alerts that it crosses; incidents for the run's history, lines for its
 watchers, and what the run waits for now. Promises: one alert for each crossing, not for each
 update; another one only after the figure was back on the good side for a few updates
-(`headrace.metrics.health_ranges.BACK`).
+(`headrace.metrics.health_ranges.MIN_UPDATES_BACK`).
 """
 
 import math

@@ -18,9 +18,9 @@ from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, Gpu, Hardware
 
-BF16_STAGE = 2
+MIN_BF16_ZERO_STAGE = 2
 """From this ZeRO stage on DeepSpeed sums bfloat16 gradients in float32 in its usual optimizer."""
-USED_SHARE = 0.9
+GPU_MEMORY_SHARE = 0.9
 """Of a GPU's memory; the rest is for CUDA and for what lies in pieces."""
 
 
@@ -108,7 +108,7 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
     if precision == "bf16_autocast" and not on_gpu and not bfloat16:
         precision, cause = "float32", f"{why} without bfloat16 products"
         learner = learner.model_copy(update={"precision": "auto"})
-    least, stated = BF16_STAGE if precision == "bfloat16" else 0, learner.zero_stage
+    least, stated = MIN_BF16_ZERO_STAGE if precision == "bfloat16" else 0, learner.zero_stage
     staged = f"with {precision}"
     if stated is not None and stated < least:
         staged = f"not {stated}: bfloat16 sums gradients in float32 from there on"
@@ -127,7 +127,7 @@ def resolve_generator(
 ) -> ResolvedConfig:
     """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. `taken`:
     bytes of a GPU that each learner rank is reckoned to take."""
-    on_gpu, share = bool(gpus), USED_SHARE
+    on_gpu, share = bool(gpus), GPU_MEMORY_SHARE
     why = shared = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
     if on_gpu and company != ALONE:
         ranks, generators = company

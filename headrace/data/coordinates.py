@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.data.answer_text import said_part
 from headrace.data.boxes import GRID, Box, to_grid
 
-MOST = 1_000
+MAX_BOXES = 1_000
 """Boxes of a response; with more it has none that count."""
 _NUMBER = r"(?>[-+]?(?:[0-9]{1,15}(?:\.[0-9]{1,15})?|nan|inf(?:inity)?))(?!\w)"
 _RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:[\s,;()\[\]]{{1,20}}{_NUMBER})*", re.IGNORECASE)
@@ -49,25 +49,25 @@ class Grounding(BaseModel):
 
 
 def read_groups(text: str, size: int) -> list[tuple[float, ...]]:
-    """The numbers that stand together in a text, `size` at a time, at most MOST + 1 groups. Numbers
-    in prose, fewer than `size` together, are none; a group that is not whole is one of NaN."""
+    """Return the numbers together in a text, by `size`, at most MAX_BOXES + 1 groups. Fewer than
+    `size` together, as in prose, are none; a group that is not whole is one of NaN."""
     found: list[tuple[float, ...]] = []
-    for run in islice(_RUN.finditer(text), 10 * MOST):
+    for run in islice(_RUN.finditer(text), 10 * MAX_BOXES):
         numbers = [float(number) for number in _ONE.findall(run[0])]
         if len(numbers) < size:
             continue
         whole = len(numbers) - len(numbers) % size
         found += (tuple(numbers[i : i + size]) for i in range(0, whole, size))
         found += [(math.nan,) * size] if whole < len(numbers) else []
-        if len(found) > MOST:
+        if len(found) > MAX_BOXES:
             break
-    return found[: MOST + 1]
+    return found[: MAX_BOXES + 1]
 
 
 def given(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
-    """Return a response's points or boxes, none if more than MOST; beyond the grid they are NaN."""
+    """Return a response's points or boxes, none beyond MAX_BOXES; outside the grid they are NaN."""
     groups = read_groups(said_part(text, options.thought, options.answer_marker), size)
-    if len(groups) > MOST:
+    if len(groups) > MAX_BOXES:
         return []
     inside = (all(0 <= number <= options.largest for number in group) for group in groups)
     return [g if fits else (math.nan,) * size for g, fits in zip(groups, inside, strict=True)]
@@ -77,7 +77,7 @@ def true_boxes(answer: str, columns: Mapping[str, Any], options: Grounding) -> l
     """The row's boxes on the grid of responses; ValueError where it has none, or one is none."""
     told = answer if options.column is None else str(_column(columns, options.column))
     boxes: list[Box] = list(read_groups(told, 4))
-    if not boxes or len(boxes) > MOST or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
+    if not boxes or len(boxes) > MAX_BOXES or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
         raise ValueError(f"the true box {told[:60]!r} is not x1, y1, x2, y2 with x1 < x2, y1 < y2")
     if options.size_column is None:
         return boxes

@@ -29,15 +29,15 @@ from headrace.host.disk import writing
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LARGEST_SIDE = 16_384
+MAX_SIDE_PIXELS = 16_384
 """Pixels."""
-MOST_PIXELS = 64 * 1024**2
-MOST_BYTES = 64 * 1024**2
+MAX_PIXELS = 64 * 1024**2
+MAX_FILE_BYTES = 64 * 1024**2
 """Of an image's file."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 SOURCES = ("bytes", "image", "image_url", "url", "path")
 """Keys under which a part of a message, or an object in its place, has its image."""
-PART = ".part-"
+PART_PREFIX = ".part-"
 """Prefix of the names of files that are being written."""
 URL_TIMEOUT_S = 30.0
 _BEGINS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
@@ -84,7 +84,7 @@ class MediaStore:
         with writing(self.folder, len(data)):
             self.folder.mkdir(parents=True, exist_ok=True)
             # Several writers of one image each have a part of their own.
-            descriptor, part = tempfile.mkstemp(dir=self.folder, prefix=PART)
+            descriptor, part = tempfile.mkstemp(dir=self.folder, prefix=PART_PREFIX)
             try:
                 with open(descriptor, "wb") as file:
                     file.write(data)
@@ -120,7 +120,7 @@ class MediaStore:
 
     def clean(self) -> None:
         """Remove what a writer that was killed left of its last file. Nobody writes meanwhile."""
-        for part in self.folder.glob(f"{PART}*"):
+        for part in self.folder.glob(f"{PART_PREFIX}*"):
             part.unlink(missing_ok=True)
 
     def read(self, digest: str) -> bytes:
@@ -142,7 +142,7 @@ def digest_of(data: bytes) -> str:
 
 def check_image(data: bytes) -> ImageInfo:
     """Return an image file's size and format. MediaError: it cannot be decoded, has no pixels, is
-    animated, has a side beyond LARGEST_SIDE or more than MOST_PIXELS."""
+    animated, has a side beyond MAX_SIDE_PIXELS or more than MAX_PIXELS."""
     with _opened(data) as (image, facts):
         image.load()
         return facts
@@ -174,8 +174,8 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
     """Open an image with a sound header, not decoded yet; errors of Pillow become MediaError."""
     from PIL import Image, UnidentifiedImageError
 
-    if len(data) > MOST_BYTES:
-        raise MediaError(f"the image has {len(data):,} bytes; at most {MOST_BYTES:,} are read")
+    if len(data) > MAX_FILE_BYTES:
+        raise MediaError(f"the image has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are read")
     try:
         with warnings.catch_warnings():
             # Its own bound on pixels warns; ours refuses.
@@ -186,7 +186,7 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
         known = ", ".join(FORMATS)
         raise MediaError(f"the image is empty, damaged, without pixels, or not {known}") from error
     except Image.DecompressionBombError as error:
-        raise MediaError(f"the image has more than {MOST_PIXELS:,} pixels") from error
+        raise MediaError(f"the image has more than {MAX_PIXELS:,} pixels") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
         raise MediaError(f"the image is damaged: {' '.join(str(error).split())}") from error
 
@@ -194,10 +194,10 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
 def _facts(image: "Image") -> ImageInfo:
     width, height = image.size
     size = f"{width} x {height} pixels"
-    if max(width, height) > LARGEST_SIDE:
-        raise MediaError(f"the image has {size}; a side has at most {LARGEST_SIDE:,}")
-    if width * height > MOST_PIXELS:
-        raise MediaError(f"the image has {size}; at most {MOST_PIXELS:,} are decoded")
+    if max(width, height) > MAX_SIDE_PIXELS:
+        raise MediaError(f"the image has {size}; a side has at most {MAX_SIDE_PIXELS:,}")
+    if width * height > MAX_PIXELS:
+        raise MediaError(f"the image has {size}; at most {MAX_PIXELS:,} are decoded")
     # A photo of a telephone (MPO) has a preview, which is no second frame.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise MediaError(f"the image is animated ({getattr(image, 'n_frames', 2)} frames)")
@@ -222,7 +222,7 @@ def image_bytes(image: Any, base: Path, *, urls: bool = False) -> bytes:
         datasets store (`bytes`, `path`). base: the folder of the row's file. urls: whether http
         URLs are fetched.
 
-    MediaError: it cannot be had, or is larger than MOST_BYTES.
+    MediaError: it cannot be had, or is larger than MAX_FILE_BYTES.
     """
     image = named_image(image)
     if isinstance(image, bytes | bytearray):
@@ -243,7 +243,7 @@ def _from_file(name: str, base: Path) -> bytes:
     path = base / Path(name).expanduser()
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise MediaError(f"image {_shown(str(path))} cannot be read: {why}") from error
@@ -281,8 +281,8 @@ def _fetched(url: str) -> bytes:
 
 
 def _check_size(size: int, where: str) -> None:
-    if size > MOST_BYTES:
-        raise MediaError(f"image {_shown(where)} has more than {MOST_BYTES:,} bytes")
+    if size > MAX_FILE_BYTES:
+        raise MediaError(f"image {_shown(where)} has more than {MAX_FILE_BYTES:,} bytes")
 
 
 def _shown(text: str) -> str:

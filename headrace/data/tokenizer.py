@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-GENERIC = "TokenizersBackend"
+GENERIC_CLASS = "TokenizersBackend"
 """The class of a tokenizer that its `tokenizer.json` describes completely."""
 TAKEN_AT_ITS_WORD = ("llama",)
 """Types of models whose folder's class transformers takes as it stands. Of some others, `qwen2`
@@ -48,7 +48,7 @@ def describes_itself(folder: Path) -> bool:
     """Return whether the folder's `tokenizer.json` alone says how text becomes ids."""
     said, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
-        said.get("tokenizer_class") == GENERIC
+        said.get("tokenizer_class") == GENERIC_CLASS
         and "auto_map" not in said
         and model.get("model_type") in TAKEN_AT_ITS_WORD
         and (folder / "tokenizer.json").is_file()

@@ -22,11 +22,11 @@ from headrace.errors import StorageBlockedError
 T = TypeVar("T")
 RETRY_S = 2.0
 SLOW_S = 60.0
-"""A write that takes longer is worth a word."""
-ANYWAY_S = 60.0
-"""Number of attempts to write although the disk seems full: some file systems do not say."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-WAITS = "waits: "
+"""Seconds after which a write that goes on is reported."""
+RETRY_FULL_S = 60.0
+"""Seconds until a write is tried on a seemingly full disk: some file systems do not say."""
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+WAIT_PREFIX = "waits: "
 """Beginning of the line by which a starting process says that it waits for a disk."""
 _CLOSED = {
     errno.EROFS: "is read-only",
@@ -73,7 +73,7 @@ def until_written(
     tried_at = time.monotonic()
     while True:
         problem = lack_of_room(place, needs)
-        if problem is None or time.monotonic() - tried_at >= ANYWAY_S:
+        if problem is None or time.monotonic() - tried_at >= RETRY_FULL_S:
             tried_at = time.monotonic()
             try:
                 with writing(place, needs), _after(SLOW_S, lambda: say(slow)):
@@ -113,7 +113,7 @@ def _number(error: Exception) -> int | None:
 
 
 def _problem(number: int | None, place: Path, needs: int) -> str | None:
-    if number in FULL:
+    if number in FULL_ERRNOS:
         free = _free(place)
         left = "" if free == float("inf") else f", and {free:,.0f} are free"
         return f"room for {needs:,} bytes in {place}{left}"

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from headrace.protocol.messages.control import Heartbeat, Progress
 from headrace.protocol.transport.sockets import HeartbeatSender, Link
 
-MOST_S, SHARE = 30.0, 0.1
+MAX_INTERVAL_S, STALL_SHARE = 30.0, 0.1
 """Progress is reported after this many seconds, or this share of the stall time-out."""
 _MOVED = "MiB moved"
 
@@ -29,7 +29,7 @@ class ProgressReporter:
     """Current stage of a process: `at` and `moving` record it, `heartbeats` sends it."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
-        self._every_s = min(MOST_S, stall_timeout_s * SHARE)
+        self._every_s = min(MAX_INTERVAL_S, stall_timeout_s * STALL_SHARE)
         self._now = self._said = Progress(stage="")
         self._known: dict[int, int] = {}
         self._bytes, self._looked_at = 0, 0.0
@@ -52,7 +52,7 @@ class ProgressReporter:
         self, link: Link, name: str, heartbeat_s: float | None = None
     ) -> HeartbeatSender:
         """Says what has moved, and is a heartbeat otherwise (None: is silent)."""
-        interval_s = min(self._every_s, heartbeat_s or MOST_S)
+        interval_s = min(self._every_s, heartbeat_s or MAX_INTERVAL_S)
         beat = None if heartbeat_s is None else Heartbeat()
         return HeartbeatSender(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
 

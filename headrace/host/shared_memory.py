@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-RECORD = "headrace-engine-"
+RECORD_PREFIX = "headrace-engine-"
 """So the name of each record begins."""
 _PATIENCE_S = 10.0
 _SWEEP_S = 1.0
@@ -36,7 +36,7 @@ class EngineMemory:
         self._survivor: subprocess.Popen[bytes] | None = None
         if not found:
             return
-        descriptor, path = tempfile.mkstemp(prefix=RECORD, dir=FOLDER)
+        descriptor, path = tempfile.mkstemp(prefix=RECORD_PREFIX, dir=FOLDER)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.writelines(f"{_identity(file)} {file.name}\n" for file in found)
@@ -59,7 +59,7 @@ class EngineMemory:
 
 def sweep() -> None:
     """Remove what dead owners left and nobody maps any longer."""
-    for record in FOLDER.glob(f"{RECORD}*"):
+    for record in FOLDER.glob(f"{RECORD_PREFIX}*"):
         _clear(record, fcntl.LOCK_EX | fcntl.LOCK_NB, _SWEEP_S)
 
 

@@ -27,7 +27,7 @@ class HealthBand(NamedTuple):
     """`label` names the figure in a sentence. The band is `low` to `high`; where `times` is given,
     it ends at this multiple of the usual value, the median of the examined updates. A metric that
     is outside for `updates` in a row has left it, and is back after as many inside, and at least
-    BACK. `why` says what that means and what helps."""
+    MIN_UPDATES_BACK. `why` says what that means and what helps."""
 
     label: str
     why: str
@@ -188,14 +188,14 @@ BANDS: dict[str, HealthBand] = {
 }
 
 
-BACK = 5
+MIN_UPDATES_BACK = 5
 """Updates that something has to be inside in a row, at least, before it counts as back: a value
 that goes to and fro across its bound is one crossing, not many."""
 
 
 class BandCrossing:
     """Hysteresis of a metric that leaves its band: a crossing begins after this many updates
-    outside in a row, and ends after as many inside, and at least BACK."""
+    outside in a row, and ends after as many inside, and at least MIN_UPDATES_BACK."""
 
     def __init__(self, updates: int = 1) -> None:
         self._updates = updates
@@ -205,7 +205,9 @@ class BandCrossing:
     def see(self, outside: bool) -> Turn | None:
         """One more update; what is not known is not shown."""
         self._in_a_row = self._in_a_row + 1 if outside != self.stands else 0
-        if self._in_a_row < (max(self._updates, BACK) if self.stands else self._updates):
+        if self._in_a_row < (
+            max(self._updates, MIN_UPDATES_BACK) if self.stands else self._updates
+        ):
             return None
         self._in_a_row, self.stands = 0, outside
         return "begins" if outside else "ends"

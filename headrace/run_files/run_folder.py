@@ -33,13 +33,13 @@ Config = TypeVar("Config", "RunConfig", "RewardModelConfig")
 LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
-NOW = "now.json"
+LIVE_STATE_FILE = "now.json"
 """File of a run's present state, by its coordinator: `at`, `phase`, `waits` (each with `for` and
 `age_s`), `heard`, the seconds since each process was, `updates`, the journal's `records`, and
 `sql`, why SQL lacks some of these (`text`) and for how long (`age_s`)."""
-ANNOUNCED = "coordinator.json"
+COORDINATOR_FILE = "coordinator.json"
 """File of a run's coordinator: `address`, `host`, `pid`, `run_id`."""
-EVENTS = "supervisor.jsonl"
+EVENTS_FILE = "supervisor.jsonl"
 """Every start and death of a process, in lines with checksums."""
 MEDIA = "media"
 """The folder of the images of a run's prompts, each named by its SHA-256."""

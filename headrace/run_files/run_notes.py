@@ -16,7 +16,7 @@ import msgspec
 from headrace.errors import UserError
 from headrace.run_files.run_folder import NOTES, write_atomically
 
-MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 2000
+MAX_TAGS, MAX_TAG_CHARACTERS, MAX_NOTE_CHARACTERS = 20, 40, 2000
 _ONE_CHANGE = threading.Lock()
 
 
@@ -76,16 +76,18 @@ def tidy_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return tags without commas and needless blanks, each once. UserError: too many, too long."""
     found = dict.fromkeys(" ".join(tag.replace(",", " ").split()) for tag in tags)
     kept = tuple(filter(None, found))
-    if len(kept) > MOST_TAGS:
-        raise UserError(f"a run has {MOST_TAGS} tags at most, and these are {len(kept)}")
-    if long := [tag for tag in kept if len(tag) > LONGEST_TAG]:
-        raise UserError(f"a tag has {LONGEST_TAG} characters at most: {long[0][:LONGEST_TAG]}...")
+    if len(kept) > MAX_TAGS:
+        raise UserError(f"a run has {MAX_TAGS} tags at most, and these are {len(kept)}")
+    if long := [tag for tag in kept if len(tag) > MAX_TAG_CHARACTERS]:
+        raise UserError(
+            f"a tag has {MAX_TAG_CHARACTERS} characters at most: {long[0][:MAX_TAG_CHARACTERS]}..."
+        )
     return kept
 
 
 def _checked(note: str) -> str:
-    if len(note) > LONGEST_NOTE:
+    if len(note) > MAX_NOTE_CHARACTERS:
         raise UserError(
-            f"a note has {LONGEST_NOTE:,} characters at most, and this one has {len(note):,}"
+            f"a note has {MAX_NOTE_CHARACTERS:,} characters at most, and this one has {len(note):,}"
         )
     return note

@@ -25,7 +25,7 @@ _JOURNAL = "journal"
 _KINDS = frozenset(
     {"WindowsClosed", "BatchTaken", "BatchReturned", "UpdateCommitted", "LineageBegan"}
 )
-_MOST = 4
+_MAX_NAMED_IDS = 4
 """Maximum number of ids named in a problem."""
 
 
@@ -140,8 +140,8 @@ def _problems(
 
 def _some(ids: Iterable[int]) -> str:
     ordered = sorted(ids)
-    rest = f" and {len(ordered) - _MOST} more" if len(ordered) > _MOST else ""
-    return ", ".join(map(str, ordered[:_MOST])) + rest
+    rest = f" and {len(ordered) - _MAX_NAMED_IDS} more" if len(ordered) > _MAX_NAMED_IDS else ""
+    return ", ".join(map(str, ordered[:_MAX_NAMED_IDS])) + rest
 
 
 # -- the journal -----------------------------------------------------------------------------------

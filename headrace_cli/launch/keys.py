@@ -14,7 +14,13 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.transport.curve import has_keys, make_keys
 from headrace.protocol.transport.sockets import Link, is_loopback
-from headrace.run_files.run_folder import ANNOUNCED, KEYS, is_running, read_config, write_config
+from headrace.run_files.run_folder import (
+    COORDINATOR_FILE,
+    KEYS,
+    is_running,
+    read_config,
+    write_config,
+)
 
 
 def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
@@ -43,7 +49,7 @@ def link_of(run_dir: Path) -> Link:
     """Return the link to a live run. UserError: it is not live, or not reachable from here."""
     here = socket.gethostname()
     try:
-        announced = json.loads((run_dir / ANNOUNCED).read_text())
+        announced = json.loads((run_dir / COORDINATOR_FILE).read_text())
         address, host = str(announced["address"]), str(announced.get("host", here))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(

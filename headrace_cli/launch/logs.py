@@ -18,7 +18,7 @@ from typing import IO
 from headrace.errors import visible
 from headrace.host.disk import RETRY_S
 
-KEPT_BYTES = 1 << 20
+MAX_WAITING_BYTES = 1 << 20
 """Maximum bytes that wait for room on the disk."""
 _TAIL_BYTES = 64 << 10
 _ERROR, _TRACEBACK = "error: ", "Traceback (most recent call last)"
@@ -65,7 +65,7 @@ class ProcessLog(threading.Thread):
         data = visible(self._decoder.decode(data).replace("\r", "\n")).encode()
         self._last = (self._last + data)[-_TAIL_BYTES:]
         self._waiting += data
-        if (over := len(self._waiting) - KEPT_BYTES) > 0:
+        if (over := len(self._waiting) - MAX_WAITING_BYTES) > 0:
             self._waiting, self._left_out = self._waiting[over:], self._left_out + over
 
     def _write(self) -> None:

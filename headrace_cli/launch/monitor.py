@@ -16,7 +16,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Command, Hello, Refused, Status, StatusRequest
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
-from headrace.run_files.run_folder import ANNOUNCED
+from headrace.run_files.run_folder import COORDINATOR_FILE
 
 ANSWER_S = 5.0
 """Maximum seconds that a busy coordinator may take to answer."""
@@ -25,7 +25,7 @@ ANSWER_S = 5.0
 def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
     """(address, pid) in a run's coordinator.json, or None; a wildcard host becomes loopback."""
     try:
-        data = json.loads((run_dir / ANNOUNCED).read_text())
+        data = json.loads((run_dir / COORDINATOR_FILE).read_text())
         address, pid = str(data["address"]), int(data["pid"])
     except (OSError, ValueError, KeyError):
         return None
@@ -35,7 +35,7 @@ def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
 def announced_at(run_dir: Path) -> tuple[int, int] | None:
     """Return a mark that changes with each announcement of a coordinator; None without any."""
     try:
-        found = (run_dir / ANNOUNCED).stat()
+        found = (run_dir / COORDINATOR_FILE).stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino

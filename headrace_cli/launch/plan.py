@@ -229,13 +229,13 @@ def dashboard_argv(host: str, port: int, root: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "dashboard.server", host, str(port), str(root))
 
 
-LARGEST_PORT, NEAR = 65535, 100
+MAX_PORT, PORTS_SEARCHED = 65535, 100
 
 
 def page_port(host: str, wanted: int) -> int:
     """The port for a page: the one that is wanted, or, where it is in use, the next that is not,
     which is said. 0: any. UserError where `host` is not this machine's."""
-    near = range(wanted, min(wanted + NEAR, LARGEST_PORT) + 1) if wanted else ()
+    near = range(wanted, min(wanted + PORTS_SEARCHED, MAX_PORT) + 1) if wanted else ()
     try:
         port = next((port for port in near if port_is_free(host, port)), None) or free_port(host)
     except OSError as error:
@@ -251,7 +251,7 @@ def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
     return max(1, len(hardware.cores) // config.learner.ranks)
 
 
-SPINS = 5_000
+OPENMP_SPIN_COUNT = 5_000
 """Number of times that a waiting OpenMP thread looks before it sleeps, some tenths of a
 millisecond. Threads that spin for milliseconds, as they do by default, stand still for seconds
 where anything else uses their cores; those that sleep at once are no faster than one."""
@@ -279,7 +279,7 @@ def role_environment(threads: int, gpus: tuple[str, ...] | None = None) -> dict[
         "TOKENIZERS_PARALLELISM": "false",
     }
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        env["GOMP_SPINCOUNT"] = str(SPINS)
+        env["GOMP_SPINCOUNT"] = str(OPENMP_SPIN_COUNT)
     if gpus is not None:
         # The numbers are nvidia-smi's; left to itself CUDA counts faster GPUs first.
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -19,7 +19,7 @@ from headrace_cli.launch.logs import ProcessLog, log_tail
 from headrace_cli.launch.plan import ProcessSpec
 
 TAIL_LINES = 15
-_PIPE_S = 2.0
+_PIPE_TIMEOUT_S = 2.0
 """Maximum seconds for the rest of a dead process's output in its pipe."""
 
 
@@ -123,7 +123,7 @@ class ProcessLauncher:
         assert self._reaper is not None
         self._reaper.forget(process.pid)
         if child.log is not None:
-            child.log.end(_PIPE_S)
+            child.log.end(_PIPE_TIMEOUT_S)
         child.process = None
         return code
 

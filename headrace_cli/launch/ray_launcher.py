@@ -27,7 +27,7 @@ from headrace_cli.launch.hosts import HOST, ResourceShare
 from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
 from headrace_cli.launch.process import ChildProcess, ProcessLauncher, filled
 
-PASSED = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
+PASSED_PREFIXES = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
 """Beginnings of the variables that reach the processes from the supervisor's environment."""
 LOOK_EVERY_S = 0.1
 CONNECT_S = 5.0
@@ -134,7 +134,7 @@ class RayLauncher(ProcessLauncher):
         # The ranks wait for the answer of the first one; nobody else does.
         meeting = self._meeting if spec.role == "learner" else None
         argv = filled((*spec.argv, *extra), {ADDRESS: placeholders[ADDRESS]})
-        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED)}
+        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_PREFIXES)}
         code = actor.run.remote(argv, {**passed, **spec.env}, str(spec.log), meeting)
         child.remote = _RemoteProcess(actor, code, actor.pid.remote())
         child.started_at = time.monotonic()

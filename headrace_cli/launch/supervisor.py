@@ -23,10 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from headrace.host.disk import WAITS
+from headrace.host.disk import WAIT_PREFIX
 from headrace.host.hardware import free_port
 from headrace.run_files.checked_lines import checked_line, cut_torn
-from headrace.run_files.run_folder import EVENTS
+from headrace.run_files.run_folder import EVENTS_FILE
 from headrace_cli.launch.logs import append_some, first_cause
 from headrace_cli.launch.monitor import announced_at, coordinator_of
 from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
@@ -123,7 +123,7 @@ class Supervisor:
         """Run to the end; returns how it ended."""
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         with contextlib.suppress(OSError):  # a disk that takes nothing
-            cut_torn(self._run_dir / EVENTS)
+            cut_torn(self._run_dir / EVENTS_FILE)
         with handled(self._interrupted, *signals), self._launcher:
             try:
                 self._live()
@@ -284,7 +284,7 @@ class Supervisor:
                 self._note_restart(detail)
                 return self._start_coordinator(*extra)
             if (line := child.tail(1)) != said:
-                heard, said, waits = time.monotonic(), line, line.startswith(WAITS)
+                heard, said, waits = time.monotonic(), line, line.startswith(WAIT_PREFIX)
                 if waits and not waited:
                     self._controller.note(f"coordinator {line}")
                     waited = True
@@ -384,7 +384,7 @@ class Supervisor:
         row |= {"detail": detail} if detail else {}
         self._unwritten += checked_line(row)
         with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
-            self._unwritten = append_some(self._run_dir / EVENTS, self._unwritten)
+            self._unwritten = append_some(self._run_dir / EVENTS_FILE, self._unwritten)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from headrace.config.device_defaults import BF16_STAGE
+from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.host.hardware import has_gpu, interface_towards
 from headrace.host.progress_reporter import ProgressReporter
@@ -265,7 +265,7 @@ class DeepSpeedEngine:
 def _zero_stage(config: LearnerConfig) -> int:
     """DeepSpeed keeps float32 master weights of a bfloat16 model, and sums its gradients in
     float32, only in the optimizers of these stages."""
-    return max(config.zero_stage or 0, BF16_STAGE if config.precision == "bfloat16" else 0)
+    return max(config.zero_stage or 0, MIN_BF16_ZERO_STAGE if config.precision == "bfloat16" else 0)
 
 
 def _deepspeed_config(

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.config.device_defaults import BF16_STAGE
+from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.disk import until_written
@@ -141,7 +141,7 @@ class Checkpoints:
         were cut into other shares than this learner's."""
         manifest, learner = read_manifest(path), self._config.learner
         ranks, stage = manifest["ranks"], manifest["zero_stage"]
-        if learner.precision == "bfloat16" and stage < BF16_STAGE:
+        if learner.precision == "bfloat16" and stage < MIN_BF16_ZERO_STAGE:
             raise UserError(
                 f"{path} was written in bfloat16 at ZeRO stage {stage} by an earlier version, "
                 "whose optimizer state does not fit this one's: begin a new run with "

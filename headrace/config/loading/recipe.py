@@ -38,7 +38,7 @@ PATH_OPTIONS = {
 """The options of a kind of rewards that are paths."""
 _FILE_IN_NAME = re.compile(r"(agent:)?(.*?)((?<=\.py):\w+)?", re.S)
 """A path, alone or in the name of an environment."""
-LONGEST_LINE = 1000
+MAX_LINE_CHARACTERS = 1000
 """Characters of a mistake that are shown."""
 Table = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
@@ -192,8 +192,8 @@ def validated(root: type[C], data: Table, source: str, overridden: dict[str, str
 
 def _one_line(text: str) -> str:
     """A key may have any characters, and any number of them."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:LONGEST_LINE])
-    return shown + (" ..." if len(text) > LONGEST_LINE else "")
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MAX_LINE_CHARACTERS])
+    return shown + (" ..." if len(text) > MAX_LINE_CHARACTERS else "")
 
 
 def _with_nulls(value: Any) -> Any:

@@ -22,7 +22,7 @@ from headrace.errors import UserError
 from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_free
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-SHM_BYTES = 512 * MIB
+MIN_SHM_BYTES = 512 * MIB
 """For the ranks of one host: NCCL takes some 10 MiB for each pair of ranks and channel where GPUs
 have no peer access, so that Docker's 64 MiB are too little for two."""
 
@@ -151,7 +151,7 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
     count, shm = len(hardware.gpus), hardware.shm_bytes
     vllm = hardware.torch_cuda and config.generator.engine == "vllm" and config.generator.count
     asks = vllm or (ranks and config.learner.device == "cuda")
-    several = max(ranks, width) > 1 and shm is not None and shm < SHM_BYTES
+    several = max(ranks, width) > 1 and shm is not None and shm < MIN_SHM_BYTES
     for wrong, text in (
         (hardware.misnamed, f"{hardware.misnamed}; CUDA ignores it and what follows"),
         (
@@ -176,7 +176,7 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
         (
             count and several,
             f"{SHARED_MEMORY} has {(shm or 0) / MIB:.0f} MiB free, and the ranks of NCCL and vLLM "
-            f"want {SHM_BYTES // MIB}: start the container with --shm-size=8g or --ipc=host",
+            f"want {MIN_SHM_BYTES // MIB}: start the container with --shm-size=8g or --ipc=host",
         ),
     ):
         if wrong:

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.config.estimates.model_shape import model_shape, tensor_sizes
 from headrace.errors import UserError
 
-HEAD = "score.weight"
+HEAD_WEIGHT = "score.weight"
 """The head's name in models for token classification."""
 
 
@@ -29,15 +29,15 @@ def check_value_model(folder: Path, policy: Path) -> None:
         shape, other = model_shape(folder), model_shape(policy)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{named}: cannot read it: {error}") from error
-    if HEAD not in sizes:
+    if HEAD_WEIGHT not in sizes:
         raise UserError(
-            f"{named}: it has no {HEAD}, so it is no value model; name a critic of another run, or "
-            "a reward model with a scalar head"
+            f"{named}: it has no {HEAD_WEIGHT}, so it is no value model; name a critic of another "
+            "run, or a reward model with a scalar head"
         )
-    if sizes[HEAD] != shape.hidden:
+    if sizes[HEAD_WEIGHT] != shape.hidden:
         raise UserError(
-            f"{named}: its head says {sizes[HEAD] // shape.hidden} numbers for each token, and a "
-            "value is one"
+            f"{named}: its head says {sizes[HEAD_WEIGHT] // shape.hidden} numbers for each token, "
+            "and a value is one"
         )
     if shape.vocabulary < other.vocabulary:
         raise UserError(

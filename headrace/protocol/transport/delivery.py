@@ -25,7 +25,7 @@ from headrace.protocol.transport.codec import Codec
 
 Frames = list[bytes]
 _PLACE = struct.Struct("<QQQ")
-ASK_AGAIN_S, LONGEST_ASK_S = 0.5, 30.0
+ASK_AGAIN_S, MAX_ASK_AGAIN_S = 0.5, 30.0
 """Time until missing messages are requested again; it doubles each time until one has come."""
 RESEND_EVERY_S = 0.4
 """Minimum time between two resends."""
@@ -116,7 +116,7 @@ class Delivery:
         if number <= self._seen or now < self._ask_at:
             return []
         self._ask_at = now + self._patience_s
-        self._patience_s = min(2 * self._patience_s, LONGEST_ASK_S)
+        self._patience_s = min(2 * self._patience_s, MAX_ASK_AGAIN_S)
         return [self._placed(self._codec.encode(Missing()), self._sent)]
 
     def _again(self) -> list[Frames]:

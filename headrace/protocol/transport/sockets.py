@@ -28,10 +28,10 @@ from headrace.protocol.transport.endpoints import PULSE_SUFFIX, RoleEndpoint, Ro
 
 LINGER_MS = 2000
 
-MOST_WAITING = 10_000
+MAX_QUEUED_MESSAGES = 10_000
 """Messages of one connection that wait in a router's memory; what follows waits at the sender."""
 
-MOST_UNREAD = 10_000
+MAX_UNREAD_MESSAGES = 10_000
 """Messages that a router keeps for one connection that does not read; more are not sent."""
 
 
@@ -88,7 +88,7 @@ class _BoundSocket:
                 f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
                 "transport.curve_keys=DIR"
             )
-        self._end = RouterEndpoint(max_bytes, MOST_UNREAD, on_reject)
+        self._end = RouterEndpoint(max_bytes, MAX_UNREAD_MESSAGES, on_reject)
         self._context = context = self._kind()
         self._gate: CurveAuthenticator | None = None
         # Of asyncio or not, as the context is.
@@ -96,8 +96,8 @@ class _BoundSocket:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
-        self._socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         try:
             if curve_keys:
@@ -162,9 +162,8 @@ class Router(_BoundSocket):
             await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def send(self, name: str, message: Message) -> bool:
-        """Send; False: not connected, or MOST_UNREAD messages unread. ProtocolError: it is too
-        long. In a delivery, what could not be sent now is sent when its receiver is connected
-        again."""
+        """Send; False: not connected, or too much unread. ProtocolError: it is too long. In a
+        delivery, what could not be sent now is sent when its receiver is connected again."""
         frames = self._end.encode(name, message)
         return frames is not None and await self._put(name, frames)
 
@@ -188,8 +187,7 @@ class BlockingRouter(_BoundSocket):
         return None
 
     def send(self, name: str, message: Message) -> bool:
-        """Send; False: not connected, or MOST_UNREAD messages unread. ProtocolError: it is too
-        long."""
+        """Send; False: not connected, or too much unread. ProtocolError: it is too long."""
         frames = self._end.encode(name, message)
         assert frames is not None, "no delivery has begun"
         try:

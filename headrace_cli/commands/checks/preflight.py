@@ -23,7 +23,7 @@ from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import plan_processes
 
-FIRST_ROWS = 1_000
+CHECKED_IMAGE_ROWS = 1_000
 """Maximum number of checked rows with images, and of the other rows."""
 
 
@@ -96,12 +96,13 @@ def image_problems(config: RunConfig) -> list[str]:
         return []
     found: list[str] = []
     rows = [row for row in every_row(config.task) if images_in(row.prompt)]
-    step = max(1, -(-(len(rows) - FIRST_ROWS) // FIRST_ROWS))
-    chosen = rows[:FIRST_ROWS] + rows[FIRST_ROWS::step]
+    step = max(1, -(-(len(rows) - CHECKED_IMAGE_ROWS) // CHECKED_IMAGE_ROWS))
+    chosen = rows[:CHECKED_IMAGE_ROWS] + rows[CHECKED_IMAGE_ROWS::step]
     if step > 1:
         print(
             f"images of {len(chosen):,} of {len(rows):,} rows are looked at: of the first "
-            f"{FIRST_ROWS:,} and one in {step} of the others; the run skips rows with bad ones",
+            f"{CHECKED_IMAGE_ROWS:,} and one in {step} of the others; the run skips rows with bad "
+            "ones",
             file=sys.stderr,
         )
     for row in chosen:

@@ -215,8 +215,8 @@ if TYPE_CHECKING:
 
 POSITION = "position.json"
 LOOK_EVERY_S = 2.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
-TRIES = 5
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+MAX_FAILURES = 5
 """Maximum number of consecutive failures of a sink once the run has ended."""
 Sleep = Callable[[float], None]
 
@@ -291,17 +291,17 @@ class MetricStreamer:
         return len(found)
 
     def _failed(self, error: Exception, *, over: bool) -> None:
-        """Report once, wait, reopen the sink. RunFailedError: the run is over, and TRIES failed."""
+        """Report once, wait, reopen the sink. RunFailedError: MAX_FAILURES after the run's end."""
         self._close()
         self._failures += 1
         failures = self._failures
         first = str(error).strip().splitlines()
         line = f"{type(error).__name__}: {first[0] if first else 'no reason given'}"
-        if over and failures >= TRIES:
+        if over and failures >= MAX_FAILURES:
             raise RunFailedError(f"the sink failed {failures} times in a row: {line}") from error
         if failures == 1:
             print(f"sink: {line}; tries again, the run is not held up", file=sys.stderr)
-        self._sleep(min(FIRST_WAIT_S * 2 ** (failures - 1), LONGEST_WAIT_S))
+        self._sleep(min(FIRST_WAIT_S * 2 ** (failures - 1), MAX_WAIT_S))
 
     def _close(self) -> None:
         if self._is_open:

@@ -16,7 +16,7 @@ from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import aligned
 
-CELL = 60
+MAX_CELL_CHARACTERS = 60
 """Characters of a table's cell at most."""
 Row = Sequence[Any]
 
@@ -94,4 +94,4 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = visible(" ".join(str(value).splitlines()))
-    return text if len(text) <= CELL else text[: CELL - 3] + "..."
+    return text if len(text) <= MAX_CELL_CHARACTERS else text[: MAX_CELL_CHARACTERS - 3] + "..."

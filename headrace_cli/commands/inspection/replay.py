@@ -33,7 +33,7 @@ from headrace.protocol.records.record_types import TakenWindow
 from headrace.run_files import run_folder
 from headrace.run_files.update_log import AppliedUpdate, read_applied
 
-MOST = 5
+MAX_NAMED_DIFFERENCES = 5
 """Maximum number of differences named per quantity."""
 Array = npt.NDArray[np.float64]
 
@@ -98,12 +98,12 @@ def quantity(
         differing += int(differs.sum())
         largest = max(largest, float(apart[np.isfinite(apart)].max(initial=0.0)))
         places = np.flatnonzero(differs)
-        order = places[np.argsort(-apart[places], kind="stable")[:MOST]]
+        order = places[np.argsort(-apart[places], kind="stable")[:MAX_NAMED_DIFFERENCES]]
         for place in order.tolist():
             where = None if row.first is None else row.first + place
             pair = _number(row.stored[place]), _number(row.recomputed[place])
             worst.append((float(apart[place]), NumberDifference(row.whose, where, *pair)))
-        worst = sorted(worst, key=lambda found: -found[0])[:MOST]
+        worst = sorted(worst, key=lambda found: -found[0])[:MAX_NAMED_DIFFERENCES]
     return QuantityComparison(
         name, source, tolerance, compared, differing, unmade, largest, [d for _, d in worst]
     )
@@ -143,9 +143,9 @@ if TYPE_CHECKING:
 
 STORE, MODELS = "store", "models"
 MASKS, RANKS = "masks", "ranks"
-EXACT = 1e-5
+EXACT_TOLERANCE = 1e-5
 """Tolerance of numbers that need no model: both are float32."""
-OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
+TIMING_PREFIXES = ("timing_s/", "perf/tokens_per_s")
 """Prefixes of figures that no two computations share."""
 AppliedByRank = Mapping[int, AppliedUpdate]
 """Each rank's record of a batch."""
@@ -255,10 +255,10 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
         for key, lam in zip(ids, made.lams, strict=True)
         if key in stored
     ]
-    found.compare("lambda", lams, EXACT)
+    found.compare("lambda", lams, EXACT_TOLERANCE)
     for name, column in made.columns.items():
-        found.compare_tokens(name, dict(zip(ids, column, strict=True)), EXACT)
-    found.compare_figures({**made.metrics, **past.prepared.metrics}, EXACT)
+        found.compare_tokens(name, dict(zip(ids, column, strict=True)), EXACT_TOLERANCE)
+    found.compare_figures({**made.metrics, **past.prepared.metrics}, EXACT_TOLERANCE)
     return found
 
 
@@ -332,7 +332,7 @@ def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, toleranc
         columns = {row.window_id: row.columns[name] for row in again.done.diagnostics}
         found.compare_tokens(name, columns, tolerance, MODELS)
     every = again.done.metrics.items()
-    figures = {name: value for name, value in every if not name.startswith(OF_THE_CLOCK)}
+    figures = {name: value for name, value in every if not name.startswith(TIMING_PREFIXES)}
     found.compare_figures(figures, tolerance, MODELS)
     after = weights_after(run_dir, update, past.recorded.batch_id)
     if not after:

@@ -18,7 +18,7 @@ from headrace_cli.commands.data.tables import figure_lines
 from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
-from headrace_cli.launch.plan import LARGEST_PORT, dashboard_argv, page_port, role_environment
+from headrace_cli.launch.plan import MAX_PORT, dashboard_argv, page_port, role_environment
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -134,10 +134,8 @@ def stop(arguments: argparse.Namespace) -> int:
 def dashboard(arguments: argparse.Namespace) -> int:
     """Become the server of the web page of a folder of runs; the process is replaced."""
     root = Path(arguments.folder or arguments.root or "runs")
-    if not 0 <= arguments.port <= LARGEST_PORT:
-        raise UserError(
-            f"--port {arguments.port}: ports go from 1 to {LARGEST_PORT}; 0: a free one"
-        )
+    if not 0 <= arguments.port <= MAX_PORT:
+        raise UserError(f"--port {arguments.port}: ports go from 1 to {MAX_PORT}; 0: a free one")
     if not root.is_dir():
         raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
     port = page_port(arguments.host, arguments.port)

@@ -35,7 +35,7 @@ from headrace_cli.commands.reward.sampling import (
 )
 from headrace_cli.launch.sampler import Sampler, open_sampler
 
-PROMPTS = 1024
+DEFAULT_PROMPTS = 1024
 """Training prompts of a task that makes them, where `--prompts` does not say it."""
 
 
@@ -120,7 +120,7 @@ class AnchorSelection:
         if isinstance(source, DatasetSource):
             stream = islice(stream, len(source.training))
             count = len(source.training) if count is None else count
-        left, repeated = PROMPTS if count is None else count, 0
+        left, repeated = DEFAULT_PROMPTS if count is None else count, 0
         while left and repeated < MAX_SKIPS:
             asked = next(stream, None)
             if asked is None:

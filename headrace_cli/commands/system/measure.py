@@ -33,21 +33,21 @@ from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE
 
-UPDATES, MOST_S = 2, 180
+UPDATES, MAX_TRAIN_S = 2, 180
 """Number of measured updates, and the seconds of training after which none begins."""
-BATCH_S = 60.0
+TARGET_BATCH_S = 60.0
 CORE_FLOPS = {True: 225e9, False: 75e9}
 """Operations a second of a core, with bfloat16 products or not, to size the measured batch."""
-COMPARED = 10
+COMPARED_UPDATES = 10
 """First updates of the policy that a forecast is compared with."""
 FIGURES = (
     "timing_s/update", "timing_s/forward", "timing_s/policy", "timing_s/value", "timing_s/publish",
     "perf/loss_tokens", "perf/policy_tokens", "perf/value_tokens", "ledger/generated",
     "idle/generator",
 )  # fmt: skip
-RUN = (
-    "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MOST_S}", "stop.tokens=null",
-    "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
+RUN_OVERRIDES = (
+    "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MAX_TRAIN_S}",
+    "stop.tokens=null", "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
     "evaluation.after=false", "evaluation.every_updates=null", "dashboard.enabled=false",
     "storage.database=null", "checkpoint.every_updates=null",
 )  # fmt: skip
@@ -55,7 +55,7 @@ NO_WARM_UP = (
     "algorithm.value.warmup_updates=0", "algorithm.value.warmup_explained_variance=null",
     "algorithm.value.warmup_prompts=null",
 )  # fmt: skip
-FORECAST = "seconds per update"
+FORECAST_FACT = "seconds per update"
 _WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids)
 from windows w join trajectories t using (trajectory_id) where w.state = 'trained'"""
 _ANSWERS = """select len(prompt_ids), length from trajectories
@@ -225,7 +225,7 @@ def measured_facts(config: RunConfig, seen: Measurement) -> list[Fact]:
         ),
         Fact("learner's update", round(now.learner_s, 2), "s", f"{now.tokens:,.0f} loss tokens"),
         Fact("generators' batch", round(now.generator_s, 2), "s", "to sample as many"),
-        Fact(FORECAST, round(now.seconds, 2), "s", f"{now.speed:,.1f} tokens a second"),
+        Fact(FORECAST_FACT, round(now.seconds, 2), "s", f"{now.speed:,.1f} tokens a second"),
         Fact("binds", slower, "", "takes longer for an update than the other"),
         Fact("changes most", ways[0][1], "", "in tokens trained a second, of these:"),
         *(Fact(key, round(gain, 2), "times", remark) for gain, key, remark in ways),
@@ -242,9 +242,9 @@ def measuring(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[
     seconds = 0.0 if hardware.gpus else 6 * shape.parameters * tokens / flops
     groups = schedule.batch_windows // schedule.num_generations
     parts = [part for part in range(1, groups + 1) if groups % part == 0]
-    share = next((part for part in parts if seconds / part <= BATCH_S), parts[-1])
+    share = next((part for part in parts if seconds / part <= TARGET_BATCH_S), parts[-1])
     return [
-        *RUN, *(NO_WARM_UP if value is not None else ()),
+        *RUN_OVERRIDES, *(NO_WARM_UP if value is not None else ()),
         f"schedule.batch_windows={schedule.batch_windows // share}",
         # As many trajectories side by side as with the whole batch.
         f"schedule.max_staleness={(schedule.max_staleness + 1) * share - 1}",
@@ -276,7 +276,7 @@ def measure(
     with contextlib.suppress(OSError):  # another one is measured
         run_dir.parent.rmdir()
     if took_s is not None:
-        forecast_s = next(float(fact.value) for fact in found if fact.name == FORECAST)
+        forecast_s = next(float(fact.value) for fact in found if fact.name == FORECAST_FACT)
         meaning = f"the forecast over the {took_s:.2f} s of the first updates of {other}"
         found.append(Fact("forecast over run", round(forecast_s / took_s, 3), "", meaning))
     return found, DONE
@@ -291,8 +291,8 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     had = table[table["perf/loss_tokens"] > 0]
     if had.empty:
         raise RunFailedError(
-            f"no update of the policy was done in {MOST_S} s of training: measure with a smaller "
-            "schedule.batch_windows or task.max_response_length"
+            f"no update of the policy was done in {MAX_TRAIN_S} s of training: measure with a "
+            "smaller schedule.batch_windows or task.max_response_length"
         )
     mean, last = had.fillna(0).mean(), table.iloc[-1]
     policy_s = mean["timing_s/forward"] + mean["timing_s/policy"]
@@ -325,7 +325,7 @@ def seconds_per_update(run_dir: Path) -> float:
 
     rows = metric_series(run_dir, ["perf/loss_tokens"], "train_time")
     ends = [0.0, *rows["x"]]
-    policy = [i for i, tokens in enumerate(rows["value"], 1) if tokens > 0][:COMPARED]
+    policy = [i for i, tokens in enumerate(rows["value"], 1) if tokens > 0][:COMPARED_UPDATES]
     if not policy:
         raise UserError(f"{run_dir.name} has no update of the policy to compare with")
     return float(ends[policy[-1]] - ends[policy[0] - 1]) / len(policy)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import visible
-from headrace.host.disk import FULL
+from headrace.host.disk import FULL_ERRNOS
 from headrace.protocol.messages.control import Status
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor
@@ -25,7 +25,7 @@ from headrace_cli.launch.monitor import Monitor
 ASK_EVERY_S = 0.5
 PLAIN_EVERY_S = 5.0
 LONG_WAIT_S = 10.0
-LOOK_AWAY_S = 1.0
+DISPLAY_PAUSE_S = 1.0
 """A longer gap counts as a pause of the display itself."""
 
 
@@ -47,7 +47,7 @@ def say(console: Console, text: str) -> None:
     try:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL_ERRNOS:
             raise
 
 
@@ -231,7 +231,7 @@ class SilenceTimer:
         stood_still = now - self._looked_at
         if heard:
             self._heard_at = now
-        elif stood_still > LOOK_AWAY_S:
+        elif stood_still > DISPLAY_PAUSE_S:
             self._heard_at += stood_still
         self._looked_at = now
         return now - self._heard_at

@@ -141,7 +141,7 @@ def test_images_that_cannot_be_had(image: Any, message: str, tmp_path: Path) -> 
 
 
 def test_files_beyond_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media, "MOST_BYTES", 10)
+    monkeypatch.setattr(media, "MAX_FILE_BYTES", 10)
     (tmp_path / "a.png").write_bytes(encoded())
     with pytest.raises(UserError, match="more than 10 bytes"):
         image_bytes("a.png", tmp_path)

@@ -85,7 +85,7 @@ def test_who_computes_for_ever_without_moving_anything_does_no_work(
         with work.moving("loading"):
             said(work)
             began, looks = time.monotonic(), 0
-            while looks < 2 / reporter_module.SHARE:  # as many as two stall time-outs have
+            while looks < 2 / reporter_module.STALL_SHARE:  # as many as two stall time-outs have
                 time.sleep(0.02)
                 assert work.news() is None
                 looks += 1

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.metrics.health_ranges import (
-    BACK,
     BANDS,
+    MIN_UPDATES_BACK,
     BandCrossing,
     alerts,
     band_of,
@@ -114,10 +114,10 @@ def test_golden_crossing_that_goes_to_and_fro() -> None:
     turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.see(bool(out)))}
     assert turns == {0: "begins", 14: "ends", 16: "begins"}
     name = "actor/skipped_steps"
-    now_and_then = series(*[(1.0, 1), (0.0, 3)] * 4, (0.0, BACK), name=name)
+    now_and_then = series(*[(1.0, 1), (0.0, 3)] * 4, (0.0, MIN_UPDATES_BACK), name=name)
     (alert,) = alerts(now_and_then)
     assert (alert.since, alert.last, alert.updates, alert.now) == (1, 13, 4, False)
-    (alert,) = alerts(series((1.0, 1), (0.0, BACK - 1), name=name))
+    (alert,) = alerts(series((1.0, 1), (0.0, MIN_UPDATES_BACK - 1), name=name))
     assert alert.now
 
 
@@ -128,7 +128,7 @@ def test_turns_alternate_and_each_follows_enough_in_a_row(seen: list[bool], need
         turn = crossing.see(outside)
         if turn is not None:
             turns.append(turn)
-            long = needed if turn == "begins" else max(needed, BACK)
+            long = needed if turn == "begins" else max(needed, MIN_UPDATES_BACK)
             assert seen[place - long + 1 : place + 1] == [turn == "begins"] * long
     assert turns == [("begins", "ends")[i % 2] for i in range(len(turns))]
     assert crossing.stands == (len(turns) % 2 == 1)

@@ -49,7 +49,7 @@ def test_a_full_disk_neither_holds_up_a_process_nor_loses_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "RETRY_S", 0.01)
-    monkeypatch.setattr(logs, "KEPT_BYTES", 50_000)
+    monkeypatch.setattr(logs, "MAX_WAITING_BYTES", 50_000)
     with small_disk(tmp_path / "disk", "1m") as small:
         path = small.path / "x.log"
         ours, theirs = os.pipe()

@@ -13,7 +13,7 @@ from headrace.protocol.messages.control import Heartbeat, Message, Missing, Shut
 from headrace.protocol.transport.codec import message_codec
 from headrace.protocol.transport.delivery import (
     ASK_AGAIN_S,
-    LONGEST_ASK_S,
+    MAX_ASK_AGAIN_S,
     Delivery,
     DeliveryHeader,
     Frames,
@@ -68,7 +68,7 @@ class Pair:
     def settle(self) -> None:
         """The coordinator's heart beats, and nothing breaks any more."""
         for _ in range(8):
-            self.now += LONGEST_ASK_S
+            self.now += MAX_ASK_AGAIN_S
             self.say("coordinator", Heartbeat())
             for _ in range(4):
                 self.carry("coordinator")

@@ -16,7 +16,7 @@ from headrace.protocol.records.record_types import EvaluationDone, Record, Updat
 from headrace.run_files.run_folder import read_config
 from headrace_cli.cli import main
 from headrace_cli.cli_data import SINKS as NAMED
-from headrace_cli.commands.data.sink import SINKS, TRIES, MetricStreamer, RunFacts, sink_of
+from headrace_cli.commands.data.sink import MAX_FAILURES, SINKS, MetricStreamer, RunFacts, sink_of
 from storage.journal.store import read_journal
 from storage.queries import Position, metric_series, news
 from storage.run_store import RunStore
@@ -172,7 +172,7 @@ def test_a_sink_that_never_works_is_given_up_when_the_run_is_over(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("sink: OSError: the board is away")
     assert lines[1:] == [
-        f"error: the sink failed {TRIES} times in a row: OSError: the board is away"
+        f"error: the sink failed {MAX_FAILURES} times in a row: OSError: the board is away"
     ]
 
 
