@@ -109,7 +109,7 @@ class Child:
         except OSError as error:
             text = f"environment.python={config.python!r} cannot be started: {error}"
             raise UserError(text) from error
-        reaper.watch(process.pid)
+        reaper.register(process.pid)
         child = cls(process)
         child.say(Setup(config.name, config.options, config.call_format))
         return child

@@ -132,7 +132,7 @@ async def answers_of(
 
         async def write(place: int, row: Any, before: Sequence[int], number: int) -> Held:
             ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
-            written = await sampler.write(
+            written = await sampler.sample(
                 ids, before, max_tokens=limit - len(before),
                 seed=draw_seed(seed, ids, before, number),
             )  # fmt: skip

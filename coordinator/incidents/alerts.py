@@ -114,7 +114,7 @@ class Alerts:
             if text is None and not _knows(number, seen):
                 continue
             crossing = self._crossings.setdefault((source, number), BandCrossing())
-            if crossing.see(text is not None) == "begins":
+            if crossing.add_update(text is not None) == "begins":
                 yield f"{source}: {text}"
 
 

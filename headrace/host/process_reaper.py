@@ -50,15 +50,15 @@ class ProcessReaper:
         self._groups: set[int] = set()
         self._process = _start()
 
-    def watch(self, group: int) -> None:
+    def register(self, group: int) -> None:
         """End this group when the owner is gone."""
         self._groups.add(group)
-        self._tell(f"+{group}\n")
+        self._send_or_replace(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
+    def unregister(self, group: int) -> None:
         """This group is ended: its number may become another's."""
         self._groups.discard(group)
-        self._tell(f"-{group}\n")
+        self._send_or_replace(f"-{group}\n")
 
     def renew(self) -> None:
         """Have another one where somebody killed it."""
@@ -73,10 +73,10 @@ class ProcessReaper:
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send_or_replace(self, line: str) -> None:
         if self._process.poll() is None:
             try:
-                return self._say(line)
+                return self._send(line)
             except BrokenPipeError:
                 self._process.wait()
         self._replace()
@@ -87,9 +87,9 @@ class ProcessReaper:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process = _start()
-        self._say("".join(f"+{group}\n" for group in self._groups))
+        self._send("".join(f"+{group}\n" for group in self._groups))
 
-    def _say(self, lines: str) -> None:
+    def _send(self, lines: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(lines.encode())
         self._process.stdin.flush()

@@ -202,7 +202,7 @@ class BandCrossing:
         self._in_a_row = 0
         self.stands = False
 
-    def see(self, outside: bool) -> Turn | None:
+    def add_update(self, outside: bool) -> Turn | None:
         """One more update; what is not known is not shown."""
         self._in_a_row = self._in_a_row + 1 if outside != self.stands else 0
         if self._in_a_row < (
@@ -294,7 +294,7 @@ def _left(name: str, points: Sequence[tuple[int, float | None]]) -> Iterator[Ale
             is_out = limits.side(value) == side
             if is_out:
                 outside.append((update, value))
-            turn = crossing.see(is_out)
+            turn = crossing.add_update(is_out)
             if turn == "ends":
                 yield _alert(name, side, limits.bound(side), outside, now=False)
             if not is_out and not crossing.stands:

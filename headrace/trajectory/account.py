@@ -131,7 +131,7 @@ class Account:
         if trajectory.purpose == "eval":
             self.ledger.evaluation += sampled
         else:
-            self.ledger.arrive(sampled)
+            self.ledger.add_generated(sampled)
             self.ledger.inserted += record.token_ids.size - sampled
 
     def _end(self, record: r.TrajectoryEnded) -> None:
@@ -169,7 +169,7 @@ class Account:
     def _move(self, move: WindowMove) -> None:
         """One step of a window's life, in its own state, the queues and the ledger alike."""
         window = self.window(move.window_id)
-        self.ledger.leave(window)
+        self.ledger.remove_window(window)
         before, window.state = window.state, move.state
         window.final = window.final if move.final is None else move.final
         window.update = -1 if move.update is None else move.update
@@ -177,7 +177,7 @@ class Account:
         window.lines = move.lines or window.lines
         if move.state != "trained":
             window.masked = move.masked
-        self.ledger.enter(window)
+        self.ledger.add_window(window)
         trajectory = self.trajectories[window.trajectory_id]
         change = (move.state == "closed") - (before == "closed")
         trajectory.closed += change

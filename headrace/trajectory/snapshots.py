@@ -84,7 +84,7 @@ def _read_again(
     groups: dict[int, Group] = {}
     for trajectory in trajectories.values():
         trajectory.opening = np.zeros(0, np.int32)
-        trajectory.empty()
+        trajectory.drop_tokens()
     for record in records:
         match record:
             case GroupIssued(group_id=key) if key in wanted:

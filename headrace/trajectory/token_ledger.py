@@ -44,12 +44,12 @@ class Ledger:
     inserted: int = 0
     lost: Counter[str] = field(default_factory=Counter)
 
-    def arrive(self, tokens: int) -> None:
+    def add_generated(self, tokens: int) -> None:
         """New sampled tokens are in the journal."""
         self.generated += tokens
         self.accounts["in_flight"] += tokens
 
-    def leave(self, window: Window) -> None:
+    def remove_window(self, window: Window) -> None:
         """Take a window's tokens out of the accounts that its present state puts them in."""
         for account, reason, tokens in _places(window):
             if self.accounts[account] < tokens or (reason and self.dropped[reason] < tokens):
@@ -58,7 +58,7 @@ class Ledger:
             if reason:
                 self.dropped[reason] -= tokens
 
-    def enter(self, window: Window) -> None:
+    def add_window(self, window: Window) -> None:
         """Put a window's tokens into the accounts of its present state."""
         for account, reason, tokens in _places(window):
             self.accounts[account] += tokens

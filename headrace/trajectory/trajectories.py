@@ -169,7 +169,7 @@ class Trajectory:
         self.next_chunk += 1
         return sampled
 
-    def empty(self) -> None:
+    def drop_tokens(self) -> None:
         """Let go of the tokens and logprobs, and of nothing else: `refill` brings them back."""
         self._tokens, self._logprobs = [], []
 

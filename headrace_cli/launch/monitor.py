@@ -54,11 +54,11 @@ class Monitor:
         self._dealer.send(self._hello)
         self.refused: str | None = None
 
-    def ask(self) -> None:
-        """Ask for a status; the answer comes by `answer`."""
-        self._say(StatusRequest())
+    def request_status(self) -> None:
+        """Ask for a status; the answer comes by `latest_status`."""
+        self._send(StatusRequest())
 
-    def answer(self, timeout_s: float = 0.0) -> Status | None:
+    def latest_status(self, timeout_s: float = 0.0) -> Status | None:
         """Return the newest status that has arrived, waiting at most this long for one."""
         deadline = time.monotonic() + timeout_s
         newest: Status | None = None
@@ -72,15 +72,15 @@ class Monitor:
             elif isinstance(message, Refused):
                 self.refused = message.reason
 
-    def command(self, action: Literal["stop", "interrupt"]) -> None:
+    def send_command(self, action: Literal["stop", "interrupt"]) -> None:
         """Send the coordinator a command."""
-        self._say(Command(action=action))
+        self._send(Command(action=action))
 
     def close(self) -> None:
         """Close the connection."""
         self._dealer.close()
 
-    def _say(self, message: StatusRequest | Command) -> None:
+    def _send(self, message: StatusRequest | Command) -> None:
         """Send a Hello and then the message: the coordinator listens only to peers that said Hello,
         and forgets those that were silent for a while."""
         self._dealer.send(self._hello)
@@ -94,8 +94,8 @@ def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
         return None
     monitor = Monitor(config, found[0])
     try:
-        monitor.ask()
-        status = monitor.answer(ANSWER_S)
+        monitor.request_status()
+        status = monitor.latest_status(ANSWER_S)
     finally:
         monitor.close()
     return None if status is None else status.waits

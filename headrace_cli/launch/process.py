@@ -96,7 +96,7 @@ class ProcessLauncher:
         child.started_at = time.monotonic()
         child.restart_at = None
         assert self._reaper is not None
-        self._reaper.watch(child.process.pid)
+        self._reaper.register(child.process.pid)
         return child.process.pid
 
     def pid(self, child: ChildProcess) -> int:
@@ -121,7 +121,7 @@ class ProcessLauncher:
         signal_groups({process.pid}, signal.SIGKILL)
         shared_memory.sweep()
         assert self._reaper is not None
-        self._reaper.forget(process.pid)
+        self._reaper.unregister(process.pid)
         if child.log is not None:
             child.log.end(_PIPE_TIMEOUT_S)
         child.process = None

@@ -54,7 +54,7 @@ class Sampler:
         """Of the process."""
         return self._process.pid
 
-    async def write(
+    async def sample(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
     ) -> Written:
         """Continue a prompt and the beginning of a response. UserError: longer than the context."""
@@ -75,13 +75,13 @@ class Sampler:
         finally:
             del self._asked[number]
 
-    async def begin(self, config: RunConfig) -> None:
+    async def start(self, config: RunConfig) -> None:
         """Have the engine built."""
         self._to.write(config.model_dump_json().encode() + b"\n")
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._to.drain()
-                answer = await self._hear()
+                answer = await self._read_reply()
         except (TimeoutError, ConnectionError) as error:
             raise RunFailedError(f"the generator did not start: {error or 'deadline'}") from error
         if isinstance(answer, Unfit):
@@ -93,7 +93,7 @@ class Sampler:
         """Hand out replies until the process ends or this is cancelled."""
         try:
             while True:
-                answer = await self._hear()
+                answer = await self._read_reply()
                 assert isinstance(answer, Written | Refused)
                 future = self._asked.get(answer.number)
                 if future is None or future.done():
@@ -109,7 +109,7 @@ class Sampler:
                 if not future.done():
                     future.set_exception(error)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Let the process end by itself, or kill it with all it started."""
         self._to.close()
         with contextlib.suppress(TimeoutError):
@@ -118,7 +118,7 @@ class Sampler:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def _hear(self) -> SamplerReply:
+    async def _read_reply(self) -> SamplerReply:
         line = await self._from.readline()
         if not line:
             code = await self._process.wait()
@@ -143,11 +143,11 @@ async def open_sampler(config: RunConfig) -> AsyncIterator[Sampler]:
     sampler = Sampler(process)
     reading: asyncio.Task[None] | None = None
     try:
-        await sampler.begin(config)
+        await sampler.start(config)
         reading = asyncio.create_task(sampler.run(), name="sampler")
         yield sampler
     finally:
         if reading is not None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        await sampler.end()
+        await sampler.close()

@@ -79,7 +79,7 @@ class RunController(Protocol):
     def request_stop(self) -> None:
         """Ask the coordinator to drain, write a checkpoint and end."""
 
-    def standing(self) -> tuple[str, float]:
+    def run_progress(self) -> tuple[str, float]:
         """Return the processes' progress with the newest checkpoint, and the seconds since the run
         made progress; infinite where that is not known."""
 
@@ -339,7 +339,7 @@ class Supervisor:
             return
         if not self._address:
             raise _EndRunError
-        standing, still_s = self._controller.standing()
+        standing, still_s = self._controller.run_progress()
         if self._interrupts > 1:
             self._controller.note(f"ending at once: {standing}, and what was trained since is lost")
             raise _EndRunError

@@ -82,7 +82,7 @@ class Child:
             raise UserError(
                 f"reward.python={source.python!r} cannot be started: {error}"
             ) from error
-        _reaper().watch(process.pid)
+        _reaper().register(process.pid)
         child = cls(process)
         try:
             await child.say(Setup(source.model_dump_json(), check))
@@ -150,5 +150,5 @@ class Child:
         # To its end, so that the pipes are closed too.
         await self._from.read()
         code = await self._process.wait()
-        _reaper().forget(self._process.pid)
+        _reaper().unregister(self._process.pid)
         return code

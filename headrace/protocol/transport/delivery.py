@@ -86,15 +86,15 @@ class Delivery:
     def accept(self, place: DeliveryHeader, message: Message | None) -> tuple[bool, list[Frames]]:
         """Return whether a message is handed on, and the frames that answer it. None: it is
         unreadable, also if it came again."""
-        self._hear(place)
+        self._update_from(place)
         if not isinstance(message, Heartbeat | Missing):
             if place.number == self._seen + 1:
                 self._seen, self._patience_s = place.number, ASK_AGAIN_S
                 return True, []
-            return False, self._ask(place.number)
+            return False, self._request_missing(place.number)
         if isinstance(message, Missing):
-            return False, self._again()
-        answers = self._ask(place.number)
+            return False, self._resend()
+        answers = self._request_missing(place.number)
         if self._joins:
             answers.append(self._placed(self._codec.encode(Heartbeat()), self._sent))
         return place.number <= self._seen, answers
@@ -102,7 +102,7 @@ class Delivery:
     def _placed(self, frames: Frames, number: int) -> Frames:
         return [*frames, _PLACE.pack(self._key, number, self._seen)]
 
-    def _hear(self, place: DeliveryHeader) -> None:
+    def _update_from(self, place: DeliveryHeader) -> None:
         """Follow another delivery's key; let go of what the other end has had."""
         if self._joins and place.delivery != self._key:
             self._key, self._seen = place.delivery, 0
@@ -110,7 +110,7 @@ class Delivery:
             while self._kept and self._kept[0][0] <= place.seen:
                 self._kept.popleft()
 
-    def _ask(self, number: int) -> list[Frames]:
+    def _request_missing(self, number: int) -> list[Frames]:
         """Ask for what is missing up to a number, if anything is, and nobody has just asked."""
         now = self._clock()
         if number <= self._seen or now < self._ask_at:
@@ -119,7 +119,7 @@ class Delivery:
         self._patience_s = min(2 * self._patience_s, MAX_ASK_AGAIN_S)
         return [self._placed(self._codec.encode(Missing()), self._sent)]
 
-    def _again(self) -> list[Frames]:
+    def _resend(self) -> list[Frames]:
         """All that the other end has not had."""
         now = self._clock()
         if now < self._resend_at:

@@ -231,8 +231,8 @@ def sink(arguments: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error}); name a folder with --out") from error
-    told = MetricStreamer(target, run_dir, folder)
-    count = told.follow(once=arguments.once)
+    streamer = MetricStreamer(target, run_dir, folder)
+    count = streamer.stream(once=arguments.once)
     print(f"{count:,} step{'s' * (count != 1)} of {run_dir.name} to {arguments.sink} ({folder})")
     return 0
 
@@ -250,7 +250,7 @@ class MetricStreamer:
         self._is_open = False
         self._steps = self._failures = 0
 
-    def follow(self, *, once: bool) -> int:
+    def stream(self, *, once: bool) -> int:
         """Stream until the run has ended; return the number of steps. RunFailedError: it failed
         often."""
         try:
@@ -258,7 +258,7 @@ class MetricStreamer:
                 # Looked at before the news, so that none is missed.
                 over = once or not self._goes_on()
                 try:
-                    count = self._tell()
+                    count = self._send_new()
                 except UserError:
                     raise
                 except Exception as error:  # a sink is somebody else's code
@@ -271,7 +271,7 @@ class MetricStreamer:
         finally:
             self._close()
 
-    def _tell(self) -> int:
+    def _send_new(self) -> int:
         """Send the new metrics; return the number of steps."""
         from storage.queries import news
 

@@ -107,13 +107,13 @@ def stop(arguments: argparse.Namespace) -> int:
     config = run_folder.read_config(run_dir)
     monitor, screen = Monitor(config, found[0]), PlainScreen(config, Console())
     try:
-        monitor.ask()
-        if monitor.answer(timeout_s=10.0) is None:
+        monitor.request_status()
+        if monitor.latest_status(timeout_s=10.0) is None:
             raise UserError(
                 f"the coordinator of {run_dir.name} does not answer at {found[0]}; its supervisor "
                 "ends the run at Ctrl-C"
             )
-        monitor.command("stop")
+        monitor.send_command("stop")
         moved_at = time.monotonic()
         while run_folder.is_running(run_dir):
             if time.monotonic() - moved_at > arguments.timeout:
@@ -121,8 +121,8 @@ def stop(arguments: argparse.Namespace) -> int:
                     f"{run_dir.name} was asked to stop and has made no progress for "
                     f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
                 )
-            monitor.ask()
-            if status := monitor.answer(timeout_s=ASK_EVERY_S):
+            monitor.request_status()
+            if status := monitor.latest_status(timeout_s=ASK_EVERY_S):
                 screen.show(status)
                 moved_at = max(moved_at, time.monotonic() - status.moved_s)
     finally:

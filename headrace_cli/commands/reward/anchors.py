@@ -28,9 +28,9 @@ from headrace_cli.commands.reward.sampling import (
     TaskPrompt,
     UnjudgedError,
     draw_seed,
+    print_result,
     sampling_config,
     side_by_side,
-    tell,
     training_prompts,
 )
 from headrace_cli.launch.sampler import Sampler, open_sampler
@@ -76,7 +76,7 @@ def anchors(arguments: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    return tell(result, work.failures, failed="no anchor", as_json=arguments.json)
+    return print_result(result, work.failures, failed="no anchor", as_json=arguments.json)
 
 
 class AnchorSelection:
@@ -190,7 +190,7 @@ class AnchorSelection:
     async def _write(self, prompt: AnchorPrompt, sampler: Sampler, number: int) -> Written:
         seed = draw_seed(self._config.seed, prompt.ids, (), number)
         limit = self._config.task.max_response_length
-        return await sampler.write(prompt.ids, (), max_tokens=limit, seed=seed)
+        return await sampler.sample(prompt.ids, (), max_tokens=limit, seed=seed)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

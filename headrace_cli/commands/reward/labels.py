@@ -31,9 +31,9 @@ from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     UnjudgedError,
     draw_seed,
+    print_result,
     sampling_config,
     side_by_side,
-    tell,
     training_prompts,
 )
 from headrace_cli.launch.sampler import Sampler, open_sampler
@@ -114,7 +114,7 @@ def label(arguments: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    return tell(result, work.failures, failed="not labelled", as_json=arguments.json)
+    return print_result(result, work.failures, failed="not labelled", as_json=arguments.json)
 
 
 def labelling_config(arguments: argparse.Namespace) -> RunConfig:
@@ -212,7 +212,7 @@ class AnswerLabeler:
             room = limit - len(prefix)
             if room < 1:
                 return Completion((), False)
-            written = await sampler.write(prompt, prefix, max_tokens=room, seed=seed)
+            written = await sampler.sample(prompt, prefix, max_tokens=room, seed=seed)
             return Completion(written.ids, written.finished)
 
         async def complete(
@@ -232,7 +232,7 @@ class AnswerLabeler:
         if len(answer.prompt_ids) > task.max_prompt_length:
             raise UnjudgedError(f"its prompt has {len(answer.prompt_ids)} tokens")
         if answer.ids is None:
-            written = await sampler.write(
+            written = await sampler.sample(
                 answer.prompt_ids, (), max_tokens=task.max_response_length, seed=answer.seed
             )
             answer = replace(answer, ids=tuple(written.ids), finished=written.finished)

@@ -131,7 +131,9 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
-def tell(result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool) -> int:
+def print_result(
+    result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool
+) -> int:
     """Print a result and the last failure, named `failed`, or one JSON object; the exit code."""
     if as_json:
         print(json.dumps(result))

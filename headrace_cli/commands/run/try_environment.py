@@ -43,16 +43,16 @@ class TerminalPlayer:
 
     says_turns = False
 
-    def begin(self, row: Any, step: Step) -> None:
+    def start_episode(self, row: Any, step: Step) -> None:
         """Begin an episode with a row and the environment's reset."""
 
-    def turn(self) -> PolicyTurn | None:
+    def next_turn(self) -> PolicyTurn | None:
         """The next turn; None where no more lines come."""
         line = sys.stdin.readline()
         text = line.rstrip("\n")
         return PolicyTurn(text, len(text)) if line else None
 
-    def hear(self, step: Step) -> None:
+    def observe(self, step: Step) -> None:
         """Take the environment's answer."""
 
 
@@ -73,14 +73,14 @@ class ModelPlayer(TerminalPlayer):
         self._ids: list[int] = []
         self._is_chat = False
 
-    def begin(self, row: Any, step: Step) -> None:
+    def start_episode(self, row: Any, step: Step) -> None:
         """Read the prompt, and what the reset says."""
         self._is_chat = not isinstance(row.prompt, str)
         self._is_chat |= self._config.model.chat_template == "always"
         self._ids = self._prompts.encode(row).ids.tolist()
         self._insert(step, is_first=True)
 
-    def turn(self) -> PolicyTurn:
+    def next_turn(self) -> PolicyTurn:
         """Sample until the end token, or the recipe's limit of a turn."""
         import torch
 
@@ -94,7 +94,7 @@ class ModelPlayer(TerminalPlayer):
         self._ids += found.tolist()
         return PolicyTurn(self._prompts.decode(found.numpy().astype(np.int32)), len(found))
 
-    def hear(self, step: Step) -> None:
+    def observe(self, step: Step) -> None:
         """Read the environment's answer."""
         self._insert(step, is_first=False)
 
@@ -142,19 +142,19 @@ async def _play(
 
     print(visible(f"prompt    {row.prompt}"))
     step, total = await ask(0, []), 0.0
-    player.begin(row, step)
+    player.start_episode(row, step)
     for number in range(1, config.max_turns + 1):
         for message in step.messages:
             print(visible(f"{message.role:<9} {message.content}"))
         print(f"turn {number:<4} ", end="", flush=True)
-        turn = player.turn()
+        turn = player.next_turn()
         if turn is None:
             print()
             return False
         if player.says_turns:
             print(visible(turn.text))
         step = await ask(number, [turn])
-        player.hear(step)
+        player.observe(step)
         total += step.reward
         told = "".join(f", {name} {value:g}" for name, value in step.metrics.items())
         print(f"earns     {step.reward:g}{told}")

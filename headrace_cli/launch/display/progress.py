@@ -225,7 +225,7 @@ class SilenceTimer:
         self._clock = clock
         self._looked_at = self._heard_at = clock()
 
-    def look(self, *, heard: bool) -> float:
+    def update(self, *, heard: bool) -> float:
         """Seconds of silence at this look, which follows others closely."""
         now = self._clock()
         stood_still = now - self._looked_at
@@ -261,8 +261,8 @@ class ConsoleController:
         """Show what came, ask again."""
         if self._monitor is None:
             return
-        status = self._monitor.answer()
-        self._silent_s = self._silence.look(heard=status is not None)
+        status = self._monitor.latest_status()
+        self._silent_s = self._silence.update(heard=status is not None)
         self._note_silence()
         if status is not None:
             self.last = status
@@ -273,7 +273,7 @@ class ConsoleController:
             self._screen.show(status)
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:
             self._asked_at = time.monotonic()
-            self._monitor.ask()
+            self._monitor.request_status()
 
     def _note_silence(self) -> None:
         """Say that the coordinator does not answer, and that it answers again."""
@@ -293,7 +293,7 @@ class ConsoleController:
             return ""
         return f"the coordinator has not answered for {self._silent_s:.0f} s"
 
-    def standing(self) -> tuple[str, float]:
+    def run_progress(self) -> tuple[str, float]:
         """Return the last progress text and the seconds without progress, silent ones included."""
         if self.last is None:
             return "no update has begun", float("inf")
@@ -309,7 +309,7 @@ class ConsoleController:
     def request_stop(self) -> None:
         """Ask the coordinator to end the run in good order."""
         if self._monitor is not None:
-            self._monitor.command("interrupt")
+            self._monitor.send_command("interrupt")
 
     def close(self) -> None:
         """Close the connection and the screen."""

@@ -111,7 +111,7 @@ def test_golden_crossing_that_goes_to_and_fro() -> None:
     """Outside every other update, then inside for long: one alert that ends once."""
     crossing = BandCrossing()
     seen = [1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
-    turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.see(bool(out)))}
+    turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.add_update(bool(out)))}
     assert turns == {0: "begins", 14: "ends", 16: "begins"}
     name = "actor/skipped_steps"
     now_and_then = series(*[(1.0, 1), (0.0, 3)] * 4, (0.0, MIN_UPDATES_BACK), name=name)
@@ -125,7 +125,7 @@ def test_golden_crossing_that_goes_to_and_fro() -> None:
 def test_turns_alternate_and_each_follows_enough_in_a_row(seen: list[bool], needed: int) -> None:
     crossing, turns = BandCrossing(needed), list[str]()
     for place, outside in enumerate(seen):
-        turn = crossing.see(outside)
+        turn = crossing.add_update(outside)
         if turn is not None:
             turns.append(turn)
             long = needed if turn == "begins" else max(needed, MIN_UPDATES_BACK)

@@ -60,7 +60,7 @@ class Script:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def standing(self) -> tuple[str, float]:
+    def run_progress(self) -> tuple[str, float]:
         return self.far, self.moved_s
 
     def request_stop(self) -> None:
@@ -506,7 +506,7 @@ def test_a_reaper_that_was_killed_still_ends_what_it_watched() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(sleep, start_new_session=True)
     try:
-        reaper.watch(child.pid)
+        reaper.register(child.pid)
         reaper._process.kill()
         reaper._process.wait()
         reaper.close()

@@ -126,7 +126,7 @@ def test_a_run_is_followed_while_it_is_written(
 
     monkeypatch.setattr(MetricStreamer, "_goes_on", lambda self: bool(left))
     streamer = MetricStreamer(target, copy, tmp_path, sleep=sleep)
-    assert streamer.follow(once=False) == len(target.told)
+    assert streamer.stream(once=False) == len(target.told)
     store.close()
     assert sorted(target.told) == sorted((r.update, r.at) for r in measured)
     assert len(set(seen)) > 2
@@ -138,7 +138,7 @@ def test_a_sink_that_fails_is_one_line_and_misses_nothing(
 ) -> None:
     waits: list[float] = []
     target = Kept(2, 3, 7)
-    MetricStreamer(target, run_dir, tmp_path, sleep=waits.append).follow(once=False)
+    MetricStreamer(target, run_dir, tmp_path, sleep=waits.append).stream(once=False)
     whole = [(n.update, n.at) for n in news(run_dir, Position())]
     assert target.told == whole
     assert waits == [1.0, 2.0, 1.0]

@@ -144,11 +144,11 @@ def test_both_displays_say_how_far_processes_are(make_config: Make) -> None:
 
 def test_what_an_end_would_lose(make_config: Make) -> None:
     watch = ConsoleController(make_config(), Recorder())
-    assert watch.standing() == ("no update has begun", float("inf"))
+    assert watch.run_progress() == ("no update has begun", float("inf"))
     learner = {"learner-0": FAR["learner-0"]}
     watch.last = status(doing=learner, checkpoint=6, moved_s=1.5)
     text = f"learner-0 {FAR['learner-0']}; the newest checkpoint is of update 6"
-    assert watch.standing() == (text, 1.5)
+    assert watch.run_progress() == (text, 1.5)
 
 
 def test_the_live_display_shows_the_same(make_config: Make) -> None:
@@ -228,7 +228,7 @@ def test_silence_is_what_was_listened_to() -> None:
     silence, seen = SilenceTimer(lambda: now[0]), []
     for seconds, heard in ((0.5, False), (0.5, False), (60.0, False), (0.5, False), (0.5, True)):
         now[0] += seconds
-        seen.append(silence.look(heard=heard))
+        seen.append(silence.update(heard=heard))
     assert seen == [0.5, 1.0, 1.0, 1.5, 0.0]
 
 
