@@ -1,4 +1,4 @@
-"""Errors that cross module borders, their handling, and escapes for text of others."""
+"""Errors across module borders, their handling, and escapes for foreign text."""
 
 import sys
 from collections.abc import Callable

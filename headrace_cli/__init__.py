@@ -1,1 +1,1 @@
-"""Command line, its commands, and the launch of processes; the package above all others."""
+"""Command line, its commands, and the launch of processes; the topmost package."""

@@ -1,4 +1,4 @@
-"""The command line: all commands and their options, and none of the work that they do.
+"""The command line: all commands and their options, without their work.
 
 Subcommands live in `headrace_cli/commands/`, one module for each noun, and are imported when they
 are used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no
@@ -356,8 +356,7 @@ def action(arguments: argparse.Namespace) -> Action:
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """The line for a user whose installation lacks one of the project's own packages or of its
-    extras; an empty text where the missing module belongs to somebody else."""
+    """Return a line on a missing package of the project or its extras; empty for a foreign one."""
     from headrace.host.install import PACKAGES, extra_line
 
     name = error.name or ""

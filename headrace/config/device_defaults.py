@@ -19,7 +19,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, Gpu, Hardware
 
 MIN_BF16_ZERO_STAGE = 2
-"""From this ZeRO stage on DeepSpeed sums bfloat16 gradients in float32 in its usual optimizer."""
+"""Minimum ZeRO stage at which DeepSpeed sums bfloat16 gradients in float32 as usual."""
 GPU_MEMORY_SHARE = 0.9
 """Of a GPU's memory; the rest is for CUDA and for what lies in pieces."""
 
@@ -59,7 +59,7 @@ class GpuPlacement(NamedTuple):
     generators: tuple[tuple[str, ...], ...]
 
     def company(self, *devices: str) -> GpuSharing:
-        """The most that work on one of these GPUs; nobody else where there are none."""
+        """Return the largest number of processes on one of these GPUs; ALONE without GPUs."""
         each = [GpuSharing(*(sum(d in own for own in side) for side in self)) for d in devices]
         return max(each, default=ALONE)
 
@@ -85,8 +85,7 @@ def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> GpuPlacement:
 def resolve(
     config: RunConfig, hardware: Hardware, shape: ModelShape | None = None
 ) -> ResolvedConfig:
-    """Resolve a run on this machine. `shape` (the policy's): to estimate the learner's GPU
-    memory."""
+    """Resolve a run's keys on this machine. `shape` (the policy's) estimates GPU memory."""
     config, learner = resolve_learner(
         config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16
     )
@@ -98,8 +97,7 @@ def resolve(
 
 
 def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> ResolvedConfig:
-    """Resolve the learner's keys. `on_gpu`: GPUs are there. `bfloat16`: the processor multiplies
-    it."""
+    """Resolve the learner's keys. `on_gpu`: GPUs exist. `bfloat16`: the CPU can multiply it."""
     learner, why = config.learner, "the learner is on a CPU"
     if on_gpu := on_gpu and learner.device != "cpu":
         why = "the learner is on GPUs"
@@ -125,8 +123,8 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
 def resolve_generator(
     config: RunConfig, gpus: Sequence[Gpu], company: GpuSharing = ALONE, taken: int = 0
 ) -> ResolvedConfig:
-    """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. `taken`:
-    bytes of a GPU that each learner rank is reckoned to take."""
+    """Resolve a generator's keys for these GPUs (none: a CPU) and their sharing. `taken`: estimated
+    bytes of a GPU per learner rank."""
     on_gpu, share = bool(gpus), GPU_MEMORY_SHARE
     why = shared = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
     if on_gpu and company != ALONE:

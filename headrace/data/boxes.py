@@ -1,7 +1,7 @@
-"""Boxes in images: how far they overlap, which belongs to which, and the grid they are written on.
+"""Boxes in images: their overlap, their matching, and the grid of their coordinates.
 
-In: boxes `x1, y1, x2, y2` of any one system of coordinates. Out: intersection over union (IoU),
-its mean over the best matching, coordinates on a grid. Pure. A box that is inverted, empty or not
+In: boxes `x1, y1, x2, y2` of any one system of coordinates. Out: intersection over union (IoU), its
+mean over the best matching, coordinates on a grid. Pure. A box that is inverted, empty or not
 finite has an IoU of 0 with every other one.
 """
 

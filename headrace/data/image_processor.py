@@ -27,8 +27,7 @@ def sees_images(path: str | Path) -> bool:
 
 
 def placeholder_ids(config: Any) -> list[int]:
-    """The tokens of a transformers configuration that stand for images and videos. No policy
-    samples them: they would stand for nothing."""
+    """Return the tokens that stand for images and videos, which no policy should sample."""
     names = ("image_token_id", "video_token_id") if hasattr(config, "vision_config") else ()
     ids = (getattr(config, name, None) for name in names)
     return [int(token) for token in ids if token is not None]

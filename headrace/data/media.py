@@ -1,9 +1,9 @@
-"""Images: a store of image files by content, their check, and the ways in which rows name them.
+"""Images: a store of files by content, their check, and their forms in rows.
 
-In: image files as bytes; what a row says of an image. Out: digests, files, facts, pixels.
-Promises: a file is stored once, whole or not at all, under its SHA-256, and what is read is what
-was stored. An image is judged by its header before anything is decoded. Whatever is wrong is a
-MediaError of one line. Storing and reading need no Pillow.
+In: image files as bytes; what a row says of an image. Out: digests, files, facts, pixels. Promises:
+a file is stored once, whole or not at all, under its SHA-256, and what is read is what was stored.
+An image is judged by its header before anything is decoded. Whatever is wrong is a MediaError of
+one line. Storing and reading need no Pillow.
 """
 
 import base64
@@ -112,14 +112,13 @@ class MediaStore:
         return bool(self._later)
 
     def write(self) -> None:
-        """Store what was put off, in any thread. StorageBlockedError: no room; call again for the
-        rest."""
+        """Store what was put off, in any thread. StorageBlockedError: no room; call again later."""
         for digest, data in list(self._later.items()):
             self.put(data)
             self._later.pop(digest, None)
 
     def clean(self) -> None:
-        """Remove what a writer that was killed left of its last file. Nobody writes meanwhile."""
+        """Remove the partial file of a killed writer. No writer may run."""
         for part in self.folder.glob(f"{PART_PREFIX}*"):
             part.unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
-"""Search sessions, and rows that hold one: `{"history": [{"query", "clicked"}, ...]}` with `query`,
-`candidates` and `labels` (or `clicked`, the right candidate's text or place).
+"""Search sessions, and rows that hold one.
 
-In: rows. Out: sessions and lists. A query without a click has NO_CLICK for its document. UserError
-for a row that is none, which names it.
+A row is `{"history": [{"query", "clicked"}, ...]}` with `query`, `candidates` and `labels` (or
+`clicked`, the right candidate's text or place). In: rows. Out: sessions and lists. A query without
+a click has NO_CLICK for its document. UserError for a row that is none, which names it.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ class RankedList:
 
 @dataclass(frozen=True)
 class SessionData:
-    """Data of a ranker: sessions to contrast, lists to learn from, lists held out. `left_out`:
-    number of rows without content, by reason."""
+    """A ranker's sessions to contrast, lists to learn from, lists held out. `left_out`: empty
+    rows."""
 
     sessions: list[tuple[Pair, ...]]
     training: list[RankedList]
@@ -42,8 +42,8 @@ class SessionData:
 
 
 def usable(ranked: RankedList) -> tuple[RankedList, str]:
-    """The list without candidates that are empty or repeated, and what it lacks to be learnt from
-    or measured; "" where it lacks nothing."""
+    """Return the list without empty and repeated candidates, and what it lacks for training or
+    measurement; "" where it lacks nothing."""
     unique = dict(zip(ranked.candidates[::-1], ranked.labels[::-1], strict=True))
     candidates = tuple(c for c in dict.fromkeys(ranked.candidates) if c.strip())
     labels = tuple(unique[c] for c in candidates)
@@ -75,7 +75,7 @@ def history_of(row: Mapping[str, Any], where: str) -> tuple[Pair, ...]:
 
 
 def clicked_of(row: Mapping[str, Any]) -> str | None:
-    """The text of the candidate that was clicked, where a row says so."""
+    """Return the text of the clicked candidate of a row, or None."""
     clicked, candidates = row.get("clicked"), row.get("candidates")
     if isinstance(clicked, int) and isinstance(candidates, list) and clicked < len(candidates):
         return str(candidates[clicked])

@@ -1,4 +1,4 @@
-"""A model's tokenizer, vocabulary and chat template, without what it takes to load a model.
+"""Tokenizer, vocabulary and chat template of a model, without loading the model.
 
 In: a model's folder or hub name. Out: the tokenizer that `AutoTokenizer` of transformers gives, and
 the size of the vocabulary that `AutoConfig` says, whether there is a chat template. Promises: where
@@ -14,8 +14,8 @@ from typing import Any
 GENERIC_CLASS = "TokenizersBackend"
 """The class of a tokenizer that its `tokenizer.json` describes completely."""
 TAKEN_AT_ITS_WORD = ("llama",)
-"""Types of models whose folder's class transformers takes as it stands. Of some others, `qwen2`
-among them, it knows better; those go by `AutoTokenizer`."""
+"""Model types whose folder's class transformers uses. Others, such as `qwen2`, it may replace;
+those go by `AutoTokenizer`."""
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:

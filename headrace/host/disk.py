@@ -1,4 +1,4 @@
-"""A disk that takes no more for now: which errors pass by themselves, and waiting until they have.
+"""Full or closed disks: errors that pass by themselves, and waiting until they have.
 
 In: a write, the place it goes to, about how many bytes it is. Out: its result, or
 StorageBlockedError with one line that names place and bytes. Promises: an error of another kind is
@@ -59,9 +59,9 @@ def lack_of_room(place: Path, needs: int) -> str | None:
 def until_written(
     write: Callable[[], T], place: Path, needs: int, *, tell: Callable[[str], None]
 ) -> T:
-    """The result of `write`, which is called until the disk takes it. A call that fails must leave
-    nothing behind. `tell` receives the cause of a wait, and an empty text when the wait ends; it
-    may be called from another thread while `write` runs."""
+    """Call `write` until the disk takes it; return its result. A failed call must leave nothing
+    behind. `tell` receives the cause of a wait, and an empty text at its end, maybe from another
+    thread."""
     told: list[str] = []
 
     def say(text: str) -> None:
@@ -91,7 +91,7 @@ def until_written(
 
 @contextmanager
 def _after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Call something if the block takes so long, and never behind its end."""
+    """Call a function if the block takes this many seconds, and never after its end."""
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()

@@ -91,9 +91,9 @@ def has_bfloat16() -> bool:
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version that the installed torch was built for; None for a CPU build, or none.
-    Torch's file of versions is read: an import takes seconds, and who asks `torch.cuda` cannot
-    fork a process that uses a GPU."""
+    """Return the CUDA version of the installed torch; None for a CPU build, or none. Torch's file
+    of versions is read: an import takes seconds, and after `torch.cuda` a process cannot fork GPU
+    users."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -252,8 +252,8 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def _listed(log: ElementTree.Element) -> Iterator[Gpu]:
-    """The GPUs of nvidia-smi's XML, each MIG device for itself, whose UUID only another list has;
-    those whose memory it does not say are left out."""
+    """Yield the GPUs of nvidia-smi's XML, each MIG device by itself (only another list has its
+    UUID), but those without a memory size."""
     mig = log.find(".//mig_device") is not None
     uuids = iter(re.findall(r"\(UUID: (MIG-[^)]+)\)", nvidia_smi("-L") if mig else ""))
     for index, entry in enumerate(log.iter("gpu")):

@@ -56,17 +56,17 @@ class ProcessReaper:
         self._send_or_replace(f"+{group}\n")
 
     def unregister(self, group: int) -> None:
-        """This group is ended: its number may become another's."""
+        """Forget an ended group: its number may become another's."""
         self._groups.discard(group)
         self._send_or_replace(f"-{group}\n")
 
     def renew(self) -> None:
-        """Have another one where somebody killed it."""
+        """Start another reaper where this one was killed."""
         if self._process.poll() is not None:
             self._replace()
 
     def close(self) -> None:
-        """End what is still watched, and the reaper."""
+        """End registered groups and the reaper."""
         self.renew()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -82,7 +82,7 @@ class ProcessReaper:
         self._replace()
 
     def _replace(self) -> None:
-        """Another one takes over what was watched."""
+        """Start another reaper with all registered groups."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -51,7 +51,7 @@ class ProgressReporter:
     def heartbeats(
         self, link: Link, name: str, heartbeat_s: float | None = None
     ) -> HeartbeatSender:
-        """Says what has moved, and is a heartbeat otherwise (None: is silent)."""
+        """Return a sender of progress; otherwise it sends heartbeats (None: nothing)."""
         interval_s = min(self._every_s, heartbeat_s or MAX_INTERVAL_S)
         beat = None if heartbeat_s is None else Heartbeat()
         return HeartbeatSender(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
@@ -73,7 +73,7 @@ class ProgressReporter:
 
 
 def _moved_bytes() -> dict[int, int]:
-    """Bytes moved so far by each process of the tree that can be looked at."""
+    """Return the bytes moved so far by each readable process of the tree."""
     found: dict[int, int] = {}
     left, page = [os.getpid()], os.sysconf("SC_PAGE_SIZE")
     while left:

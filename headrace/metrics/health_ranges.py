@@ -1,4 +1,4 @@
-"""Healthy bands: between which values a metric should lie, and when leaving them is worth a word.
+"""Healthy ranges of metrics, and the alerts raised outside them.
 
 In: the values of metrics by update. Out: `Alert`s, pure. `BANDS` is the one place where bands are
 kept; charts draw them, the dashboard and `headrace show` list what `alerts` finds. Promises: one

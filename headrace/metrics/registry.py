@@ -1,9 +1,9 @@
-"""Every metric by name: its unit, meaning and healthy range, and for an array what each of its
-numbers stands for. This is the one place where metrics are described.
+"""Every metric by name: its unit, meaning and healthy range; the only description.
 
 A new metric is added here; storage copies the table into SQL, docs and dashboard read it. Names
 follow verl's prefixes (actor/ critic/ response_length/ timing_s/ perf/) where it has them. Units:
-"" is a plain number, "share" is between 0 and 1. Entries are sorted by name.
+"" is a plain number, "share" is between 0 and 1. An array has a name for each of its numbers.
+Entries are sorted by name.
 """
 
 from typing import NamedTuple

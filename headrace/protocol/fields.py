@@ -1,6 +1,6 @@
 """The types of message fields, with the values that each may have.
 
-Comes in: nothing. Goes out: annotated types for messages. Promises: a decoder refuses a value
+In: nothing. Out: annotated types for messages. Promises: a decoder refuses a value
 outside its type's bounds, so that whatever is decoded fits a journal column, a 64-bit SQL column
 and a float. The bounds hold where a message is decoded, not where it is made.
 """
@@ -19,7 +19,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 LoadedVersion = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
 """A weight version, or -1 where no weights are loaded."""
 LeaseBorder = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
-"""Leases with lower ids, or -1 where nothing was heard of any."""
+"""Leases with lower ids, or -1 before any."""
 WindowId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A trajectory's id and a window's index in one number."""
 Position = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -53,9 +53,9 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 class MediaRun(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) of an opening, counted from its first token, are placeholders of the
-    image with that SHA-256. The image is stored once and never travels with the tokens. `grid`:
-    what the processor made of it, of Qwen's families frames and rows and columns of patches, of
-    others frames and their height and width in pixels; 0, 0, 0: nobody says."""
+    image with that SHA-256. The image is stored once and never travels with the tokens. `grid` by
+    the processor: frames and rows and columns of patches (Qwen's families), or frames and height
+    and width in pixels; 0, 0, 0: unknown."""
 
     digest: fields.Digest
     start: fields.Position

@@ -1,7 +1,7 @@
-"""Files of JSON lines that are only ever added to, each with a checksum of its own.
+"""Files of JSON lines that only grow, each line with its checksum.
 
-Comes in: objects, or a file. Goes out: lines, or the objects of those that are whole. Promises: a
-changed byte never becomes another object, and is reported; a line cut off by a crash is distinct.
+In: objects, or a file. Out: lines, or the objects of those that are whole. Promises: a changed byte
+never becomes another object, and is reported; a line cut off by a crash is distinct.
 """
 
 import json

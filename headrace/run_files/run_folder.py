@@ -50,8 +50,8 @@ RANKERS = "rankers"
 """Folder of the versions of a ranker that is trained along, v0 and so on."""
 MANIFEST = "manifest.json"
 CHECKPOINT_FORMAT = 3
-"""`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint
-stands, `journal` up to which record the journal was written then."""
+"""In a manifest, `lineage` and `update` are the checkpoint's place on the run's line of updates,
+`journal` is the last record that was written then."""
 NOTES = "notes.json"
 """User's notes on the run, see `headrace.run_files.run_notes`."""
 _LOOK_AGAIN_S = 0.1
@@ -153,7 +153,7 @@ def is_evaluation(run_dir: Path) -> bool:
 
 
 def need_training(run_dir: Path) -> None:
-    """UserError where a run only evaluates; it names the newest one beside it that trains."""
+    """UserError where a run only evaluates; it names the newest training run beside it."""
     if is_evaluation(run_dir):
         root = run_dir.parent
         trained = [n for n in run_names(root) if is_training(root / n)]

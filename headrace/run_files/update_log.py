@@ -1,4 +1,4 @@
-"""Comparison of the learner's update log with the journal, for an audit of the weights.
+"""Comparison of the learner's update log with the journal, to audit the weights.
 
 In: a run's folder. Of it two things: `applied/rank-R.jsonl`, where each learner rank wrote down
 what it had just trained, and the journal's Arrow segments. Out: an `UpdateLogComparison`. Promises:

@@ -1,9 +1,9 @@
-"""The account of a run's sequences: records in, trajectories, windows, queues and the ledger out.
+"""The account of a run's sequences: trajectories, windows, queues, ledger from records.
 
-Comes in: records, live or replayed. Promise: `apply` is the only way in which anything here
-changes, and it depends on the records alone, so a replay of the journal gives the account of the
-coordinator that wrote it, memory included. It decides nothing: which windows close, become ready or
-are dropped is written in the records (`headrace.trajectory.transitions`).
+In: records, live or replayed. Promise: `apply` is the only way in which anything here changes, and
+it depends on the records alone, so a replay of the journal gives the account of the coordinator
+that wrote it, memory included. It decides nothing: which windows close, become ready or are dropped
+is written in the records (`headrace.trajectory.transitions`).
 """
 
 from collections import OrderedDict

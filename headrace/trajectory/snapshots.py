@@ -1,7 +1,7 @@
 """An account as plain values, without what the journal says again.
 
-Comes in: an account; or its values, and the journal's records from the first that it still needs
-on. Goes out: its values; or the account. Promise: the account that comes back is the one that was
+In: an account; or its values, and the journal's records from the first that it still needs
+on. Out: its values; or the account. Promise: the account that comes back is the one that was
 taken apart, the order of its queues included. Prompts, tokens and logprobs are not among the
 values, which are so a few hundred bytes for each trajectory, however long that is.
 """

@@ -1,11 +1,11 @@
-"""The token ledger: where every journaled token that the policy sampled is, each counted once.
+"""The token ledger: the place of every journaled policy token, counted once.
 
 Balance of the policy: generated = trained_policy + ready + in_flight + dropped. Balance of the
 value model: finished = trained + waiting + dropped (sampled tokens of trajectories with a reward).
-Comes in: the steps of windows' lives. Promise: tokens only ever move from one account to another,
-so a balance can break only where more is moved than is there, and then LedgerError is raised.
-Inserted tokens, tokens that never reached the journal, tokens trained on a lineage that was given
-up, and tokens of evaluations are counted apart.
+In: the steps of windows' lives. Promise: tokens only ever move from one account to another, so a
+balance can break only where more is moved than is there, and then LedgerError is raised. Inserted
+tokens, tokens that never reached the journal, tokens trained on a lineage that was given up, and
+tokens of evaluations are counted apart.
 """
 
 from collections import Counter

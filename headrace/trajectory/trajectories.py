@@ -1,6 +1,6 @@
 """Trajectories and groups as records built them, in memory.
 
-Comes in: journaled chunks. Goes out: arrays and streams of any stretch of positions. Promises:
+In: journaled chunks. Out: arrays and streams of any stretch of positions. Promises:
 tokens are appended in order and exactly once; a stretch of the streams says about each token what
 its chunk said.
 """
@@ -117,7 +117,7 @@ class Trajectory:
 
     @property
     def turn_tokens(self) -> int:
-        """Sampled tokens of the turn that goes on, or has ended last."""
+        """Number of sampled tokens of the present or last turn."""
         return self.turn(self.pieces[-1].turn if self.pieces else 0).size
 
     def turn(self, number: int) -> Int32:
@@ -125,7 +125,7 @@ class Trajectory:
         return self.tokens[self.turn_positions(number)]
 
     def turn_positions(self, number: int) -> npt.NDArray[np.int64]:
-        """[n] where the tokens of a turn stand; -1: of the last one."""
+        """Return [n] positions of a turn's tokens; -1: of the last one."""
         own = [p for p in self.pieces if p.source == "policy"]
         if not self.pieces:
             return np.arange(self.length)
@@ -203,7 +203,7 @@ class Trajectory:
             self.paused = False
 
     def _plain(self, chunk: ChunkArrived) -> Piece:
-        """The piece of a chunk that names none: the policy goes on in its turn."""
+        """Return the piece of a chunk that names none: the policy goes on in its turn."""
         end = chunk.start + chunk.token_ids.size
         return Piece("policy", "assistant", self.pieces[-1].turn, chunk.start, end)
 

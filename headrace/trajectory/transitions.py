@@ -1,4 +1,4 @@
-"""Transitions of windows and value trajectories by records. No other code decides a window's state.
+"""Transitions of windows and value trajectories by records; the only code for these.
 
 In: one record, nothing else. Out: the moves it names. Promise: folding the moves of a run's records
 in order gives each window's state; `account` folds them in memory, `storage.projection` in SQL.

@@ -1,1 +1,1 @@
-"""Start and supervision of a run's processes: plan, supervisor, children, monitor, display."""
+"""Start and supervision of a run's processes."""

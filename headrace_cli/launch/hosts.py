@@ -1,4 +1,4 @@
-"""The plan of a run over several hosts, where a scheduler chooses who goes where. Pure.
+"""The plan of a run over several hosts, which a scheduler places. Pure.
 
 In: a configuration, the run's folder, whether the hosts have GPUs. Out: the processes of
 `plan_processes` on one imaginary host with a GPU for everybody and no cores to pin, and each one's

@@ -1,4 +1,4 @@
-"""The processes that serve a run's judges, and where they work. Pure, as `launch.py`.
+"""Processes of a run's judges, and their places. Pure, as `plan.py`.
 
 In: a configuration, the machine. Out: cores and GPUs of each judge, and what of the machine is left
 to the others. GPUs: judges take the last ones, where the learner and a generator still have theirs,

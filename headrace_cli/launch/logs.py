@@ -1,4 +1,4 @@
-"""Logs of a run's processes: what they print passes through here on its way into their files.
+"""Logs of a run's processes: their output passes through here into files.
 
 In: the end of a pipe into which a process prints. Out: its log file, the last lines from memory,
 the line that says why it ended. Promises: characters that nobody sees are escapes
@@ -25,7 +25,7 @@ _ERROR, _TRACEBACK = "error: ", "Traceback (most recent call last)"
 
 
 class ProcessLog(threading.Thread):
-    """One life of a process. It ends by itself when nobody has the pipe any more."""
+    """Log of one life of a process. It ends by itself when no process has the pipe any more."""
 
     def __init__(self, path: Path, source: IO[bytes]) -> None:
         super().__init__(name=f"log {path.name}", daemon=True)

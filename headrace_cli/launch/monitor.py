@@ -81,8 +81,8 @@ class Monitor:
         self._dealer.close()
 
     def _send(self, message: StatusRequest | Command) -> None:
-        """Send a Hello and then the message: the coordinator listens only to peers that said Hello,
-        and forgets those that were silent for a while."""
+        """Send a Hello and then the message: the coordinator answers only processes that sent
+        Hello, and forgets silent ones after a while."""
         self._dealer.send(self._hello)
         self._dealer.send(message)
 

@@ -233,8 +233,8 @@ MAX_PORT, PORTS_SEARCHED = 65535, 100
 
 
 def page_port(host: str, wanted: int) -> int:
-    """The port for a page: the one that is wanted, or, where it is in use, the next that is not,
-    which is said. 0: any. UserError where `host` is not this machine's."""
+    """Return the wanted port for a page, or, if it is in use, the next free one, with a notice. 0:
+    any. UserError where `host` is not this machine's."""
     near = range(wanted, min(wanted + PORTS_SEARCHED, MAX_PORT) + 1) if wanted else ()
     try:
         port = next((port for port in near if port_is_free(host, port)), None) or free_port(host)
@@ -258,9 +258,9 @@ where anything else uses their cores; those that sleep at once are no faster tha
 
 
 def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:
-    """Further variables of a learner rank. On a CPU, where it is to save memory, it gives back what
-    checkpointing frees, as `headrace.host.memory` says; it takes a third more time in the
-    layers of 4,096 tokens of width 128, so that no other rank does."""
+    """Return further variables of a learner rank. On a CPU, where it should save memory, it gives
+    back what checkpointing frees (`headrace.host.memory`); only there, as layers of 4,096 tokens of
+    width 128 take a third more time."""
     on_cpu = not hardware.gpus or config.learner.device == "cpu"
     if not on_cpu or not config.learner.gradient_checkpointing or memory.OWN_MAP in os.environ:
         return {}

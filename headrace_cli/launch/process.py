@@ -1,4 +1,4 @@
-"""Processes that a supervisor starts: each in a session of its own, each with a log.
+"""Processes of a supervisor: each in a session of its own, each with a log.
 
 A `ChildProcess` is one `ProcessSpec` and its life so far. `ProcessLauncher` starts children,
 signals them, collects their exit codes and keeps the reaper informed, so that none outlives the
@@ -128,7 +128,7 @@ class ProcessLauncher:
         return code
 
     def renew_reaper(self) -> None:
-        """Have another reaper where somebody killed it. Callers call this now and then."""
+        """Start another reaper if it was killed. Callers call this periodically."""
         if self._reaper is not None:
             self._reaper.renew()
 

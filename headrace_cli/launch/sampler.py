@@ -1,4 +1,4 @@
-"""A generator's engine for a command: it is started, asked for completions, and ended.
+"""A generator's engine for a command, which samples completions.
 
 In: a configuration. Out: a `Sampler`, with any number of concurrent requests; the engine works on
 `generator.max_num_seqs` of them side by side. Promises: UserError where the engine does not start

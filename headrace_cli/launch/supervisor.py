@@ -1,5 +1,4 @@
-"""The supervisor of a run: it starts the processes, restarts those that may be restarted, and ends
-all of them in order.
+"""The supervisor of a run: starts, restarts and ends its processes in order.
 
 In: `ProcessSpec`s and a `RunController` (how to ask the coordinator to stop, and what to show).
 Out: an `RunOutcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
@@ -258,9 +257,8 @@ class Supervisor:
         self._event("started" if first else "restarted", child.spec.name, pid=pid)
 
     def _start_coordinator(self, *extra: str) -> None:
-        """Start it and wait until it says under which address it can be reached, as long as it says
-        anything or waits for a disk. One that is killed while it takes a run over is followed by
-        another."""
+        """Start the coordinator and wait for its address while it prints anything or waits for a
+        disk; start another if it is killed during a takeover."""
         child = self._coordinator
         before, said = announced_at(self._run_dir), child.tail(1)
         self._start(child, *extra)

@@ -75,7 +75,7 @@ def model_shape(folder: Path) -> ModelShape:
 
 
 def _parameters(shape: ModelShape, *, tied: bool) -> int:
-    """Matrices alone: what a shape says where there are no weights to look at."""
+    """Estimate the number of parameters from the matrices, where there are no weights."""
     attention = 2 * shape.hidden * (shape.query_width + shape.key_width)
     layer = attention + 3 * shape.hidden * shape.intermediate
     return shape.layers * layer + shape.vocabulary * shape.hidden * (1 if tied else 2)

@@ -1,4 +1,4 @@
-"""Models by hub name: found in the local cache, or downloaded before anything else starts.
+"""Models by hub name, found in the local cache or downloaded at the start.
 
 In: a path as the recipe gives it. Out: a local folder, so that every process reads the same files.
 Only weights in safetensors, the configuration and the tokenizer are taken.

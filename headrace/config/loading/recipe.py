@@ -1,4 +1,4 @@
-"""From a TOML recipe and dotted overrides to a `RunConfig`, or to a `RewardModelConfig`.
+"""Loader of TOML recipes and dotted overrides to a `RunConfig` or `RewardModelConfig`.
 
 In: a file, and `a.b.c=value` strings. Out: a frozen configuration with relative paths of models and
 datasets resolved against the recipe's folder, then the working directory. Every mistake is a
@@ -127,8 +127,7 @@ def deep_merge(base: Table, extra: Table) -> None:
 
 
 def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
-    """Make paths absolute that exist in a folder; others stay (hub names, mistakes to be
-    checked)."""
+    """Make paths absolute that exist in a folder; others stay for the checks, or are hub names."""
     for place, key in _path_places(table):
         value = place.get(key)
         if not isinstance(value, str) or value == NULL:

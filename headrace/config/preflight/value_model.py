@@ -19,8 +19,8 @@ HEAD_WEIGHT = "score.weight"
 
 
 def check_value_model(folder: Path, policy: Path) -> None:
-    """UserError where the folder has no head of one number, or does not read the policy's tokens.
-    A folder without a tokenizer, as checkpoints have it, is taken at its word."""
+    """UserError where the folder has no head of one number, or does not read the policy's tokens. A
+    folder without a tokenizer, such as a checkpoint, passes."""
     named = f"model.critic_path = {str(folder)!r}"
     try:
         sizes: dict[str, int] = {}
@@ -48,8 +48,8 @@ def check_value_model(folder: Path, policy: Path) -> None:
 
 
 def check_tokens(key: str, folder: Path, policy: Path) -> None:
-    """UserError, with the key where the folder is named, where the tokenizers of a folder and of
-    the policy number tokens otherwise; a folder without one is taken at its word."""
+    """UserError, naming the key, where the tokenizers of a folder and of the policy number tokens
+    otherwise; a folder without one passes."""
     named = f"{key} = {str(folder)!r}"
     try:
         ours, theirs = _vocabulary(folder), _vocabulary(policy)
@@ -63,7 +63,7 @@ def check_tokens(key: str, folder: Path, policy: Path) -> None:
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Ids of all tokens; None where there is no `tokenizer.json` that says so."""
+    """Return the ids of all tokens; None without a `tokenizer.json` that has them."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""An algorithm as data: every slot of `learner.algorithms.registry.Algorithm` is named here."""
+"""An algorithm as data: each slot of `learner.algorithms.registry.Algorithm`."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""The models of a run: policy and value model, and those that judge (`[reward.judges.NAME]`)."""
+"""Models of a run: policy, value model, and judges (`[reward.judges.NAME]`)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Scoring of finished trajectories: sources of rewards, and the route of prompts to them."""
+"""Scoring of finished trajectories: sources of rewards, and the prompts' route."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
 """The name of a recipe's only source."""
 JUDGES_CONCURRENCY = 32
-"""Responses that a child of a judge's source has in flight, where nothing else is said."""
+"""Default number of responses that a child of a judge's source has in flight."""
 
 
 class WeightedFunction(StrictModel):
@@ -210,7 +210,7 @@ class RewardConfig(SourceConfig):
         return None if name is None else self.each().get(name)
 
     def strays(self) -> list[str]:
-        """Keys of a source that stand beside `sources`, where nobody would read them."""
+        """Return keys of a source beside `sources`, which would be ignored."""
         if not self.sources:
             return []
         fields = SourceConfig.model_fields.items()
@@ -224,7 +224,7 @@ class RewardConfig(SourceConfig):
         return frozenset() if by_name else frozenset({self.audit.source})
 
     def audit_judges(self) -> frozenset[str]:
-        """Judges of the run that nobody asks but a source that only audits."""
+        """Return judges of the run that only auditing sources use."""
         audits, asked = self.audit_only(), {True: set[str](), False: set[str]()}
         for name, source in self.each().items():
             judge = source.options.get("judge") if source.kind == "judge" else None

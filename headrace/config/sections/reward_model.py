@@ -1,4 +1,4 @@
-"""The recipe of a reward model: what it starts from, what it learns by, from which data."""
+"""Recipe of a reward model: start, objective and data."""
 
 from typing import Annotated, Literal
 

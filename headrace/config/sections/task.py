@@ -1,4 +1,4 @@
-"""Source of prompts and answers: a dataset file, a problem generator, or a mixture."""
+"""Source of prompts and answers: a dataset file, generated problems, or a mixture."""
 
 from bisect import bisect_right
 from collections.abc import Mapping

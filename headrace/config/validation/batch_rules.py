@@ -1,4 +1,4 @@
-"""A recipe's algorithm, compiled to what the coordinator needs to know when it makes a batch.
+"""A recipe's algorithm, compiled to the coordinator's rules for batches.
 
 In: the configuration. Out: plain rules about masks and contents. Promise: this is the only place
 outside the learner that knows what an algorithm is.

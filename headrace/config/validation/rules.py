@@ -1,4 +1,4 @@
-"""Rules of a configuration: combinations of values that cannot work, and what to change.
+"""Rules of a configuration: contradictory values, and what to change.
 
 In: a configuration. Out: `RULES`, one for each contradiction: a key, when its value is wrong, and
 what to say. They are facts about the values alone; what a machine must have is in

@@ -33,11 +33,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Hello(Message, frozen=True, kw_only=True, tag=True):
     """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
-    the socket begins with it. A generator's capacity is how many trajectories it holds at once. A
-    learner says which update its weights are from (0: the starting policy), the batch that was
-    trained in it, and the checkpoint that it was restored from. It counts its Hellos in `greeting`
-    and acts on nothing but the Welcome that answers the last one: whatever was sent before is
-    void."""
+    the socket begins with it. `capacity`: trajectories that a generator holds at once. A learner
+    sends the update that its weights are from (0: the starting policy), the batch that was trained
+    in it, and the checkpoint that it was restored from. It counts its Hellos in `greeting` and acts
+    only on the Welcome that answers the last one: whatever was sent before is void."""
 
     role: Role
     name: fields.Name
@@ -49,13 +48,13 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     """Values that a generator chose for its host of keys that the recipe leaves open, and why."""
     update: fields.Count = 0
     batch_id: fields.Count | None = None
-    """None: none yet, or a checkpoint that does not say."""
+    """None: none yet, or the checkpoint does not have it."""
     resumed_from: fields.Line | None = None
     greeting: fields.Count = 0
     leases: list[fields.Count] = msgspec.field(default_factory=list)
     """Those that a generator still works on, or has chunks of that are not acknowledged."""
     leases_until: fields.LeaseBorder = -1
-    """As it heard last in a `Heartbeat`: leases from there on may still be on their way to it."""
+    """From its last `Heartbeat`: leases from there on may still be on their way to it."""
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
@@ -87,13 +86,13 @@ class Refused(Message, frozen=True, kw_only=True, tag=True):
 
 
 class AskHello(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to a process that it hears and does not know: say Hello (again)."""
+    """Coordinator to an unknown process: send Hello (again)."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
-    """A sign of life, both ways. A process sends it from a thread of its own. To a generator it
-    says besides that all its leases with ids below `leases_until` were sent before it: those that
-    have not come by then never will."""
+    """A sign of life, both ways, from a thread of its own in a process. To a generator, also: all
+    its leases with ids below `leases_until` were sent before; those that have not arrived never
+    will."""
 
     leases_until: fields.LeaseBorder = -1
 
@@ -203,7 +202,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
     error: fields.Prose | None = None
     streams: Streams | None = None
-    """None: the policy sampled every token, and nothing else is to be said of them."""
+    """None: the policy sampled every token, and they have no other data."""
 
 
 class Chunks(Message, frozen=True, kw_only=True, tag=True):
@@ -308,15 +307,15 @@ class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     """One response to score. `text` is the decoded response without special tokens, `finished` is
     False for one cut at the length limit; `info` is a JSON object as text, and `messages` a JSON
-    list where the row's prompt is a chat and a function or a judge is to see it; its images are
-    named by their SHA-256, and are files of that name in the folder `media`. Token ids come along
-    only where one asks for them; the response's are those that were sampled. `source` is the
-    source of rewards that scores it, and `unit` what it scores at once.
+    list where the row's prompt is a chat that a function or a judge reads; its images are named by
+    their SHA-256, and are files of that name in the folder `media`. Token ids come only where
+    requested; the response's are the sampled ones. `source` scores it, and `unit` is what it scores
+    at once.
 
     line: the response may go on; it is here up to the last of `line_ends`, with its token ids.
     group: `siblings` are the ended responses of a prompt, and the item's own response is empty.
-    With `audit` the source scores it besides the prompt's own, and nothing trains on what it
-    says."""
+    With `audit` the source scores it besides the prompt's own, and its score trains nothing.
+    """
 
     trajectory_id: int
     prompt: str
@@ -368,7 +367,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     audit: bool = False
     """As in its ScoreItem."""
     model: fields.Name | None = None
-    """The version and digest of the model that scored, where the kind says it."""
+    """Version and digest of the model that scored, where the kind has one."""
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):
@@ -463,8 +462,8 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Trouble(Message, frozen=True, kw_only=True, tag=True):
-    """Learner to coordinator: something that a user should know now. `waits`: the learner goes on
-    when it is over, and then says so with an empty text."""
+    """Learner to coordinator: a problem that a user should know now. `waits`: the learner waits for
+    its end, and then sends an empty text."""
 
     kind: fields.Label
     text: fields.Prose
@@ -483,13 +482,12 @@ class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `update` is the last that is in the weights;
-    `gauges` are numbers by metric name. `waits`: whom the run waits for and for what, with the
-    seconds since that last moved; `stalled`: nobody has made progress for too long, and the run is
-    about to end for it. `troubles` are the last things that a user should know. `doing`: how far
-    each process says it is; `moved_s`: seconds since anybody made progress, a disk that is waited
-    for apart; `checkpoint`: the update of the newest checkpoint on this line, 0 where there is
-    none."""
+    """Coordinator to monitor: the state of the run. `update` is the last in the weights; `gauges`
+    are numbers by metric name. `waits`: what the run waits for, with the seconds since that last
+    moved; `stalled`: no process has made progress for too long, and the run is about to end.
+    `troubles`: the last things that a user should know. `doing`: each process's progress;
+    `moved_s`: seconds since any progress, waits for a disk apart; `checkpoint`: the update of the
+    newest checkpoint on this line, or 0."""
 
     run_id: str
     phase: str

@@ -1,4 +1,4 @@
-"""Token diagnostics of the learner: the one list that wire, store, export and page use.
+"""Token diagnostics of the learner: one list for wire, store, export and page.
 
 Adding a figure is one line in `TOKEN_COLUMNS` and one array from the learner.
 """
@@ -12,8 +12,8 @@ from headrace.protocol.token_spans import Float32
 
 
 class TokenColumn(NamedTuple):
-    """A figure of each token. `singular` names it in tables with one row per token; `scale` says
-    how a page colours it: from low to high, or around 0."""
+    """A figure of each token. `singular` names it in tables with one row per token; `scale` is its
+    colour scale on a page: from low to high, or around 0."""
 
     name: str
     singular: str

@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Names what a replay has to say again."""
+        """Return a digest of what a replay has to repeat."""
         said = msgspec.msgpack.encode(
             (self.messages, self.reward, self.done, self.success, self.act, self.tools)
         )

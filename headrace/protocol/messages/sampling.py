@@ -1,4 +1,4 @@
-"""Messages between a sampler (a generator's engine without a run) and its parent process.
+"""Messages between a sampler (an engine without a run) and its parent process.
 
 One JSON object per line over the sampler's stdin and stdout. In: the run's configuration
 (`RunConfig` as JSON) on the first line, then `SampleRequest`s. Out: `Ready` or `Unfit`, then one

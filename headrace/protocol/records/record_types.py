@@ -1,4 +1,4 @@
-"""Records of the journal: SQL is their projection, and their replay rebuilds the coordinator.
+"""Records of the journal: SQL projects them, a replay rebuilds the coordinator.
 
 Only the coordinator makes records, in the order of events, and only `storage` reads or writes them
 on disk. Positions count tokens from the end of a sequence's opening (see `streams`), runs of them
@@ -87,7 +87,7 @@ class ChunkArrived(Record, frozen=True, kw_only=True, tag=True):
     spans: list[Span]
     finish: str | None = None
     streams: Streams | None = None
-    """None: the policy sampled every token, and nothing else is to be said of them."""
+    """None: the policy sampled every token, and they have no other data."""
 
 
 class TrajectoryEnded(Record, frozen=True, kw_only=True, tag=True):
@@ -140,10 +140,10 @@ class LineScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LinesScored(Record, frozen=True, kw_only=True, tag=True):
-    """A source answered for lines of a trajectory, perhaps of one that goes on: all that end before
-    position `through` and that it was not asked for before. `lines` is empty where `status` is not
-    ok. `rewards` are what lines earn on account, in windows that no update has had yet; those of
-    the last window wait for the outcome."""
+    """A source scored lines of a trajectory, which may go on: all that end before position
+    `through` and were not requested before. `lines` is empty where `status` is not ok. `rewards`
+    are earned on account, in windows that no update has had yet; those of the last window wait for
+    the outcome."""
 
     trajectory_id: int
     source: str
@@ -384,7 +384,7 @@ class ProcessChanged(Record, frozen=True, kw_only=True, tag=True):
 
 
 class MetricsSampled(Record, frozen=True, kw_only=True, tag=True):
-    """Gauges between updates (about once a second): who works, who waits, how much is in flight."""
+    """Gauges between updates (about once a second): work, waits, tokens in flight."""
 
     update: int
     metrics: dict[str, float]

@@ -1,6 +1,6 @@
 """CURVE keys: who may connect to a socket of a run, and that nobody reads along.
 
-Comes in: a folder with the key pairs `server` and `client`. Goes out: sockets that encrypt; the
+In: a folder with the key pairs `server` and `client`. Out: sockets that encrypt; the
 binding side lets in only holders of the client key, and counts who was turned away. Promises: keys
 are never readable by others than their owner, not even for a moment; who is turned away costs no
 memory that lasts. Beside `sockets.py` the only file that imports zmq.
@@ -93,7 +93,7 @@ def enter(socket: zmq.Socket[Any], folder: str) -> None:
 
 
 class CurveAuthenticator:
-    """Guards a socket that is about to be bound, until it is closed."""
+    """Key check of a socket that is about to be bound, until it is closed."""
 
     def __init__(self, socket: zmq.Socket[Any], folder: str) -> None:
         """UserError where there are no usable keys."""
@@ -127,12 +127,12 @@ class CurveAuthenticator:
         self._events.close(linger=0)
 
     def close(self) -> None:
-        """Before the socket is closed: end the count."""
+        """End the count, before the socket is closed."""
         self._socket.monitor(None, 0)
         self._thread.join()
 
     def stop(self) -> None:
-        """After the socket is closed: let nobody in any more."""
+        """Refuse all, after the socket is closed."""
         self._authenticator.stop()
 
 

@@ -1,10 +1,10 @@
-"""Messages between two processes that arrive once and in their order, whatever connections break.
+"""Messages between two processes, delivered once and in order over broken connections.
 
-Comes in: messages to send, and those that arrive, each with its place. Goes out: frames to send,
-and whether what arrived is handed on. ZeroMQ loses what lies in a socket's buffer when a connection
-is reset. So each end numbers what it sends, keeps it until the other end has had it, and says with
-every message how much of the other's it has had. A receiver that learns of a number that it lacks
-asks for what is missing (`Missing`), and all of it is sent again.
+In: messages to send, and those that arrive, each with its place. Out: frames to send, and whether
+what arrived is handed on. ZeroMQ loses what lies in a socket's buffer when a connection is reset.
+So each end numbers what it sends, keeps it until the other end has had it, and says with every
+message how much of the other's it has had. A receiver that learns of a number that it lacks asks
+for what is missing (`Missing`), and all of it is sent again.
 
 Promises: as long as both processes live and the coordinator knows the other one, every numbered
 message is handed on exactly once, after those before it. A `Heartbeat` has no number: it carries
@@ -51,8 +51,8 @@ class DeliveryHeader(NamedTuple):
 
 class Delivery:
     """One end. The coordinator's has a key of its own and begins with a Hello that it accepts; the
-    other process takes over whatever key it hears, for a coordinator that restarts, or forgot it,
-    knows nothing of what was before."""
+    other process follows each new key, because a coordinator that restarts, or forgot it, knows
+    nothing of what was before."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class Delivery:
                 self._kept.popleft()
 
     def _request_missing(self, number: int) -> list[Frames]:
-        """Ask for what is missing up to a number, if anything is, and nobody has just asked."""
+        """Request missing messages up to a number, if there are any, and none was just
+        requested."""
         now = self._clock()
         if number <= self._seen or now < self._ask_at:
             return []

@@ -1,10 +1,10 @@
-"""The ends of a connection: messages to frames and back, with deliveries, and without a socket.
+"""Ends of a connection: messages to frames and back, with deliveries, without sockets.
 
-Comes in: messages to send, and frames that arrived. Goes out: frames, messages, and what is
-answered at once. What is no message is counted, and told to `on_reject` where there is one; nothing
-here raises for what arrives. A process's sockets have the identity NAME~SECRET, with a new random
-secret for each process: nobody else can guess it, so that it distinguishes a process from another
-one that uses the same name.
+In: messages to send, and frames that arrived. Out: frames, messages, and what is answered at once.
+What is no message is counted, and told to `on_reject` where there is one; nothing here raises for
+what arrives. A process's sockets have the identity NAME~SECRET, with a new random secret for each
+process: nobody else can guess it, so that it distinguishes a process from another one that uses the
+same name.
 """
 
 import re
@@ -109,7 +109,7 @@ class RouterEndpoint:
             )
 
     def end_delivery(self, identity: str) -> None:
-        """This process is gone, or has to say Hello again."""
+        """End the delivery of a process that is gone, or has to send Hello again."""
         self._deliveries.pop(identity, None)
 
     def encode(self, identity: str, message: Message) -> Frames | None:

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets that carry messages: with `curve.py` the only file that imports zmq.
+"""ZeroMQ sockets that carry messages; beside `curve.py` the only importer of zmq.
 
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
@@ -147,7 +147,7 @@ class Router(_BoundSocket):
         self._end.begin_delivery(identity)
 
     def end_delivery(self, identity: str) -> None:
-        """This process is gone, or has to say Hello again."""
+        """End the delivery of a process that is gone, or has to send Hello again."""
         self._end.end_delivery(identity)
 
     async def receive(self) -> tuple[str, Message]:
@@ -266,7 +266,7 @@ class _ConnectedSocket:
 
 
 class Dealer(_ConnectedSocket):
-    """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
+    """A role's socket, for asyncio. `context`: a shared one, which the caller ends."""
 
     def __init__(
         self, link: Link, name: str, *, context: zmq.asyncio.Context | None = None

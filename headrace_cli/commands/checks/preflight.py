@@ -87,8 +87,8 @@ def check_data(config: RunConfig) -> None:
 
 
 def image_problems(config: RunConfig) -> list[str]:
-    """A line for each row of the data with an image that is missing, damaged, or none that can be
-    used. Decoded are those of the first rows, and a sample of the others, which it says."""
+    """Return a line for each row with an image that is missing, damaged or unusable. Images of the
+    first rows are decoded, and a sample of the others, with a notice."""
     from tasks.datasets.source import every_row, image_files
     from tasks.rows import images_in
 

@@ -80,7 +80,7 @@ def _without_collector() -> Iterator[None]:
 
 @contextmanager
 def _bar(kind: str) -> "Iterator[Callable[[ExportProgress], None] | None]":
-    """A bar on a terminal; nothing where nobody sees it."""
+    """Yield a progress bar's update on a terminal, else None."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""`headrace score` and `headrace select`: which prompts a policy should train on (Pre-PPO).
+"""`headrace score` and `select`: the choice of a policy's training prompts (Pre-PPO).
 
 In: a recipe, of which a run without a learner answers every training prompt some times; then that
 run, and how many prompts to keep. Out: what the answers earned, which exports and queries of the

@@ -1,5 +1,4 @@
-"""`headrace sink`: stream a run's metrics to TensorBoard, Trackio, Weights & Biases, MLflow or a
-file.
+"""`headrace sink`: stream a run's metrics to TensorBoard, wandb, MLflow or others.
 
 In: a run, a sink. Out: whatever the sink makes. What wakes it: the clock. How it ends: with the
 run, with --once when all metrics were sent, or by Ctrl-C. Promises: it reads the run's store from a
@@ -47,7 +46,7 @@ class Sink(Protocol):
         """Store the numbers of a step, measured `at` seconds since the epoch, before returning."""
 
     def close(self) -> None:
-        """The run has ended, or nobody listens any more."""
+        """The run has ended, or the stream was stopped."""
 
 
 class Jsonl:

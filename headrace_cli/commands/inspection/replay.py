@@ -1,4 +1,4 @@
-"""`headrace replay`: one update recomputed from stored data, and where the numbers differ.
+"""`headrace replay`: recompute one update from stored data and report differences.
 
 In: a run, the number of an update. Out: a table of quantities, or JSON. From the journal and the
 token diagnostics alone: the batch, its shares, masks, lambdas, advantages, returns and figures.

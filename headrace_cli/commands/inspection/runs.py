@@ -1,4 +1,4 @@
-"""`headrace runs`, `show`, `stop` and `dashboard`: what ran, and the run that is going on."""
+"""`headrace runs`, `show`, `stop` and `dashboard`: past runs, and live ones."""
 
 import argparse
 import json

@@ -158,11 +158,13 @@ def _comparison(source: SourceConfig) -> Compare:
 
 
 def best_of(answers: Sequence[str], beats: Callable[[str, str], float]) -> AnchorPick:
-    """The best by a knock-out: each answer meets the winner so far. `beats(a, b)`: how likely a
-    beats b; of b and a it is one minus that, so that a pair is asked about once. Where the judge
-    puts answers into an order its first one wins, however they stand; n answers take at most 2n - 3
-    questions. Its score: the mean probability to beat one of the others (1/2 for equal ones, and
-    where there are none)."""
+    """Pick the best by a knock-out: each answer meets the winner so far.
+
+    `beats(a, b)`: how likely a beats b; of b and a it is one minus that, so that a pair is compared
+    once. Where the judge orders the answers, its first one wins, however they stand; n answers take
+    at most 2n - 3 comparisons. The score: the mean probability to beat one of the others (1/2 for
+    equal ones, and where there are none).
+    """
     known: dict[tuple[str, str], float] = {}
 
     def won(first: str, second: str) -> float:

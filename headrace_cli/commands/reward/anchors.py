@@ -1,4 +1,4 @@
-"""`headrace reward anchors`: for each prompt the best of n answers, for rewards of pairs.
+"""`headrace reward anchors`: the best of n answers per prompt, for pairwise rewards.
 
 In: a recipe. Out: a file with one row per prompt (`headrace.data.anchors`): the answer, its score,
 who wrote it and who picked it. Answers come from the recipe's generator. They are picked by the
@@ -36,7 +36,7 @@ from headrace_cli.commands.reward.sampling import (
 from headrace_cli.launch.sampler import Sampler, open_sampler
 
 DEFAULT_PROMPTS = 1024
-"""Training prompts of a task that makes them, where `--prompts` does not say it."""
+"""Default number of training prompts of a task that generates them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The judges of a recipe where no run serves them: for `headrace reward try` and `label`."""
+"""The judges of a recipe without a run, for `headrace reward try` and `label`."""
 
 import asyncio
 import os

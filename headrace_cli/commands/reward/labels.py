@@ -1,4 +1,4 @@
-"""`headrace reward label`: labels for the lines of answers, for training a line reward model.
+"""`headrace reward label`: labels of answers' lines, to train a line reward model.
 
 In: a recipe, and answers from a file or sampled from its policy. Out: a file with a row an answer:
 its lines, a label for each (see `rewards.labeling.line_labels`), and what it took. Completions come
@@ -156,7 +156,7 @@ class AnswerLabeler:
     def __init__(
         self, config: RunConfig, k: int, *, fenced: bool | None = None, find: Any = None
     ) -> None:
-        """`find`: another way to look for the boundary than by halves."""
+        """`find`: a search of the boundary other than bisection."""
         self._config, self._k, self._fenced, self._find = config, k, fenced, find
         self._tokenizer = policy_tokenizer(config)
         self._special = frozenset(self._tokenizer.all_special_ids)

@@ -1,4 +1,4 @@
-"""The file that `headrace reward label` or `anchors` writes: gone on with, then whole.
+"""The resumable output file of `headrace reward label` and `anchors`.
 
 In: rows as they come. Out: `NAME.part`, a line of settings, then one row per line; at the end the
 file itself, its rows ordered by index. Promises: a command that was interrupted goes on where it

@@ -1,4 +1,4 @@
-"""Sampling from a recipe's generator, for the commands that label lines and make anchors.
+"""Sampling from a recipe's generator, for the commands `label` and `anchors`.
 
 In: the command's options. Out: the part of the recipe that is used for that, prompts as a run has
 them, and a way to work on many things side by side with a bar on a terminal.

@@ -1,4 +1,4 @@
-"""`headrace reward train`: from a recipe (or a run to go on with) to a trained reward model.
+"""`headrace reward train`: from a recipe or an earlier run to a trained reward model.
 
 In: parsed arguments. Out: an exit code, a run folder with a model, a report and its figures on the
 terminal, which shows a bar meanwhile; elsewhere there is a line every few seconds. Ctrl-C is heard
@@ -51,7 +51,7 @@ class RewardScreen:
         say(self._console if self._bar is None else self._bar.console, text)
 
     def step(self, line: StepLine, steps: int) -> None:
-        """A step was taken, of `steps`."""
+        """Show a step, one of `steps`."""
         now = time.monotonic()
         if self._began_at < 0:
             self._began_at, self._first_step = now, line.step
@@ -67,7 +67,7 @@ class RewardScreen:
             self.note(f"step {line.step}/{steps}  loss {loss}  {self._held_out}{ending}".rstrip())
 
     def evaluated(self, line: EvaluationLine) -> None:
-        """The held-out examples were looked at."""
+        """Show an evaluation on the held-out examples."""
         accuracy = line.figures.get("accuracy")
         self._held_out = "" if accuracy is None else f"held-out accuracy {accuracy:.3f}"
         if self._bar is None:

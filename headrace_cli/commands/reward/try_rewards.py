@@ -1,4 +1,4 @@
-"""`headrace reward try`: the rewards of a recipe on finished answers in a file, without a run."""
+"""`headrace reward try`: a recipe's rewards of answers in a file, without a run."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ from headrace_cli.commands.run.train import configured
 
 
 def try_rewards(arguments: argparse.Namespace) -> int:
-    """Score the answers in a file as a run would, and show what came of each."""
+    """Score the answers in a file as a run would, and print each result."""
     config = configured(arguments)
     wrong = [line for line in problems(config) if line.startswith("reward.")]
     if wrong:

@@ -116,7 +116,7 @@ def _on_ray(arguments: argparse.Namespace) -> int:
 
 
 def _write_job(arguments: argparse.Namespace) -> int:
-    """Write the scripts of a job and say how it is handed in."""
+    """Write the scripts of a job and print how it is submitted."""
     asked = SlurmJob(
         nodes=arguments.nodes,
         cpus_per_node=arguments.cpus_per_node,

@@ -1,4 +1,4 @@
-"""`headrace try-environment`: episodes of a recipe, played at the terminal by a person or a model.
+"""`headrace try-environment`: episodes played at the terminal by a person or a model.
 
 In: a recipe. Out: each episode, turn by turn, with what turns earn. The environment is asked in a
 child, as in a run; what it says becomes the model's tokens as in a run.
@@ -74,7 +74,7 @@ class ModelPlayer(TerminalPlayer):
         self._is_chat = False
 
     def start_episode(self, row: Any, step: Step) -> None:
-        """Read the prompt, and what the reset says."""
+        """Read the prompt and the reset's messages."""
         self._is_chat = not isinstance(row.prompt, str)
         self._is_chat |= self._config.model.chat_template == "always"
         self._ids = self._prompts.encode(row).ids.tolist()

@@ -1,4 +1,4 @@
-"""`headrace config show|check|explain`: look at a recipe without starting anything."""
+"""`headrace config show|check|explain`: inspect a recipe without starting a run."""
 
 import argparse
 import json

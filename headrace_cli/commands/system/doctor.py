@@ -1,5 +1,4 @@
-"""`headrace doctor`: checks of the installation. Each gives one `DoctorFinding`, and changes
-nothing.
+"""`headrace doctor`: read-only checks of the installation, a `DoctorFinding` for each.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
 An installation that brings no torch is one to open runs with: what only training needs is no fault
@@ -92,7 +91,7 @@ def _python(*, trains: bool) -> Iterator[DoctorFinding]:
 
 
 def _packages() -> Iterator[DoctorFinding]:
-    """Generic names such as `storage` may resolve to somebody else's package."""
+    """Check each package's origin: `storage`, for one, may resolve to a foreign package."""
     for name in PACKAGES:
         origin = package_origin(name)
         if origin is None:
@@ -188,7 +187,7 @@ def _machine(hardware: Hardware) -> Iterator[DoctorFinding]:
 
 
 def _gpus(hardware: Hardware) -> Iterator[DoctorFinding]:
-    """GPUs, whether their driver goes with torch, how ranks talk over them, and what vLLM does."""
+    """Check GPUs, their driver against torch, the ranks' communication, and vLLM's attention."""
     if hardware.misnamed:
         yield DoctorFinding("bad", "GPU", hardware.misnamed)
     if not hardware.gpus:
@@ -264,8 +263,8 @@ def _sandbox() -> Iterator[DoctorFinding]:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Print the findings; exit code 2 where something will not work. Where only reading was
-    installed, that training is not there is no fault."""
+    """Print the findings; exit code 2 where something will not work. In an installation for
+    reading, missing training is no fault."""
     findings = examine()
     trains = is_for_training()
     bad = [finding for finding in findings if finding.level == "bad"]

@@ -1,4 +1,4 @@
-"""`headrace config explain --measure`: how fast a recipe is on this machine, and what holds it up.
+"""`headrace config explain --measure`: a recipe's speed on this machine, and its limits.
 
 In: a recipe. Out: facts: speeds of generators and learner, what the learner computes for each loss
 token, seconds of an update, who is waited for, and which key would change that most. Two updates of

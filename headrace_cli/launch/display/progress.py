@@ -226,7 +226,7 @@ class SilenceTimer:
         self._looked_at = self._heard_at = clock()
 
     def update(self, *, heard: bool) -> float:
-        """Seconds of silence at this look, which follows others closely."""
+        """Return the seconds of silence; called at short intervals."""
         now = self._clock()
         stood_still = now - self._looked_at
         if heard:
@@ -258,7 +258,7 @@ class ConsoleController:
         self._silence, self._silent_s = SilenceTimer(), 0.0
 
     def tick(self) -> None:
-        """Show what came, ask again."""
+        """Show the newest status and request the next."""
         if self._monitor is None:
             return
         status = self._monitor.latest_status()
@@ -276,7 +276,7 @@ class ConsoleController:
             self._monitor.request_status()
 
     def _note_silence(self) -> None:
-        """Say that the coordinator does not answer, and that it answers again."""
+        """Print that the coordinator does not answer, and that it answers again."""
         if (self._silent_s > self._config.transport.heartbeat_timeout_s) != self._is_missed:
             self._is_missed = not self._is_missed
             silent = f"has not answered for {self._silent_s:.0f} s"
