@@ -56,15 +56,15 @@ def anchors(arguments: argparse.Namespace) -> int:
     if arguments.best_of < 1 or (arguments.prompts is not None and arguments.prompts < 1):
         raise UserError("--best-of and --prompts are at least 1")
     config = sampling_config(arguments)
-    work = AnchorSelection(config, arguments.best_of, arguments.by)
-    prompts = work.prompts(arguments.prompts)
-    file = RowFile(arguments.out, work.settings(prompts))
+    selection = AnchorSelection(config, arguments.best_of, arguments.by)
+    prompts = selection.prompts(arguments.prompts)
+    file = RowFile(arguments.out, selection.settings(prompts))
     began = time.monotonic()
     todo = [prompt for prompt in prompts if prompt.place not in file.rows]
     if todo:
-        asyncio.run(work.pick_all(todo, file, len(prompts)))
+        asyncio.run(selection.pick_all(todo, file, len(prompts)))
     if not file.rows:
-        raise RunFailedError(f"no prompt has an anchor; the last: {work.failures[-1]}")
+        raise RunFailedError(f"no prompt has an anchor; the last: {selection.failures[-1]}")
     rows = list(file.rows.values())
     file.finish(lambda row: True)
     result = {
@@ -72,11 +72,11 @@ def anchors(arguments: argparse.Namespace) -> int:
         "held_out": sum(row["held_out"] for row in rows),
         "without": len(prompts) - len(rows),
         "score": round(sum(row["anchor_score"] for row in rows) / len(rows), 4),
-        "sampled_tokens": work.tokens,
+        "sampled_tokens": selection.tokens,
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    return print_result(result, work.failures, failed="no anchor", as_json=arguments.json)
+    return print_result(result, selection.failures, failed="no anchor", as_json=arguments.json)
 
 
 class AnchorSelection:

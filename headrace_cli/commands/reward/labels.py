@@ -99,22 +99,22 @@ def label(arguments: argparse.Namespace) -> int:
     file = RowFile(arguments.out, settings)
     began = time.monotonic()
     todo = [answer for answer in answers if answer.index not in file.rows]
-    work = AnswerLabeler(config, arguments.k, fenced=arguments.fenced)
+    labeler = AnswerLabeler(config, arguments.k, fenced=arguments.fenced)
     if todo:
-        asyncio.run(work.label_all(todo, file, len(answers)))
+        asyncio.run(labeler.label_all(todo, file, len(answers)))
     rows = file.rows
     if not rows:
-        raise RunFailedError(f"no answer could be labelled; the last: {work.failures[-1]}")
+        raise RunFailedError(f"no answer could be labelled; the last: {labeler.failures[-1]}")
     wanted = "revised" if arguments.revised_only else "counted"
     kept = file.finish(lambda row: bool(row[wanted]))
     result = _summary(list(rows.values())) | {
-        "unlabelled": len(work.failures),
+        "unlabelled": len(labeler.failures),
         "rows": kept,
-        "sampled_tokens": work.tokens,
+        "sampled_tokens": labeler.tokens,
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    return print_result(result, work.failures, failed="not labelled", as_json=arguments.json)
+    return print_result(result, labeler.failures, failed="not labelled", as_json=arguments.json)
 
 
 def labelling_config(arguments: argparse.Namespace) -> RunConfig:

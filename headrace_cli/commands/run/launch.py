@@ -103,12 +103,12 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     live = console.is_terminal and not arguments.plain
     resume = bool(arguments.resume)
     with run_folder.locked(run_dir):
-        outcome, watch = supervise(
+        outcome, controller = supervise(
             run_dir, config, [spec for spec, _ in plan], console,
             live=live, resume=resume, launcher=RayLauncher(plan),
         )  # fmt: skip
     again = "headrace launch --on ray --resume {name}{root}"
-    print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
+    print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
     return report(outcome, run_dir)
 
 
@@ -150,9 +150,9 @@ def _in_job(arguments: argparse.Namespace) -> int:
     resume = (run_dir / "journal").is_dir()
     console = Console()
     with run_folder.locked(run_dir), _warning() as warned:
-        outcome, watch = supervise(run_dir, config, specs, console, live=False, resume=resume)
+        outcome, controller = supervise(run_dir, config, specs, console, live=False, resume=resume)
     again = f"sbatch {run_dir / FOLDER / JOB}"
-    print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
+    print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)
     if warned and outcome.code == INTERRUPTED:
         queued = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])

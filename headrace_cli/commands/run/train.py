@@ -51,13 +51,13 @@ def train(arguments: argparse.Namespace) -> int:
     with ExitStack() as held:
         held.enter_context(run_folder.locked(run_dir))
 
-        def at_end(outcome: RunOutcome, watch: ConsoleController) -> Callable[[], bool]:
+        def at_end(outcome: RunOutcome, controller: ConsoleController) -> Callable[[], bool]:
             held.close()  # the page is no reason to keep a run from being resumed
-            if fresh and outcome.code == USER and not has_begun(watch):
+            if fresh and outcome.code == USER and not has_begun(controller):
                 run_folder.discard_run_folder(run_dir)
                 report(outcome, run_dir)
                 return lambda: False
-            print_summary(console, run_dir, watch, outcome, fresh=fresh)
+            print_summary(console, run_dir, controller, outcome, fresh=fresh)
             wanted = page_is_wanted(config, outcome, console)
             report(outcome, run_dir)
             return wanted
@@ -72,9 +72,9 @@ def train(arguments: argparse.Namespace) -> int:
     return outcome.code
 
 
-def has_begun(watch: ConsoleController) -> bool:
+def has_begun(controller: ConsoleController) -> bool:
     """Return whether the learner ever had a batch."""
-    last = watch.last
+    last = controller.last
     return last is not None and bool(last.update or last.gauges.get("schedule/learner_busy"))
 
 
@@ -196,31 +196,33 @@ def supervise(
     if ignores_age(config):
         say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
-    watch = ConsoleController(config, screen)
+    controller = ConsoleController(config, screen)
 
     def ended(outcome: RunOutcome) -> Callable[[], bool]:
         screen.close()
-        return at_end(outcome, watch) if at_end else lambda: False
+        return at_end(outcome, controller) if at_end else lambda: False
 
-    supervisor = Supervisor(run_dir, specs, watch, resume=resume, launcher=launcher, at_end=ended)
+    supervisor = Supervisor(
+        run_dir, specs, controller, resume=resume, launcher=launcher, at_end=ended
+    )
     try:
         outcome = supervisor.run()
     finally:
-        watch.close()
-    return outcome, watch
+        controller.close()
+    return outcome, controller
 
 
 def print_summary(
     console: Console,
     run_dir: Path,
-    watch: ConsoleController,
+    controller: ConsoleController,
     outcome: RunOutcome,
     *,
     fresh: bool = True,
     again: str = "headrace train --resume {name}{root}",
 ) -> None:
     """Print accuracy and length before and after, times and paths. `again`: resumes the run."""
-    gauges = watch.last.gauges if watch.last else {}
+    gauges = controller.last.gauges if controller.last else {}
     rows: list[tuple[str, str]] = []
     for name, key, form in (
         ("held-out accuracy", "accuracy", "{:.3f}"),
@@ -241,8 +243,8 @@ def print_summary(
         if is_first and (setup := setup_seconds()) is not None:
             whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
             rows.append(("set-up took", whole))
-    if watch.last is not None:
-        rows.append(("updates", str(watch.last.update)))
+    if controller.last is not None:
+        rows.append(("updates", str(controller.last.update)))
     if found.get("ended"):
         rows.append(("ended", found["ended"]))
     root = root_option(run_dir)
@@ -253,7 +255,9 @@ def print_summary(
     rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
     rows.append(("", f"headrace show {name}{root}"))
     rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
-    rows += [("" if number else "look into", text) for number, text in enumerate(watch.troubles)]
+    rows += [
+        ("" if number else "look into", text) for number, text in enumerate(controller.troubles)
+    ]
     say(console, "")
     for label, value in rows:
         say(console, f"{label:<18} {value}")

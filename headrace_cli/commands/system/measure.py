@@ -107,7 +107,7 @@ class AnswerWindows:
         """Return the number of tokens in all of them."""
         return int((self.end - self.start).sum())
 
-    def work(self, *, carried: bool) -> LearnerCost:
+    def cost(self, *, carried: bool) -> LearnerCost:
         """Return the cost of computing them. `carried`: without the context before a window."""
         prompt = np.where(self.start > 0, 0, self.prompt) if carried else self.prompt
         prefix = self.start * (not carried)
@@ -118,7 +118,7 @@ class AnswerWindows:
 @dataclass(frozen=True)
 class Measurement:
     """Means of the measured updates: the learner's seconds with the policy, the value model and
-    what does not grow with the batch, its tokens and work; tokens that generators sample in a
+    what does not grow with the batch, its tokens and cost; tokens that generators sample in a
     busy second; tokens of the prompts and answers seen, [M] each."""
 
     policy_s: float
@@ -127,7 +127,7 @@ class Measurement:
     loss_tokens: float
     policy_tokens: float
     value_tokens: float
-    work: LearnerCost
+    cost: LearnerCost
     sampled_per_s: float
     prompts: Ints
     lengths: Ints
@@ -135,11 +135,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class UpdateForecast:
-    """An update in the long run: its loss tokens and work, the learner's seconds, those in which
+    """An update in the long run: its loss tokens and cost, the learner's seconds, those in which
     generators sample as many tokens, and whether the two work in turns."""
 
     tokens: float
-    work: LearnerCost
+    cost: LearnerCost
     learner_s: float
     generator_s: float
     in_turns: bool
@@ -156,32 +156,34 @@ class UpdateForecast:
         return self.tokens / self.seconds
 
 
-def forecast(config: RunConfig, seen: Measurement) -> UpdateForecast:
+def forecast(config: RunConfig, measured: Measurement) -> UpdateForecast:
     """Updates of a recipe, of which some took what was seen."""
     schedule, whole = config.schedule, config.schedule.unit != "window"
     window = config.task.max_response_length if whole else config.window
-    windows = AnswerWindows.of(seen.prompts, seen.lengths, window)
-    work, value_s = windows.work(carried=config.learner.context == "carried"), 0.0
+    windows = AnswerWindows.of(measured.prompts, measured.lengths, window)
+    cost, value_s = windows.cost(carried=config.learner.context == "carried"), 0.0
     if config.algorithm.value is None:
-        work = work._replace(judged=0.0)
+        cost = cost._replace(judged=0.0)
     else:
-        read = float((seen.prompts + seen.lengths).sum() / windows.tokens)
-        work = work._replace(taught=config.learner.value.epochs * read)
-        value_s = seen.value_s * work.value / seen.work.value if seen.work.value else 0.0
-    policy_s = seen.policy_s * work.policy / seen.work.policy
+        read = float((measured.prompts + measured.lengths).sum() / windows.tokens)
+        cost = cost._replace(taught=config.learner.value.epochs * read)
+        value_s = (
+            measured.value_s * cost.value / measured.cost.value if measured.cost.value else 0.0
+        )
+    policy_s = measured.policy_s * cost.policy / measured.cost.policy
     tokens = schedule.batch_windows * windows.tokens / len(windows.end)
     return UpdateForecast(
         tokens=tokens,
-        work=work,
-        learner_s=(policy_s + value_s) * tokens / seen.loss_tokens + seen.fixed_s,
-        generator_s=tokens / seen.sampled_per_s,
+        cost=cost,
+        learner_s=(policy_s + value_s) * tokens / measured.loss_tokens + measured.fixed_s,
+        generator_s=tokens / measured.sampled_per_s,
         in_turns=schedule.mode != "streaming",
     )
 
 
-def gains(config: RunConfig, seen: Measurement) -> Iterator[tuple[float, str, str]]:
+def gains(config: RunConfig, measured: Measurement) -> Iterator[tuple[float, str, str]]:
     """Tokens trained a second over those now, with what key set otherwise, and a remark."""
-    now = forecast(config, seen)
+    now = forecast(config, measured)
     for section, name, value in (
         ("schedule", "window", 2 * config.window),
         ("schedule", "batch_windows", 2 * config.schedule.batch_windows),
@@ -190,7 +192,7 @@ def gains(config: RunConfig, seen: Measurement) -> Iterator[tuple[float, str, st
         changed = getattr(config, section).model_copy(update={name: value})
         other = config.model_copy(update={section: changed})
         if not problems(other):
-            gain = forecast(other, seen).speed / now.speed
+            gain = forecast(other, measured).speed / now.speed
             yield gain, f"{section}.{name}={value}", "it changes what is learned, too"
     for key, number, part in (
         ("learner.ranks", config.learner.ranks, "learner_s"),
@@ -201,21 +203,21 @@ def gains(config: RunConfig, seen: Measurement) -> Iterator[tuple[float, str, st
         yield faster.speed / now.speed, f"{key}={2 * number}", remark
 
 
-def measured_facts(config: RunConfig, seen: Measurement) -> list[Fact]:
+def measured_facts(config: RunConfig, measured: Measurement) -> list[Fact]:
     """Return the measured figures, and what they mean for the recipe."""
-    now, rate = forecast(config, seen), seen.loss_tokens
-    learner_s = seen.policy_s + seen.value_s + seen.fixed_s
-    passes = seen.policy_tokens / rate / seen.work.policy
+    now, rate = forecast(config, measured), measured.loss_tokens
+    learner_s = measured.policy_s + measured.value_s + measured.fixed_s
+    passes = measured.policy_tokens / rate / measured.cost.policy
     parts = [
-        ("prompt", passes * now.work.prompt, passes * seen.work.prompt),
-        ("prefix", passes * now.work.prefix, passes * seen.work.prefix),
+        ("prompt", passes * now.cost.prompt, passes * measured.cost.prompt),
+        ("prefix", passes * now.cost.prefix, passes * measured.cost.prefix),
         ("window", passes, passes),
-        ("value model", now.work.judged + now.work.taught, seen.value_tokens / rate),
+        ("value model", now.cost.judged + now.cost.taught, measured.value_tokens / rate),
     ]
     slower = "learner" if now.learner_s > now.generator_s else "generators"
-    ways = sorted(gains(config, seen), reverse=True)
+    ways = sorted(gains(config, measured), reverse=True)
     return [
-        Fact("generators", round(seen.sampled_per_s, 1), "tokens/s", "while they have work"),
+        Fact("generators", round(measured.sampled_per_s, 1), "tokens/s", "while they have work"),
         Fact("learner", round(rate / learner_s, 1), "loss tokens/s",
              f"while it has work: {learner_s:.2f} s for {rate:,.0f} loss tokens"),
         *(
@@ -302,8 +304,8 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     with ask(run_dir, _ANSWERS) as answer:
         prompts, lengths = np.array(list(answer.rows)).T
     windows = AnswerWindows(start, end, final.astype(bool), prompt)
-    work = windows.work(carried=config.learner.context == "carried")
-    taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - work.judged
+    cost = windows.cost(carried=config.learner.context == "carried")
+    taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - cost.judged
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
     return Measurement(
         policy_s=policy_s,
@@ -312,7 +314,7 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
         loss_tokens=mean["perf/loss_tokens"],
         policy_tokens=mean["perf/policy_tokens"],
         value_tokens=mean["perf/value_tokens"],
-        work=work._replace(taught=max(0.0, taught)),
+        cost=cost._replace(taught=max(0.0, taught)),
         sampled_per_s=last["ledger/generated"] / busy_s,
         prompts=prompts,
         lengths=lengths,

@@ -136,21 +136,21 @@ class PlainScreen:
         if status.phase == self._phase and now - self._printed_at < PLAIN_EVERY_S:
             return
         self._phase, self._printed_at = status.phase, now
-        facts = StatusTexts(self._config, status)
+        texts = StatusTexts(self._config, status)
         pairs = (
-            ("reward", facts.reward),
-            ("length", facts.length),
-            ("generator tok/s", facts.generator_rate),
-            ("learner tok/s", facts.learner_rate),
-            ("staleness", facts.staleness),
-            ("left", facts.left),
-            ("waits", ", ".join(facts.long_waits)),
-            ("now", facts.how_far),
+            ("reward", texts.reward),
+            ("length", texts.length),
+            ("generator tok/s", texts.generator_rate),
+            ("learner tok/s", texts.learner_rate),
+            ("staleness", texts.staleness),
+            ("left", texts.left),
+            ("waits", ", ".join(texts.long_waits)),
+            ("now", texts.how_far),
         )
         shown = "  ".join(f"{name} {value}" for name, value in pairs if value)
         message = f"  {status.message}" if status.message else ""
-        updates = "" if self._config.evaluation.only else f"update {facts.updates}  "
-        self.note(f"{facts.phase:<12} {updates}{shown}{message}".rstrip())
+        updates = "" if self._config.evaluation.only else f"update {texts.updates}  "
+        self.note(f"{texts.phase:<12} {updates}{shown}{message}".rstrip())
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -181,19 +181,19 @@ class LiveScreen:
         self._live.stop()
 
     def _render(self, status: Status) -> RenderableType:
-        facts = StatusTexts(self._config, status)
+        texts = StatusTexts(self._config, status)
         table = Table.grid(padding=(0, 3))
         for _ in range(4):
             table.add_column(no_wrap=True)
         rows = (
-            ("phase", facts.phase, "updates", facts.updates),
-            ("reward", facts.reward, "response length", facts.length),
-            ("generator tok/s", facts.generator_rate, "learner tok/s", facts.learner_rate),
+            ("phase", texts.phase, "updates", texts.updates),
+            ("reward", texts.reward, "response length", texts.length),
+            ("generator tok/s", texts.generator_rate, "learner tok/s", texts.learner_rate),
             (
                 "staleness",
-                f"{facts.staleness} (max {facts.staleness_max})" if facts.staleness else "",
+                f"{texts.staleness} (max {texts.staleness_max})" if texts.staleness else "",
                 "weight version",
-                facts.version,
+                texts.version,
             ),
         )
         for name, value, other, other_value in rows:
@@ -201,15 +201,15 @@ class LiveScreen:
                 Text(name, "dim"), Text(value or "-", "bold"), Text(other, "dim"),
                 Text(other_value or "-", "bold"),
             )  # fmt: skip
-        lines: list[RenderableType] = [table, Text.assemble(("tokens  ", "dim"), facts.ledger)]
-        if facts.waits:
-            lines.append(Text.assemble(("waits   ", "dim"), ", ".join(facts.waits[:4])))
-        if facts.how_far:
-            lines.append(Text.assemble(("now     ", "dim"), facts.how_far))
+        lines: list[RenderableType] = [table, Text.assemble(("tokens  ", "dim"), texts.ledger)]
+        if texts.waits:
+            lines.append(Text.assemble(("waits   ", "dim"), ", ".join(texts.waits[:4])))
+        if texts.how_far:
+            lines.append(Text.assemble(("now     ", "dim"), texts.how_far))
         share = share_done(self._config, status)
         if share is not None:
             bar = Table.grid(padding=(0, 1))
-            left = f"{facts.left} left" if facts.left else ""
+            left = f"{texts.left} left" if texts.left else ""
             bar.add_row(ProgressBar(total=1.0, completed=share, width=40), f"{share:4.0%}", left)
             lines.append(bar)
         if status.message:
