@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from headrace.errors import StorageBlockedError, exit_code
 from headrace_cli.cli_data import add_data, add_replay
-from headrace_cli.cli_options import Maker, take
+from headrace_cli.cli_options import CommandMaker, add_options
 from headrace_cli.cli_reward import add_rank, add_reward
 
 Action = Callable[[argparse.Namespace], int]
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        take(made, takes)
+        add_options(made, takes)
         return made
 
     _training(command)
@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _training(command: Maker) -> None:
+def _training(command: CommandMaker) -> None:
     train = command(
         "train", "train a model by a recipe, or resume a run",
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
@@ -169,7 +169,7 @@ def _training(command: Maker) -> None:
     evaluate.add_argument(
         "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
     )
-    take(evaluate, "overrides")
+    add_options(evaluate, "overrides")
 
     play = command(
         "try-environment", "play episodes of a recipe's environment, one line per turn",
@@ -196,7 +196,7 @@ def _training(command: Maker) -> None:
     score.add_argument("--resume", metavar="RUN", help="go on with this run")
 
 
-def _looking(command: Maker) -> None:
+def _looking(command: CommandMaker) -> None:
     page = command(
         "dashboard",
         "serve the web page of all runs",
@@ -227,7 +227,7 @@ def _looking(command: Maker) -> None:
     add_replay(command)
 
 
-def _checking(command: Maker) -> None:
+def _checking(command: CommandMaker) -> None:
     config = command(
         "config", "inspect a recipe without starting a run",
         "headrace config explain recipes/quickstart.toml",
@@ -291,7 +291,7 @@ def _checking(command: Maker) -> None:
     )
 
 
-def _launching(command: Maker) -> None:
+def _launching(command: CommandMaker) -> None:
     """The command and its options."""
     launch = command(
         "launch", "train over several hosts of a cluster",
@@ -355,7 +355,7 @@ def action(arguments: argparse.Namespace) -> Action:
     return found
 
 
-def missing(error: ModuleNotFoundError) -> str:
+def missing_package_line(error: ModuleNotFoundError) -> str:
     """Return a line on a missing package of the project or its extras; empty for a foreign one."""
     from headrace.host.install import PACKAGES, extra_line
 
@@ -387,7 +387,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return exit_code(run)
     except ModuleNotFoundError as error:
-        line = missing(error)
+        line = missing_package_line(error)
         if not line:
             raise
         print(f"error: {line}", file=sys.stderr)

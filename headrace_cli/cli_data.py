@@ -6,7 +6,7 @@ names are repeated here, and a test compares.
 
 from pathlib import Path
 
-from headrace_cli.cli_options import Maker
+from headrace_cli.cli_options import CommandMaker
 
 KINDS = {
     "trajectories": "a response, with its texts and lists of its tokens",
@@ -62,7 +62,7 @@ line is a quantity, how many numbers were compared and how far they lie apart. E
 differ by more than --tolerance."""
 
 
-def add_data(command: Maker) -> None:
+def add_data(command: CommandMaker) -> None:
     """`export`, `sql`, `select` and `sink`."""
     rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
     export = command(
@@ -154,7 +154,7 @@ def add_data(command: Maker) -> None:
     sink.add_argument("--once", action="store_true", help="send all present metrics, then end")
 
 
-def add_replay(command: Maker) -> None:
+def add_replay(command: CommandMaker) -> None:
     """`replay`."""
     again = command(
         "replay", "recompute one update from stored data and report differences",

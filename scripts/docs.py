@@ -31,11 +31,13 @@ def broken_links(page: Path) -> list[str]:
     return [
         target
         for target in LINK.findall(text)
-        if "://" not in target and not target.startswith("mailto:") and not leads(page, target)
+        if "://" not in target
+        and not target.startswith("mailto:")
+        and not link_exists(page, target)
     ]
 
 
-def leads(page: Path, target: str) -> bool:
+def exists(page: Path, target: str) -> bool:
     """Return whether a link of `page` names a file, and its anchor one of the file's headings."""
     name, _, anchor = target.partition("#")
     path = page.parent / name if name else page
@@ -46,7 +48,7 @@ def leads(page: Path, target: str) -> bool:
     return anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def made_pages() -> dict[Path, str]:
+def generated_pages() -> dict[Path, str]:
     """Pages that are made from code, with the text they should have."""
     sys.path.insert(0, str(ROOT))
     from headrace.config.loading import key_reference
@@ -58,7 +60,7 @@ def made_pages() -> dict[Path, str]:
 
 
 def write_pages() -> int:
-    for path, text in made_pages().items():
+    for path, text in generated_pages().items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")
@@ -70,7 +72,7 @@ def main() -> int:
         return write_pages()
     stale = [
         path.relative_to(ROOT)
-        for path, text in made_pages().items()
+        for path, text in generated_pages().items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     for name in stale:

@@ -104,7 +104,7 @@ SHOTS = (
 )
 
 
-def taken(
+def take_picture(
     browser: Browser, url: str, runs: ScreenshotRuns, shot: Screenshot, scheme: Scheme
 ) -> bytes:
     """The picture of a page that has been drawn, as PNG."""
@@ -124,7 +124,7 @@ def taken(
     return picture
 
 
-def small(picture: bytes) -> bytes:
+def reduce_colours(picture: bytes) -> bytes:
     """The same picture with few colours."""
     plain = Image.open(io.BytesIO(picture)).convert("RGB")
     few = plain.quantize(COLOURS, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for shot in (shot for shot in SHOTS if shot.name in asked.only):
             for scheme in SCHEMES:
                 path = asked.out / f"{shot.name}-{scheme}.png"
-                path.write_bytes(small(taken(browser, url, runs, shot, scheme)))
+                path.write_bytes(reduce_colours(take_picture(browser, url, runs, shot, scheme)))
                 print(f"{path}  {path.stat().st_size / 1000:.0f} kB")
     return 0
 

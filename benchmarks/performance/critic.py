@@ -44,7 +44,7 @@ from headrace.protocol.records.record_types import BatchTaken
 from headrace.protocol.token_spans import Reward
 from headrace.run_files.run_folder import MEDIA, find_run, read_config
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
-from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
@@ -125,7 +125,7 @@ async def answers_of(
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
     rows = build_source(config.task, config.seed).eval_rows(prompts)
     async with (
-        serving_judges(config),
+        serve_judges(config),
         open_sampler(config) as sampler,
         open_desk(config.reward) as desk,
     ):

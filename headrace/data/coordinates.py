@@ -64,7 +64,7 @@ def read_groups(text: str, size: int) -> list[tuple[float, ...]]:
     return found[: MAX_BOXES + 1]
 
 
-def given(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
+def response_groups(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
     """Return a response's points or boxes, none beyond MAX_BOXES; outside the grid they are NaN."""
     groups = read_groups(said_part(text, options.thought, options.answer_marker), size)
     if len(groups) > MAX_BOXES:

@@ -33,7 +33,7 @@ def placeholder_ids(config: Any) -> list[int]:
     return [int(token) for token in ids if token is not None]
 
 
-def collapsed(
+def collapse_placeholders(
     token_ids: Sequence[int], media: Sequence[MediaRun], placeholders: Sequence[int]
 ) -> list[int]:
     """The ids with one of the `placeholders` for each image, as they were before the processor."""

@@ -41,7 +41,7 @@ class SessionData:
     left_out: dict[str, int]
 
 
-def usable(ranked: RankedList) -> tuple[RankedList, str]:
+def clean_list(ranked: RankedList) -> tuple[RankedList, str]:
     """Return the list without empty and repeated candidates, and what it lacks for training or
     measurement; "" where it lacks nothing."""
     unique = dict(zip(ranked.candidates[::-1], ranked.labels[::-1], strict=True))

@@ -257,13 +257,13 @@ def alerts(series: Series) -> list[Alert]:
     return sorted(found, key=lambda alert: (not alert.now, -alert.last, alert.metric))
 
 
-def sentence(alert: Alert) -> str:
+def alert_sentence(alert: Alert) -> str:
     """An alert in one line: what, since when, and what it means."""
     when = f"since update {alert.since}" if alert.now else f"updates {alert.since} to {alert.last}"
     return f"{alert.text}, {when}: {alert.why}"
 
 
-def written(value: float, unit: str) -> str:
+def format_bound(value: float, unit: str) -> str:
     """A bound as text."""
     return f"{100 * value:.3g} %" if unit == "share" else f"{value:.3g}"
 
@@ -274,8 +274,8 @@ def rule_text(name: str) -> str:
     if band is None:
         return ""
     ends = [
-        f"under {written(band.low, unit)}" if band.low is not None else "",
-        f"over {written(band.high, unit)}" if band.high is not None else "",
+        f"under {format_bound(band.low, unit)}" if band.low is not None else "",
+        f"over {format_bound(band.high, unit)}" if band.high is not None else "",
         f"over {band.times:g} times its median" if band.times is not None else "",
     ]
     return f"{' or '.join(filter(None, ends))} for {_updates(band.updates)}"
@@ -309,7 +309,7 @@ def _alert(
     band, unit = BANDS[pattern_of(name)], info_of(name).unit
     values = [value for _, value in outside]
     label = band.label.format(name=name.partition("/")[2].rpartition("/")[0])
-    end = written(bound, unit)
+    end = format_bound(bound, unit)
     if band.times is not None:
         end += f" ({band.times:g} times the usual)"
     return Alert(

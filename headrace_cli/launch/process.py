@@ -58,7 +58,7 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def filled(argv: Iterable[str], placeholders: Mapping[str, str]) -> list[str]:
+def fill_placeholders(argv: Iterable[str], placeholders: Mapping[str, str]) -> list[str]:
     """A command with its placeholders replaced."""
     words = list(argv)
     for placeholder, value in placeholders.items():
@@ -82,7 +82,7 @@ class ProcessLauncher:
 
     def start(self, child: ChildProcess, placeholders: Mapping[str, str], *extra: str) -> int:
         """Start a child; returns its pid, which is also its process group."""
-        argv = filled((*child.spec.argv, *extra), placeholders)
+        argv = fill_placeholders((*child.spec.argv, *extra), placeholders)
         child.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

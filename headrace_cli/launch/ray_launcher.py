@@ -25,7 +25,7 @@ from headrace.host.hardware import free_port
 from headrace.host.process_reaper import signal_groups
 from headrace_cli.launch.hosts import HOST, ResourceShare
 from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
-from headrace_cli.launch.process import ChildProcess, ProcessLauncher, filled
+from headrace_cli.launch.process import ChildProcess, ProcessLauncher, fill_placeholders
 
 PASSED_PREFIXES = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
 """Beginnings of the variables that reach the processes from the supervisor's environment."""
@@ -133,7 +133,7 @@ class RayLauncher(ProcessLauncher):
             self._meeting = actor.meet.remote()
         # The ranks wait for the answer of the first one; nobody else does.
         meeting = self._meeting if spec.role == "learner" else None
-        argv = filled((*spec.argv, *extra), {ADDRESS: placeholders[ADDRESS]})
+        argv = fill_placeholders((*spec.argv, *extra), {ADDRESS: placeholders[ADDRESS]})
         passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_PREFIXES)}
         code = actor.run.remote(argv, {**passed, **spec.env}, str(spec.log), meeting)
         child.remote = _RemoteProcess(actor, code, actor.pid.remote())

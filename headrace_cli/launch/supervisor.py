@@ -123,7 +123,7 @@ class Supervisor:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         with contextlib.suppress(OSError):  # a disk that takes nothing
             cut_torn(self._run_dir / EVENTS_FILE)
-        with handled(self._interrupted, *signals), self._launcher:
+        with signal_handler(self._interrupted, *signals), self._launcher:
             try:
                 self._live()
                 roles = [child for child in self._children if child.spec.role != "dashboard"]
@@ -386,7 +386,9 @@ class Supervisor:
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+def signal_handler(
+    handler: Callable[[int, FrameType | None], None], *numbers: int
+) -> Iterator[None]:
     """Inside, these signals go to a handler; afterwards to those of before."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:

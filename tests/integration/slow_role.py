@@ -50,7 +50,7 @@ def _headrace(slow: Slow) -> None:
     from headrace_cli.launch.display import progress
     from headrace_cli.launch.supervisor import Supervisor, SupervisorDeadlines
 
-    filled = process.filled
+    filled = process.fill_placeholders
 
     def through_here(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:
         words = filled(argv, values)

@@ -10,7 +10,7 @@ from headrace.config.sections.base import StrictModel
 _PASSWORD = re.compile(r"(?P<before>://[^:/@]*:(?=[^@]*@)|password=)[^@&]*")
 
 
-def masked(url: str) -> str:
+def mask_password(url: str) -> str:
     """The address of a database with stars for its password."""
     return _PASSWORD.sub(r"\g<before>***", url)
 
@@ -101,7 +101,7 @@ class StorageConfig(StrictModel):
     @property
     def has_password(self) -> bool:
         """Return whether the database's address holds one."""
-        return self.database is not None and self.database != masked(self.database)
+        return self.database is not None and self.database != mask_password(self.database)
 
 
 class TransportConfig(StrictModel):

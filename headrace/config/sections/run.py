@@ -13,7 +13,7 @@ from headrace.config.sections.process import (
     StopConfig,
     StorageConfig,
     TransportConfig,
-    masked,
+    mask_password,
 )
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.schedule import ScheduleConfig
@@ -52,7 +52,7 @@ class RunConfig(StrictModel):
         if not self.storage.has_password:
             return self
         assert self.storage.database is not None
-        storage = self.storage.model_copy(update={"database": masked(self.storage.database)})
+        storage = self.storage.model_copy(update={"database": mask_password(self.storage.database)})
         return self.model_copy(update={"storage": storage})
 
     @property

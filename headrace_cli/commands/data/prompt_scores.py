@@ -19,7 +19,7 @@ from headrace.data.media import data_url, named_image
 from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
-from headrace_cli.commands.run.evaluate import evaluated
+from headrace_cli.commands.run.evaluate import evaluate_once
 from headrace_cli.launch.supervisor import DONE
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def score(arguments: argparse.Namespace) -> int:
             f"name={SCORE}", f"evaluation.samples={arguments.samples}",
             "evaluation.rows=training", f"evaluation.num_prompts={arguments.prompts}",
         ]  # fmt: skip
-    run_dir, code = evaluated(arguments)
+    run_dir, code = evaluate_once(arguments)
     if code == DONE:
         from storage.queries import score_summary
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
-from headrace_cli.commands.data.tables import aligned
+from headrace_cli.commands.data.tables import align_columns
 
 MAX_CELL_CHARACTERS = 60
 """Characters of a table's cell at most."""
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
 def _print_table(names: Sequence[str], rows: Iterator[Row], limit: int) -> None:
     shown = list(islice(rows, limit) if limit else rows)
     cells = [[_cell(value) for value in row] for row in shown]
-    for line in aligned(names, cells, shown):
+    for line in align_columns(names, cells, shown):
         print(line)
     if limit and next(rows, None) is not None:
         print("... and more: --limit 0 prints all of them", file=sys.stderr)

@@ -34,10 +34,10 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     names = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
     cells = [[cell(row.get(name), name) for name in names] for row in rows]
     values = [[row.get(name) for name in names] for row in rows]
-    return aligned(names, cells, values)
+    return align_columns(names, cells, values)
 
 
-def aligned(
+def align_columns(
     names: Sequence[str], cells: Sequence[Sequence[str]], values: Sequence[Sequence[Any]]
 ) -> Iterator[str]:
     """Cells under the names of their columns; those whose `values` are numbers to the right."""

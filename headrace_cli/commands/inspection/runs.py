@@ -15,7 +15,7 @@ from rich.text import Text
 from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
-from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
+from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, print_line
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
 from headrace_cli.launch.plan import MAX_PORT, dashboard_argv, page_port, role_environment
@@ -50,7 +50,7 @@ def runs(arguments: argparse.Namespace) -> int:
 def _print_lines(lines: list[dict[str, Any]]) -> None:
     width = max(len(line["run_id"]) for line in lines)
     console = Console()
-    say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
+    print_line(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
         text, is_read = _row(line, width), line["status"] != "unreadable"
         console.print(Text(visible(text), "" if is_read else "dim"), soft_wrap=True)

@@ -21,7 +21,7 @@ from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import Written
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 from headrace_cli.commands.reward.anchor_judges import AnchorCandidate, AnchorJudges
-from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     MAX_SKIPS,
@@ -149,7 +149,7 @@ class AnchorSelection:
         # One more than fill the engine, so that it writes while others are judged.
         at_once = -(-capacity // self._count) + 1
         async with (
-            serving_judges(self._config),
+            serve_judges(self._config),
             open_sampler(self._config) as sampler,
             self._judges.at_work(),
         ):

@@ -20,7 +20,7 @@ END_S = 10.0
 
 
 @asynccontextmanager
-async def serving_judges(config: RunConfig) -> AsyncIterator[None]:
+async def serve_judges(config: RunConfig) -> AsyncIterator[None]:
     """Serve a recipe's judges, but those that only audit, in the block; UserError when one dies."""
     if not config.reward.judges:
         yield

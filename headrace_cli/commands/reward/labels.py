@@ -26,7 +26,7 @@ from headrace.protocol.messages.control import ScoreItem
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.reward.answers import items_of
-from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     UnjudgedError,
@@ -171,7 +171,7 @@ class AnswerLabeler:
 
         capacity = self._config.generator.seats
         async with (
-            serving_judges(self._config),
+            serve_judges(self._config),
             open_sampler(self._config) as sampler,
             open_desk(self._config.reward) as desk,
         ):

@@ -27,7 +27,7 @@ from headrace.config.preflight.checks import check_dataset, check_model, check_r
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import detect
-from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.run.train import config_from_arguments
 
 T = TypeVar("T")
 MAX_SKIPS = 10_000
@@ -49,7 +49,7 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
         "reward.process.source=null",
         "dashboard.enabled=false",
     ]
-    config = configured(arguments)
+    config = config_from_arguments(arguments)
     sources = {n: s for n, s in config.reward.sources.items() if s.unit != "line"}
     reward = config.reward.model_copy(update={"sources": sources})
     config = config.model_copy(update={"reward": reward})

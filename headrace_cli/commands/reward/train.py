@@ -28,9 +28,9 @@ from headrace.run_files import run_folder
 from headrace.run_files.reward_model_run import REPORT_PAGE, EvaluationLine, StepLine, read_status
 from headrace.run_files.run_folder import LATEST
 from headrace_cli.commands.run.train import root_option
-from headrace_cli.launch.display.progress import PLAIN_EVERY_S, say
+from headrace_cli.launch.display.progress import PLAIN_EVERY_S, print_line
 from headrace_cli.launch.display.units import duration
-from headrace_cli.launch.supervisor import INTERRUPTED, handled
+from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
 
 
 class RewardScreen:
@@ -48,7 +48,7 @@ class RewardScreen:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        say(self._console if self._bar is None else self._bar.console, text)
+        print_line(self._console if self._bar is None else self._bar.console, text)
 
     def step(self, line: StepLine, steps: int) -> None:
         """Show a step, one of `steps`."""
@@ -106,8 +106,8 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
         run_dir, config = _resumed(arguments)
         _check_objective(config, expects)
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
-    say(console, f"run        {run_dir}")
-    with run_folder.locked(run_dir), stopping() as stop:
+    print_line(console, f"run        {run_dir}")
+    with run_folder.locked(run_dir), stop_on_interrupt() as stop:
         screen = RewardScreen(console, live=console.is_terminal and not arguments.plain)
         try:
             from rewards.models.training.train import train as train_model
@@ -120,14 +120,16 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
         finally:
             screen.close()
     if outcome.model is None:
-        say(console, f"interrupted after {outcome.step} steps; go on with:")
-        say(console, f"  headrace reward train --resume {run_dir.name}{root_option(run_dir)}")
+        print_line(console, f"interrupted after {outcome.step} steps; go on with:")
+        print_line(
+            console, f"  headrace reward train --resume {run_dir.name}{root_option(run_dir)}"
+        )
         return INTERRUPTED
     if arguments.json:
         print(json.dumps({"run_id": run_dir.name, "model": str(outcome.model), **outcome.figures}))
         return 0
-    say(console, f"model      {outcome.model}")
-    say(console, f"report     {run_dir / REPORT_PAGE}")
+    print_line(console, f"model      {outcome.model}")
+    print_line(console, f"report     {run_dir / REPORT_PAGE}")
     return 0
 
 
@@ -172,7 +174,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
         raise UserError("--resume takes everything from the run; give no recipe and no overrides")
     root, name = Path(arguments.root or "runs"), arguments.resume
     if name == LATEST:
-        name = newest(root)
+        name = newest_reward_model(root)
     run_dir = run_folder.find_run(root, name)
     config = run_folder.read_reward_model_config(run_dir)
     if read_status(run_dir).status == "finished":
@@ -180,7 +182,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
     return run_dir, config
 
 
-def newest(root: Path) -> str:
+def newest_reward_model(root: Path) -> str:
     """The newest run that trains a reward model; UserError where there is none."""
     names = [n for n in run_folder.run_names(root) if run_folder.is_reward_model(root / n)]
     if not names:
@@ -189,7 +191,7 @@ def newest(root: Path) -> str:
 
 
 @contextmanager
-def stopping() -> Iterator[Any]:
+def stop_on_interrupt() -> Iterator[Any]:
     """Yield a function that a first Ctrl-C or SIGTERM makes true; a second one ends the process."""
     asked: list[int] = []
 
@@ -199,5 +201,5 @@ def stopping() -> Iterator[Any]:
         asked.append(number)
         print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr)
 
-    with handled(note, signal.SIGINT, signal.SIGTERM):
+    with signal_handler(note, signal.SIGINT, signal.SIGTERM):
         yield lambda: bool(asked)

@@ -16,7 +16,7 @@ from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import detect
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.commands.run.train import prepared, report, supervise
+from headrace_cli.commands.run.train import prepare_run, report, supervise
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE, USER
@@ -28,7 +28,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     arguments.overrides += [
         f"model.path={json.dumps(model)}", "model.critic_path=null", "name=eval",
     ]  # fmt: skip
-    run_dir, code = evaluated(arguments)
+    run_dir, code = evaluate_once(arguments)
     if code == DONE:
         result = _result(run_dir) | {"model": model, "recipe": arguments.recipe}
         lines = (f"{name:<18} {value}" for name, value in result.items())
@@ -36,7 +36,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return code
 
 
-def evaluated(arguments: argparse.Namespace) -> tuple[Path, int]:
+def evaluate_once(arguments: argparse.Namespace) -> tuple[Path, int]:
     """Evaluate once; return run folder and exit code. A resumed run keeps the answers it has."""
     resumes = getattr(arguments, "resume", None) is not None
     arguments.overrides += [] if resumes else [
@@ -44,7 +44,7 @@ def evaluated(arguments: argparse.Namespace) -> tuple[Path, int]:
         "dashboard.enabled=false",
     ]  # fmt: skip
     hardware = detect()
-    run_dir, config = prepared(
+    run_dir, config = prepare_run(
         arguments, lambda config: check_start(config, hardware), trains=False
     )
     console = Console(file=sys.stderr)

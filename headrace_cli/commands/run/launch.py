@@ -28,11 +28,17 @@ from headrace.run_files import run_folder
 from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.checks.preflight import say_overruled
 from headrace_cli.commands.checks.reward_check import check_reward
-from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
+from headrace_cli.commands.run.train import (
+    prepare_run,
+    print_summary,
+    report,
+    root_option,
+    supervise,
+)
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.slurm import FOLDER, JOB, SlurmJob, job_of, steps, write_scripts
-from headrace_cli.launch.supervisor import INTERRUPTED, handled
+from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -48,7 +54,7 @@ def launch(arguments: argparse.Namespace) -> int:
 
 def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunConfig]:
     """The folder of the run and its configuration, which other hosts reach."""
-    run_dir, config = prepared(arguments, lambda config: _check(config, gpus=gpus))
+    run_dir, config = prepare_run(arguments, lambda config: _check(config, gpus=gpus))
     config = _reachable(config, run_dir)
     run_folder.write_config(run_dir, config)
     return run_dir, config
@@ -181,5 +187,5 @@ def _warning() -> Iterator[list[int]]:
         seen.append(number)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with handled(pass_on, signal.SIGUSR2):
+    with signal_handler(pass_on, signal.SIGUSR2):
         yield seen

@@ -25,7 +25,12 @@ from headrace.host.install import lacking, setup_seconds
 from headrace.run_files import run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.launch.display.progress import ConsoleController, LiveScreen, PlainScreen, say
+from headrace_cli.launch.display.progress import (
+    ConsoleController,
+    LiveScreen,
+    PlainScreen,
+    print_line,
+)
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import (
@@ -44,7 +49,7 @@ RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "stor
 def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     hardware = detect()
-    run_dir, config = prepared(arguments, lambda config: check_start(config, hardware))
+    run_dir, config = prepare_run(arguments, lambda config: check_start(config, hardware))
     console = Console()
     live = console.is_terminal and not arguments.plain
     fresh = not arguments.resume
@@ -65,7 +70,7 @@ def train(arguments: argparse.Namespace) -> int:
         config = with_keys(run_dir, config)
         specs = plan_processes(config, run_dir, hardware)
         if idle := idle_gpus(specs, hardware):
-            say(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
+            print_line(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
         outcome, _ = supervise(
             run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
         )
@@ -87,7 +92,7 @@ def page_is_wanted(
     if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
         return lambda: False
     if page.stay_s:
-        say(
+        print_line(
             console,
             f"{'the page':<18} http://{page.host}:{page.port} stays while a browser has it open, "
             f"{duration(page.stay_s)} at most; Ctrl-C ends it",
@@ -103,7 +108,7 @@ def page_is_wanted(
     return wanted
 
 
-def configured(arguments: argparse.Namespace) -> RunConfig:
+def config_from_arguments(arguments: argparse.Namespace) -> RunConfig:
     """The recipe with the overrides and the options of the command line on top."""
     if not arguments.recipe:
         raise UserError("name a recipe, e.g. headrace train recipes/quickstart.toml")
@@ -127,20 +132,20 @@ def with_port(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"dashboard": page})
 
 
-def prepared(
+def prepare_run(
     arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
     """Return folder and configuration of a new or resumed run. `check`, `trains`: as in
-    `resumed`."""
+    `resume_run`."""
     if getattr(arguments, "resume", None):
-        return resumed(arguments, check, trains=trains)
-    config = configured(arguments)
+        return resume_run(arguments, check, trains=trains)
+    config = config_from_arguments(arguments)
     check_recipe(config)
     config = check(with_local_model(config, download=True))
     return run_folder.make_run_folder(config), config
 
 
-def resumed(
+def resume_run(
     arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
@@ -188,13 +193,15 @@ def supervise(
     """Start the run's processes and stay until they are gone. The caller holds the run's lock and
     has given the run its keys. `launcher`: what starts them; None: they are processes of this host.
     `at_end` is called when all but the page are gone, and returns how long it stays."""
-    say(console, f"run        {run_dir}")
+    print_line(console, f"run        {run_dir}")
     if config.dashboard.enabled:
-        say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
+        print_line(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
     if never_ends(config):
-        say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
+        print_line(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
     if ignores_age(config):
-        say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
+        print_line(
+            console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would"
+        )
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     controller = ConsoleController(config, screen)
 
@@ -258,9 +265,9 @@ def print_summary(
     rows += [
         ("" if number else "look into", text) for number, text in enumerate(controller.troubles)
     ]
-    say(console, "")
+    print_line(console, "")
     for label, value in rows:
-        say(console, f"{label:<18} {value}")
+        print_line(console, f"{label:<18} {value}")
 
 
 def root_option(run_dir: Path) -> str:

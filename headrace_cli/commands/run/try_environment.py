@@ -19,7 +19,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, visible
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk
 from headrace_cli.commands.checks.environment_check import check_environment
-from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.run.train import config_from_arguments
 
 
 def try_environment(arguments: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def try_environment(arguments: argparse.Namespace) -> int:
     if arguments.policy not in (None, ""):
         path = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={path}"]
-    config = configured(arguments)
+    config = config_from_arguments(arguments)
     if config.environment is None:
         raise UserError(f"{arguments.recipe} has no [environment]")
     config = check_environment(config)

@@ -28,7 +28,7 @@ from headrace.host.hardware import Hardware
 from headrace.host.install import require
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.commands.run.train import prepared, report, supervise
+from headrace_cli.commands.run.train import prepare_run, report, supervise
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE
@@ -234,7 +234,7 @@ def measured_facts(config: RunConfig, measured: Measurement) -> list[Fact]:
     ]  # fmt: skip
 
 
-def measuring(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[str]:
+def run_overrides(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[str]:
     """The overrides that make of a recipe the run that is measured."""
     schedule, learner, value = config.schedule, config.learner, config.algorithm.value
     context = (config.task.max_prompt_length + config.task.max_response_length) // 2
@@ -260,9 +260,9 @@ def measure(
     require("train")
     root, other = Path(config.root), arguments.against
     took_s = None if other is None else seconds_per_update(run_folder.find_run(root, other))
-    overrides = [*arguments.overrides, *measuring(config, shape, hardware)]
+    overrides = [*arguments.overrides, *run_overrides(config, shape, hardware)]
     changed = {"overrides": overrides, "root": root / ".measured"}
-    run_dir, own = prepared(
+    run_dir, own = prepare_run(
         argparse.Namespace(**vars(arguments) | changed),
         lambda config: check_start(config, hardware),
     )

@@ -42,7 +42,7 @@ class Screen(Protocol):
         """No more will come."""
 
 
-def say(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
     """Print a line without markup, colours, wrapping and unseen characters; ignore a full disk."""
     try:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
@@ -154,7 +154,7 @@ class PlainScreen:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        say(self._console, text)
+        print_line(self._console, text)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -174,7 +174,7 @@ class LiveScreen:
 
     def note(self, text: str) -> None:
         """Print a line above the table."""
-        say(self._live.console, text)
+        print_line(self._live.console, text)
 
     def close(self) -> None:
         """Leave the last picture on the screen."""

@@ -11,11 +11,11 @@ from headrace.metrics.health_ranges import (
     BANDS,
     MIN_UPDATES_BACK,
     BandCrossing,
+    alert_sentence,
     alerts,
     band_of,
     limits_of,
     rule_text,
-    sentence,
 )
 from headrace.metrics.registry import METRICS
 
@@ -49,7 +49,9 @@ def test_golden_collapse_of_the_entropy() -> None:
     assert (alert.metric, alert.side, alert.bound) == (ENTROPY, "under", LOW)
     assert (alert.since, alert.last, alert.updates, alert.worst) == (31, 54, 24, 0.0125)
     assert alert.now
-    assert sentence(alert).startswith("entropy under 0.02 for 24 updates, since update 31: the po")
+    assert alert_sentence(alert).startswith(
+        "entropy under 0.02 for 24 updates, since update 31: the po"
+    )
 
 
 def test_a_short_visit_outside_is_none_and_a_short_one_inside_ends_none() -> None:
@@ -64,7 +66,7 @@ def test_what_is_back_for_long_has_ended_and_may_begin_again() -> None:
         (2 * FOR + 1, 3 * FOR + 1, False, 0.004),
         (1, FOR, False, 0.01),
     ]
-    assert ", updates 1 to 20: " in sentence(found[1])
+    assert ", updates 1 to 20: " in alert_sentence(found[1])
 
 
 def test_the_bound_itself_is_inside_and_what_is_unknown_is_neither() -> None:

@@ -16,7 +16,7 @@ from headrace_cli.commands.system.measure import (
     forecast,
     gains,
     measured_facts,
-    measuring,
+    run_overrides,
 )
 
 Make = Callable[..., RunConfig]
@@ -80,12 +80,12 @@ def test_the_measured_batch_is_a_share_that_the_machine_can_do(make_config: Make
     config = make_config("schedule.batch_windows=96", "schedule.num_generations=8")
 
     def batch(shape: ModelShape, hardware: Hardware = CPU) -> int:
-        found = dict(override.split("=") for override in measuring(config, shape, hardware))
+        found = dict(override.split("=") for override in run_overrides(config, shape, hardware))
         size, bound = (int(found[f"schedule.{n}"]) for n in ("batch_windows", "max_staleness"))
         assert size * (bound + 1) == 96 * (config.schedule.max_staleness + 1)
         assert size % 8 == 0
         assert (
-            problems(make_config("schedule.num_generations=8", *measuring(config, shape, CPU)))
+            problems(make_config("schedule.num_generations=8", *run_overrides(config, shape, CPU)))
             == []
         )
         return size
