@@ -60,11 +60,11 @@ class ProgressReporter:
         """Return the progress to send; None where nothing has moved since the last time."""
         now = self._now
         if now.unit == _MOVED:
-            # Looking costs some kilobytes of /proc: so seldom that they never come to a MiB.
+            # A look costs some kilobytes of /proc: rare enough never to sum to a MiB.
             if time.monotonic() - self._looked_at >= self._every_s:
                 now_known, self._looked_at = _moved_bytes(), time.monotonic()
                 self._bytes += sum(n - self._known.get(pid, 0) for pid, n in now_known.items())
-                self._known |= now_known  # Who could not be looked at is not new the next time.
+                self._known |= now_known  # A process unreadable once is not new later.
             now = replace(now, done=self._bytes >> 20)
         if now == self._said:
             return None

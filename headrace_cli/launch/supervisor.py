@@ -158,7 +158,7 @@ class Supervisor:
             if self._controller.stalled:
                 self._ask_for_stacks()
             else:
-                self._asked_for_stacks = False  # It went on: of the next stall they are asked anew.
+                self._asked_for_stacks = False  # It went on: a next stall dumps again.
             if lost := self._controller.lost:
                 self._ask_for_stacks()
                 self._cause = RunOutcome(OURS, lost, self._coordinator.tail())
@@ -217,7 +217,7 @@ class Supervisor:
         name = child.spec.name
         why = first_cause(child.tail(_CAUSE_LINES)) if code > 0 else ""
         user, cause = code == USER and why, why
-        # A coordinator that ends a run says why; of others it is told who they are.
+        # A coordinator that ends a run says why; other processes are named.
         if not user and not (why and child is self._coordinator):
             times = f" {child.deaths} times" if child.deaths > 1 else ""
             cause = f"{name} died{times} ({detail})" + (f": {why}" if why else "")

@@ -14,7 +14,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import longest_part_bytes
 
 
-class ConfigRule(NamedTuple):
+class Rule(NamedTuple):
     """A combination of values that cannot work."""
 
     key: str
@@ -86,27 +86,27 @@ _LEFT_OUT = (
     "so every ratio between them would be biased; use "
 )
 
-RULES: tuple[ConfigRule, ...] = (
-    ConfigRule(
+RULES: tuple[Rule, ...] = (
+    Rule(
         "schedule.window",
         lambda c: c.window > c.task.max_response_length,
         "{c.window} is longer than task.max_response_length = {c.task.max_response_length}; choose "
         "a divisor of it, or leave it out for whole responses",
     ),
-    ConfigRule(
+    Rule(
         "schedule.window",
         lambda c: c.task.max_response_length % c.window != 0,
         "{c.window} does not divide task.max_response_length = {c.task.max_response_length}; the "
         "last window would be cut short",
     ),
-    ConfigRule(
+    Rule(
         "schedule.max_in_play",
         lambda c: c.schedule.max_in_play is not None
         and c.schedule.max_in_play < c.schedule.batch_windows + c.schedule.num_generations,
         "{c.schedule.max_in_play} leaves no room beside a batch of {c.schedule.batch_windows} "
         "windows; use more, or leave it out",
     ),
-    ConfigRule(
+    Rule(
         "schedule.num_generations",
         lambda c: c.schedule.mode == "streaming"
         and c.schedule.num_generations > c.schedule.bound,
@@ -114,31 +114,31 @@ RULES: tuple[ConfigRule, ...] = (
         "windows are in play; use fewer, or a larger schedule.batch_windows or "
         "schedule.max_staleness",
     ),
-    ConfigRule(
+    Rule(
         "schedule.value_batch_tokens",
         lambda c: c.schedule.value_batch_tokens is not None and c.algorithm.value is None,
         "makes batches for a value model, and this algorithm has none; leave it out, or add "
         "[algorithm.value]",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.advantages.boundary_mask",
         lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
     ),
-    ConfigRule(
+    Rule(
         "learner.ranker",
         lambda c: c.learner.ranker is not None
         and [s.kind for s in c.reward.each().values()].count("ranker") != 1,
         'trains the ranker of a reward along; name one source with kind = "ranker"',
     ),
-    ConfigRule(
+    Rule(
         "learner.ranker",
         lambda c: c.learner.ranker is not None
         and (source := c.reward.ranker()) is not None
         and source.options.get("answer", "query") != "query",
         'learns from answers that are queries; leave it out with options.answer = "order"',
     ),
-    ConfigRule(
+    Rule(
         "reward.unit",
         lambda c: c.learner.ranker is not None
         and c.schedule.num_generations > 1
@@ -146,7 +146,7 @@ RULES: tuple[ConfigRule, ...] = (
         and source.unit != "group",
         '"trajectory" lets several versions of a ranker score one group; use "group"',
     ),
-    ConfigRule(
+    Rule(
         "environment.max_context",
         lambda c: c.environment is not None
         and c.environment.max_context is not None
@@ -154,7 +154,7 @@ RULES: tuple[ConfigRule, ...] = (
         "{c.environment.max_context} leaves nothing behind a prompt of task.max_prompt_length = "
         "{c.task.max_prompt_length}; use more",
     ),
-    ConfigRule(
+    Rule(
         "environment.rewritten",
         lambda c: c.environment is not None
         and c.environment.rewritten == "branch"
@@ -167,89 +167,89 @@ RULES: tuple[ConfigRule, ...] = (
         '"branch" is for agents, in a stream whose windows hold whole answers (schedule.window), '
         'with schedule.num_generations = 1; use "fail"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.turns",
         lambda c: c.algorithm.turns == "turn" and c.environment is None,
         "ends credit with a turn, and without an environment there is one turn; leave it out",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.turns",
         lambda c: c.algorithm.turns == "turn" and _group(c) is not None,
         "does not go with advantages by group: turns of siblings do not correspond",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.advantages.whiten_by_act",
         lambda c: (egae := _egae(c)) is not None
         and egae.whiten_by_act
         and c.algorithm.turns != "turn",
         'goes together with algorithm.turns = "turn"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.penalties.positive_nll_coef",
         lambda c: c.algorithm.turns == "turn" and c.algorithm.penalties.positive_nll_coef != 0,
         "would imitate all turns of an episode that ended well, wrong ones too; leave it out where "
         'algorithm.turns = "turn"',
     ),
-    ConfigRule(
+    Rule(
         "generator.chunk_tokens",
         lambda c: c.chunk_tokens > c.window,
         "{c.chunk_tokens} is longer than a window of {c.window} tokens",
     ),
-    ConfigRule(
+    Rule(
         "generator.fire.top_k",
         lambda c: (fire := _fire(c)) is not None and fire.top_k in (0, 1),
         "{c.generator.fire.top_k} leaves the first token no choice, so that it would not be hot; "
         "use 2 or more, or -1 for all tokens",
     ),
-    ConfigRule(
+    Rule(
         "generator.fire.temperature",
         lambda c: (fire := _fire(c)) is not None and fire.temperature <= c.generator.temperature,
         "{c.generator.fire.temperature:g} is no hotter than generator.temperature = "
         "{c.generator.temperature:g}; use a higher one (30 is usual), or leave [generator.fire] "
         "out",
     ),
-    ConfigRule(
+    Rule(
         "generator.top_p",
         lambda c: c.generator.top_p < 1.0 and not c.evaluation.only,
         "{c.generator.top_p:g}: " + _LEFT_OUT + "1 (evaluation.top_p may be less)",
     ),
-    ConfigRule(
+    Rule(
         "generator.top_k",
         lambda c: c.generator.top_k > 0 and not c.evaluation.only,
         "{c.generator.top_k}: " + _LEFT_OUT + "-1 (evaluation.top_p may narrow evaluations)",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.value",
         lambda c: _egae(c) is not None and c.algorithm.value is None,
         'missing: advantages of kind "egae" come from a value model; add [algorithm.value], or use '
         'algorithm.advantages.kind = "group"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.value",
         lambda c: _group(c) is not None and c.algorithm.value is not None,
         'advantages of kind "group" use no value model; leave [algorithm.value] and overrides '
         'of its keys out (or set it to "null")',
     ),
-    ConfigRule(
+    Rule(
         "schedule.unit",
         lambda c: _group(c) is not None and c.schedule.unit == "window",
         '"window" does not go with advantages of kind "group": the reward of an unfinished '
         'trajectory is not known; use "group" or "trajectory"',
     ),
-    ConfigRule(
+    Rule(
         "schedule.unit",
         lambda c: _needs_group(c) and c.schedule.unit == "trajectory",
         '"trajectory" tears groups apart: a baseline of the group needs "group", or use '
         'algorithm.advantages.baseline = "none"',
     ),
-    ConfigRule(
+    Rule(
         "schedule.unit",
         lambda c: c.schedule.unit != "window" and _cuts_responses(c),
         '"{c.schedule.unit}" goes with whole responses, and schedule.window = {c.window} cuts them '
         'at {c.window} of {c.task.max_response_length} tokens: use "window", or leave '
         "schedule.window out",
     ),
-    ConfigRule(
+    Rule(
         "schedule.unit",
         lambda c: _egae(c) is not None
         and c.schedule.unit == "group"
@@ -258,18 +258,18 @@ RULES: tuple[ConfigRule, ...] = (
         "(num_generations may stay), or choose among groups with algorithm.admit = "
         '"mixed_groups"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.admit",
         lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.num_generations < 2,
         '"mixed_groups" needs groups: a single response is never mixed; use '
         "schedule.num_generations of 2 or more",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.admit",
         lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.unit != "group",
         '"mixed_groups" judges complete groups; use schedule.unit = "group"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.advantages.scale",
         lambda c: (group := _group(c)) is not None
         and group.baseline == "none"
@@ -277,7 +277,7 @@ RULES: tuple[ConfigRule, ...] = (
         '"{c.algorithm.advantages.scale}" divides by a spread around a baseline that is not '
         'taken away; use "none" (and whiten = true to scale over the batch)',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.advantages.length_adaptive_alpha",
         _lambda_stays,
         "{c.algorithm.advantages.length_adaptive_alpha:g} keeps lambda at its floor "
@@ -285,13 +285,13 @@ RULES: tuple[ConfigRule, ...] = (
         "max_response_length = {c.task.max_response_length}: use a larger alpha, a lower floor, "
         "or leave it out",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.ratio.level",
         lambda c: (tis := _tis(c)) is not None and tis.level == "sequence" and _cuts_responses(c),
         '"sequence" is the weight of a whole response, and windows of {c.window} tokens are parts '
         'of one; use "token", or leave schedule.window out',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.ratio.geometric_filter",
         lambda c: (tis := _tis(c)) is not None
         and tis.geometric_filter is not None
@@ -299,14 +299,14 @@ RULES: tuple[ConfigRule, ...] = (
         "judges whole responses, and windows of {c.window} tokens are parts of one; leave it out, "
         "or leave schedule.window out",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.ratio.geometric_filter",
         lambda c: (tis := _tis(c)) is not None
         and tis.geometric_filter is not None
         and not 0 < tis.geometric_filter[0] <= 1 <= tis.geometric_filter[1],
         "should be [low, high] with 0 < low <= 1 <= high, for example [0.999, 1.001]",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.kl.estimator",
         lambda c: (kl := c.algorithm.kl) is not None
         and kl.where == "loss"
@@ -314,7 +314,7 @@ RULES: tuple[ConfigRule, ...] = (
         '"k1" as a loss has a gradient of 0 on average; use "k1+" or "k3+", or algorithm.kl.where '
         '= "reward"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.kl.estimator",
         lambda c: (kl := c.algorithm.kl) is not None
         and kl.where == "reward"
@@ -322,7 +322,7 @@ RULES: tuple[ConfigRule, ...] = (
         '"{c.algorithm.kl.estimator}" in the reward does not lead towards the reference, only "k1" '
         'does; use that, or algorithm.kl.where = "loss"',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.kl.where",
         lambda c: (kl := c.algorithm.kl) is not None
         and kl.where == "reward"
@@ -330,14 +330,14 @@ RULES: tuple[ConfigRule, ...] = (
         '"reward" takes the divergence from what sampled a token, and a first token drawn hot is '
         'not from the policy; use "loss", or leave generator.fire out',
     ),
-    ConfigRule(
+    Rule(
         "reward.kl_coefficient",
         lambda c: c.algorithm.kl is None
         and any(source.kl_coefficient is not None for source in c.reward.each().values()),
         "is the weight of a divergence that nobody computes: add [algorithm.kl], whose coef holds "
         "for the other sources",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.overlong.cache",
         lambda c: (long := c.algorithm.overlong) is not None
         and long.cache is not None
@@ -345,19 +345,19 @@ RULES: tuple[ConfigRule, ...] = (
         "{c.algorithm.overlong.cache} is longer than task.max_response_length = "
         "{c.task.max_response_length}; the penalty grows over the last so many tokens of it",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.overlong",
         lambda c: (long := c.algorithm.overlong) is not None
         and long.cache is None
         and not long.filter,
         "does nothing without cache or filter = true; set one, or leave the section out",
     ),
-    ConfigRule(
+    Rule(
         "model.critic_path",
         lambda c: c.model.critic_path is not None and c.algorithm.value is None,
         "names a value model, and this algorithm has none; leave it out, or add [algorithm.value]",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.value.context",
         lambda c: (
             c.algorithm.reads_anchors
@@ -365,7 +365,7 @@ RULES: tuple[ConfigRule, ...] = (
         ),
         '"anchor" is for rewards of the kind "pairwise", and there are none',
     ),
-    ConfigRule(
+    Rule(
         "algorithm.value.warmup_explained_variance",
         lambda c: (value := c.algorithm.value) is not None
         and value.warmup_explained_variance is not None
@@ -373,60 +373,60 @@ RULES: tuple[ConfigRule, ...] = (
         "ends a warm-up early, and there is none: set algorithm.value.warmup_updates to its most "
         "updates",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.value.warmup_prompts",
         lambda c: (value := c.algorithm.value) is not None
         and value.warmup_prompts is not None
         and not value.warmup_updates,
         "is the first warm-up update's set, and there is none: set algorithm.value.warmup_updates",
     ),
-    ConfigRule(
+    Rule(
         "algorithm.value.gae_lambda_value",
         lambda c: (value := c.algorithm.value) is not None
         and c.algorithm.fits_value
         and value.gae_lambda_value < 1,
         'is 1 for fit = "least_squares", which fits returns',
     ),
-    ConfigRule(
+    Rule(
         "stop.after_warmup",
         lambda c: c.stop.after_warmup and not _warmup(c),
         "needs a warm-up of a value model: set algorithm.value.warmup_updates",
     ),
-    ConfigRule(
+    Rule(
         "schedule.num_generations",
         lambda c: _needs_group(c) and c.schedule.num_generations < 2,
         "1 leaves no group to compare with; use 2 or more, or algorithm.advantages.baseline = "
         '"none"',
     ),
-    ConfigRule(
+    Rule(
         "schedule.batch_windows",
         lambda c: (_needs_group(c) or c.schedule.unit == "group")
         and c.schedule.batch_windows % c.schedule.num_generations != 0,
         "{c.schedule.batch_windows} is no multiple of schedule.num_generations = "
         "{c.schedule.num_generations}, so groups would be torn",
     ),
-    ConfigRule(
+    Rule(
         "stop.accuracy",
         lambda c: c.stop.accuracy is not None and c.evaluation.every_updates is None,
         "needs evaluation.every_updates",
     ),
-    ConfigRule(
+    Rule(
         "evaluation.spacing",
         lambda c: c.evaluation.spacing > 0 and c.evaluation.every_updates is None,
         "leaves out some of the evaluations of evaluation.every_updates, which is not set",
     ),
-    ConfigRule(
+    Rule(
         "evaluation.spacing_from_s",
         lambda c: c.evaluation.spacing_from_s > 0 and not c.evaluation.spacing,
         "is the time from which evaluation.spacing counts, which is 0",
     ),
-    ConfigRule(
+    Rule(
         "generator.batch_invariant",
         lambda c: c.generator.batch_invariant and c.generator.engine != "torch",
         'needs generator.engine = "torch"; vLLM has a mode of its own for some GPUs (environment '
         "variable VLLM_BATCH_INVARIANT)",
     ),
-    ConfigRule(
+    Rule(
         "learner.context",
         lambda c: c.learner.context == "carried" and c.prefix_is_fresh,
         '"carried" goes with generators that keep keys and values as weights change; here they '
@@ -434,42 +434,42 @@ RULES: tuple[ConfigRule, ...] = (
         'generator.kv_on_update): use "frozen", which costs less than "full", or stream with '
         'generator.kv_on_update = "keep"',
     ),
-    ConfigRule(
+    Rule(
         "learner.carried_on_device_gib",
         lambda c: c.learner.carried_on_device_gib > c.learner.carried_gib,
         "{c.learner.carried_on_device_gib:g} is part of learner.carried_gib = "
         "{c.learner.carried_gib:g}; use less of the one or more of the other",
     ),
-    ConfigRule(
+    Rule(
         "learner.offload_optimizer",
         lambda c: c.learner.offload_optimizer and not c.learner.zero_stage,
         "needs learner.zero_stage of 1 or more",
     ),
-    ConfigRule(
+    Rule(
         "learner.compile",
         lambda c: bool(c.learner.compile) and c.learner.zero_stage == 3,
         "does not go with learner.zero_stage = 3, which gathers weights inside layers",
     ),
-    ConfigRule(
+    Rule(
         "reward.process.source",
         lambda c: c.reward.process.source is not None and _group(c) is not None,
         "advantages by group see the score of a whole answer alone, so lines would earn nothing: "
         'use algorithm.advantages.kind = "egae", which has a critic',
     ),
-    ConfigRule(
+    Rule(
         "transport.max_message_mib",
         _too_long_for_a_message,
         "{c.transport.max_message_mib:g} has no room for one answer with task.max_prompt_length = "
         "{c.task.max_prompt_length} and task.max_response_length = {c.task.max_response_length}, "
         "which may take 250 bytes a token: use more, or shorter answers",
     ),
-    ConfigRule(
+    Rule(
         "transport.heartbeat_timeout_s",
         lambda c: c.transport.heartbeat_timeout_s < 3 * c.transport.heartbeat_s,
         "{c.transport.heartbeat_timeout_s:g} should be at least three heartbeats of "
         "{c.transport.heartbeat_s:g} s",
     ),
-    ConfigRule(
+    Rule(
         "evaluation.before",
         lambda c: c.evaluation.only and not c.evaluation.before,
         "must be true with evaluation.only",

@@ -104,7 +104,7 @@ class CurveAuthenticator:
         socket.curve_publickey = public
         socket.curve_server = True
         context = zmq.Context(shadow=socket.context.underlying)
-        # Without it CURVE would let in whoever knows the server's public key.
+        # Without it CURVE would let in any holder of the server's public key.
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.configure_curve_callback("*", _SingleKeyProvider(allowed))
         self._authenticator.start()

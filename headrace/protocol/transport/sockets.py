@@ -156,7 +156,7 @@ class Router(_BoundSocket):
             name, message, answers = self._end.decode(await self._socket.recv_multipart())
             for frames in answers:
                 if not await self._put(name, frames):
-                    break  # Who lacks something asks again.
+                    break  # A receiver that lacks it requests it again.
             if message is not None:
                 return name, message
             await asyncio.sleep(0)  # A flood is received without a pause: let others run.

@@ -348,7 +348,7 @@ def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> I
         yield ReplayRow(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
 
 
-# -- told ------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _plain(found: ReplayReport, run: str) -> dict[str, Any]:
