@@ -37,7 +37,7 @@ def broken_links(page: Path) -> list[str]:
     ]
 
 
-def exists(page: Path, target: str) -> bool:
+def link_exists(page: Path, target: str) -> bool:
     """Return whether a link of `page` names a file, and its anchor one of the file's headings."""
     name, _, anchor = target.partition("#")
     path = page.parent / name if name else page
