@@ -1,7 +1,7 @@
 """The supervisor of a run: starts, restarts and ends its processes in order.
 
 In: `ProcessSpec`s and a `RunController` (how to ask the coordinator to stop, and what to show).
-Out: an `RunOutcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
+Out: a `RunOutcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
 
 Promises: no process outlives the supervisor (see `process_reaper.py`); only process groups of the
 run are signalled; the first cause of a failure is what `RunOutcome` names; a coordinator that lives

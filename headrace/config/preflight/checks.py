@@ -146,7 +146,8 @@ def _check_port(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig, hardware: Hardware) -> None:
-    """UserError where requested GPUs lack or cannot work. A CPU runs tensor parallel ranks, too."""
+    """UserError where requested GPUs are missing or cannot work. A CPU runs tensor parallel
+    ranks."""
     ranks, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
     count, shm = len(hardware.gpus), hardware.shm_bytes
     vllm = hardware.torch_cuda and config.generator.engine == "vllm" and config.generator.count

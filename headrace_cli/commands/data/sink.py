@@ -250,8 +250,8 @@ class MetricStreamer:
         self._steps = self._failures = 0
 
     def stream(self, *, once: bool) -> int:
-        """Stream until the run has ended; return the number of steps. RunFailedError: it failed
-        often."""
+        """Stream until the run has ended; return the number of steps. RunFailedError: as
+        `_failed`."""
         try:
             while True:
                 # Looked at before the news, so that none is missed.

@@ -42,8 +42,8 @@ class AnchorJudges:
     """See the module's docstring."""
 
     def __init__(self, config: RunConfig, by: str | None) -> None:
-        """`by`: the source that picks, if not the prompt's own. UserError: one is missing or
-        cannot."""
+        """`by`: the picking source, if not the prompt's. UserError: a source is missing or cannot
+        pick."""
         reward = config.reward
         each = reward.each()
         if by is not None and by not in each:

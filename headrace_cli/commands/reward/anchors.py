@@ -93,8 +93,8 @@ class AnchorSelection:
         self.tokens = 0
 
     def prompts(self, count: int | None) -> list[AnchorPrompt]:
-        """Return held-out prompts as in an evaluation, and `count` (None: all) training prompts,
-        once."""
+        """Return held-out prompts as in an evaluation, and `count` training prompts, each once.
+        `count` None: all of a dataset, else DEFAULT_PROMPTS."""
         from rewards.models.encoding import prompt_ids, shown
         from tasks.datasets.source import DatasetSource, build_source
 

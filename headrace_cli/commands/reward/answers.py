@@ -23,8 +23,7 @@ from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 
 
 def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) -> list[ScoreItem]:
-    """Return an item per row, its id the place. `media`: folder of images; None: they are
-    errors."""
+    """Return an item per row, with its place as id. `media`: folder of images; None: no images."""
     from tasks.rows import images_in, with_images
 
     task = config.task

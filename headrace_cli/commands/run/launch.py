@@ -168,7 +168,8 @@ def _in_job(arguments: argparse.Namespace) -> int:
 
 
 def _host_of(hosts: list[str]) -> str:
-    """Return the first host as others know it: its own name is often loopback to itself."""
+    """Return the first host as others know it. A host often takes its own name for loopback; its
+    address towards another one is then right."""
     first, *others = hosts
     try:
         if others and is_loopback(socket.gethostbyname(first)):

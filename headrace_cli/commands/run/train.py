@@ -135,8 +135,8 @@ def with_port(config: RunConfig) -> RunConfig:
 def prepare_run(
     arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
-    """Return folder and configuration of a new or resumed run. `check`, `trains`: as in
-    `resume_run`."""
+    """Return folder and configuration of a new run, or of a resumed one, which has to train if
+    `trains`. `check` as in `resume_run`."""
     if getattr(arguments, "resume", None):
         return resume_run(arguments, check, trains=trains)
     config = config_from_arguments(arguments)
