@@ -1,4 +1,4 @@
-"""`headrace sandbox run FILE`: one program in the sandbox, which anybody may attack."""
+"""`headrace sandbox run FILE`: one program in the sandbox, to try to escape from it."""
 
 import argparse
 import asyncio
