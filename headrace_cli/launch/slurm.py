@@ -17,7 +17,7 @@ from headrace.host.install import ROOT
 from headrace_cli.launch.hosts import HOST, ResourceShare
 from headrace_cli.launch.plan import ADDRESS, MASTER_PORT, ProcessSpec, learner_argv
 
-Plan = Sequence[tuple[ProcessSpec, ResourceShare]]
+HostPlan = Sequence[tuple[ProcessSpec, ResourceShare]]
 FOLDER = "slurm"
 JOB = "job.sbatch"
 WORKERS = ("generator", "reward", "environment")
@@ -41,7 +41,7 @@ class SlurmJob:
     more: tuple[str, ...] = ()
 
 
-def job_of(plan: Plan, asked: SlurmJob) -> SlurmJob:
+def job_of(plan: HostPlan, asked: SlurmJob) -> SlurmJob:
     """The job as it was asked for, with what was left open (0) filled in: as few cores of each node
     as the plan needs, as few nodes for the learner as its GPUs need. UserError where the plan has
     no room in it."""
@@ -71,7 +71,7 @@ def job_of(plan: Plan, asked: SlurmJob) -> SlurmJob:
     return replace(job, cpus_per_node=job.cpus_per_node or needed)
 
 
-def _has_room(plan: Plan, job: SlurmJob) -> bool:
+def _has_room(plan: HostPlan, job: SlurmJob) -> bool:
     """Return whether each step finds a node, where each takes the first one that has room."""
     ranks = [share for spec, share in plan if spec.role == "learner"]
     own = _per_node(ranks, job) if ranks else ResourceShare(0)
@@ -101,7 +101,7 @@ def _per_node(ranks: Sequence[ResourceShare], job: SlurmJob) -> ResourceShare:
 # -- scripts -----------------------------------------------------------------------------------
 
 
-def write_scripts(plan: Plan, job: SlurmJob, run_dir: Path) -> Path:
+def write_scripts(plan: HostPlan, job: SlurmJob, run_dir: Path) -> Path:
     """Write all scripts into the run's folder; the one to hand to sbatch."""
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ def write_scripts(plan: Plan, job: SlurmJob, run_dir: Path) -> Path:
     return folder / JOB
 
 
-def scripts(plan: Plan, job: SlurmJob, run_dir: Path) -> dict[str, str]:
+def scripts(plan: HostPlan, job: SlurmJob, run_dir: Path) -> dict[str, str]:
     """Name and text of each script."""
     shares = {spec.role: share for spec, share in plan}
     found = {JOB: _job_script(job, run_dir)}
@@ -233,7 +233,7 @@ exec {shlex.quote(sys.executable)} -m learner.process.ranks --nnodes={job.learne
 # -- steps -------------------------------------------------------------------------------------
 
 
-def steps(plan: Plan, run_dir: Path, host: str) -> list[ProcessSpec]:
+def steps(plan: HostPlan, run_dir: Path, host: str) -> list[ProcessSpec]:
     """The processes as the supervisor in the job starts them. `host`: the first node, as the others
     know it; the coordinator and learner rank 0 are there."""
     found: list[ProcessSpec] = []

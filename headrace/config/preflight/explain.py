@@ -65,11 +65,8 @@ def facts(config: RunConfig) -> list[Fact]:
     ]  # fmt: skip
     if isinstance(config.task, MixtureConfig):
         found += _mixture(config.task)
-    found += _staleness(config)
-    found += _lambda(config)
-    found += _groups(config)
-    found += _overlong(config)
-    found += _units(config)
+    for part in (_staleness, _lambda, _groups, _overlong, _units):
+        found += part(config)
     value = config.algorithm.value
     if value is not None and value.warmup_updates:
         meaning = "train the value model alone before the policy moves"

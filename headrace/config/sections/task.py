@@ -146,7 +146,7 @@ class RewritingConfig(ProceduralConfig):
     """Maximum number of them."""
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 
 
 class ShapesConfig(ProceduralConfig):
@@ -174,10 +174,10 @@ class ShapesConfig(ProceduralConfig):
 class BandsConfig(StrictModel):
     """Frequency at which prompts are asked again, by the pass rate of their last answers."""
 
-    edges: tuple[Share, ...] = (0.2, 0.8)
+    edges: tuple[UnitInterval, ...] = (0.2, 0.8)
     """Pass rates between bands, ascending."""
 
-    ask: tuple[Share, ...] = (1.0, 1.0, 0.1)
+    ask: tuple[UnitInterval, ...] = (1.0, 1.0, 0.1)
     """Probability that a prompt of each band is asked at its turn: one more than edges."""
 
     def asked(self, rate: float) -> float:

@@ -12,14 +12,14 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace_cli.launch.hosts import plan_hosts
 from headrace_cli.launch.plan import ADDRESS, MASTER_PORT
-from headrace_cli.launch.slurm import Plan, SlurmJob, job_of, scripts, steps
+from headrace_cli.launch.slurm import HostPlan, SlurmJob, job_of, scripts, steps
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
 OPEN = SlurmJob(nodes=2, cpus_per_node=0, learner_nodes=0)
 
 
-def plan(make_config: Make, *overrides: str, gpus: bool = False) -> Plan:
+def plan(make_config: Make, *overrides: str, gpus: bool = False) -> HostPlan:
     return plan_hosts(make_config("dashboard.enabled=false", *overrides), RUN, gpus=gpus)
 
 
