@@ -2,7 +2,7 @@
 
 The coordinator has one ROUTER, every other process a DEALER. Structs are frozen and tagged; the
 codec takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field
-changes its meaning. Positions count tokens from the end of a sequence's opening (see `streams`).
+changes its meaning. Positions count tokens from the end of a sequence's opening (see `token_spans`).
 """
 
 import hashlib
