@@ -1,8 +1,8 @@
-"""Every message on the wire, in the order in which a run says them.
+"""Every message on the wire, in the order in which a run sends them.
 
 The coordinator has one ROUTER, every other process a DEALER. Structs are frozen and tagged; the
 codec takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field
-changes its meaning. Positions count tokens from the end of a sequence's opening (see `token_spans`).
+changes its meaning. Positions count tokens from the end of a sequence's opening: see `token_spans`.
 """
 
 import hashlib
