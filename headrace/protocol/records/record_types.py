@@ -1,11 +1,11 @@
 """Records of the journal: SQL projects them, a replay rebuilds the coordinator.
 
 Only the coordinator makes records, in the order of events, and only `storage` reads or writes them
-on disk. Positions count tokens from the end of a sequence's opening (`token_spans`), runs of them are
-[start, end). Every record is frozen and tagged with its class name. What happens to a window is
-recorded, never inferred: each step of its life is a record that names it, so a reader needs no rule
-of the coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage` refuses other
-ones.
+on disk. Positions count tokens from the end of a sequence's opening (see `token_spans`), runs of
+them are [start, end). Every record is frozen and tagged with its class name. What happens to a
+window is recorded, never inferred: each step of its life is a record that names it, so a reader
+needs no rule of the coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage`
+refuses other ones.
 """
 
 import time
