@@ -36,11 +36,11 @@ with lasting():
     from headrace.data.media import MediaStore
     from headrace.errors import StorageBlockedError, UserError
     from headrace.host import memory, stack_dumps
-    from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
+    from headrace.host.disk import RETRY_FULL_S, RETRY_S, WAIT_PREFIX, lack_of_room, writing
     from headrace.protocol.messages.control import WeightNotice, weights_digest
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
-    from headrace.run_files.run_folder import ANNOUNCED, MEDIA
+    from headrace.run_files.run_folder import COORDINATOR_FILE, MEDIA
     from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
@@ -109,10 +109,10 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
 
 
 def _wait_for_room(run_dir: Path, problem: str) -> None:
-    """Say for what a start waits, until the disk seems to have room; after ANYWAY_S in any case,
-    for some file systems do not say."""
-    print(f"{WAITS}{problem}", file=sys.stderr, flush=True)
-    until = time.monotonic() + ANYWAY_S
+    """Say for what a start waits, until the disk seems to have room; after RETRY_FULL_S in any
+    case, for some file systems do not say."""
+    print(f"{WAIT_PREFIX}{problem}", file=sys.stderr, flush=True)
+    until = time.monotonic() + RETRY_FULL_S
     time.sleep(RETRY_S)
     while lack_of_room(run_dir, START_BYTES) and time.monotonic() < until:
         time.sleep(RETRY_S)
@@ -123,7 +123,9 @@ def _last_port(run_dir: Path) -> int:
     """The port of the coordinator that died. Processes that are still there look for the new
     coordinator at the same port."""
     try:
-        return int(json.loads((run_dir / ANNOUNCED).read_text())["address"].rsplit(":", 1)[1])
+        return int(
+            json.loads((run_dir / COORDINATOR_FILE).read_text())["address"].rsplit(":", 1)[1]
+        )
     except (OSError, ValueError, LookupError, TypeError):  # any port will do for a new start
         return 0
 
@@ -193,7 +195,7 @@ def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None)
     one by, where the address binds all of its interfaces."""
     if host is not None:
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
-    path = run_dir / ANNOUNCED
+    path = run_dir / COORDINATOR_FILE
     partial = path.with_suffix(".partial")
     told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}
     partial.write_text(json.dumps(told))

@@ -38,7 +38,7 @@ from environments.child import (
 )
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.host.process_reaper import Reaper
+from headrace.host.process_reaper import ProcessReaper
 from headrace.protocol.messages.control import Message, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
 from headrace.protocol.transport.sockets import Dealer
@@ -70,7 +70,7 @@ class Child:
         self.is_gone = False
 
     @classmethod
-    async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
+    async def start(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "Child":
         """A child that has the environment, tried again where it was killed as it started;
         UserError where it cannot be had."""
         for left in reversed(range(STARTS)):
@@ -95,7 +95,7 @@ class Child:
         return child
 
     @classmethod
-    async def _begin(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
+    async def _begin(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "Child":
         # What follows the order of a set has to follow it in every child.
         other = {"PYTHONHASHSEED": "0"}
         if config.python is not None:
@@ -109,7 +109,7 @@ class Child:
         except OSError as error:
             text = f"environment.python={config.python!r} cannot be started: {error}"
             raise UserError(text) from error
-        reaper.watch(process.pid)
+        reaper.register(process.pid)
         child = cls(process)
         child.say(Setup(config.name, config.options, config.call_format))
         return child
@@ -175,7 +175,7 @@ def _own_packages() -> str:
 
 async def ready_of(config: EnvironmentConfig) -> Ready:
     """What an environment says of itself; UserError where it cannot be had."""
-    reaper = Reaper()
+    reaper = ProcessReaper()
     try:
         child = await Child.start(config, reaper)
         await child.kill()
@@ -203,7 +203,7 @@ class Pool:
     """The children of a worker, and the episodes that they hold."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        self._config, self._reaper = config, Reaper()
+        self._config, self._reaper = config, ProcessReaper()
         self._children: list[Child] = []
         self._episodes: dict[int, Episode] = {}
         self._renewing = asyncio.Lock()

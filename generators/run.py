@@ -24,7 +24,13 @@ from generators.engines.fake_engine import FakeEngine
 from generators.engines.vllm_engine import cache_folder
 from generators.rollout.cpu_affinity import Cores
 from generators.rollout.loop import GeneratorLoop
-from headrace.config.device_defaults import ALONE, USED_SHARE, Company, Resolved, resolve_generator
+from headrace.config.device_defaults import (
+    ALONE,
+    GPU_MEMORY_SHARE,
+    GpuSharing,
+    ResolvedConfig,
+    resolve_generator,
+)
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
@@ -34,7 +40,7 @@ from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, detect, has_gpu
 from headrace.host.memory import lasting
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
@@ -112,7 +118,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             max_num_seqs=generator.seats,
             dtype=generator.dtype,
             kv_cache_gib=generator.kv_cache_gib,
-            gpu_memory_utilization=generator.gpu_memory_utilization or USED_SHARE,
+            gpu_memory_utilization=generator.gpu_memory_utilization or GPU_MEMORY_SHARE,
             tensor_parallel_size=generator.tensor_parallel_size,
             enforce_eager=bool(generator.enforce_eager),
             stream_interval=generator.stream_interval,
@@ -130,7 +136,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
     )
 
 
-def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
+def chosen_here(config: RunConfig, company: GpuSharing = ALONE) -> ResolvedConfig:
     """The configuration with what it leaves open to generators chosen for this host."""
     gpus, taken = detect().gpus, 0
     if gpus and company.ranks:
@@ -204,7 +210,7 @@ async def generate(
     name: str,
     cpus: list[int] | None,
     evaluation_cpus: list[int] | None = None,
-    company: Company = ALONE,
+    company: GpuSharing = ALONE,
 ) -> int:
     """The life of a generator; its exit code."""
     identity = identity_of(name)
@@ -216,8 +222,8 @@ async def generate(
         welcome = await greet(dealer, hello)
         config = RunConfig.model_validate_json(welcome.config)
         transport = config.transport
-        work = Work(transport.stall_timeout_s)
-        with work.pulse(link, identity, transport.heartbeat_s):
+        work = ProgressReporter(transport.stall_timeout_s)
+        with work.heartbeats(link, identity, transport.heartbeat_s):
             config, choices = chosen_here(config, company)
             cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
             with lasting():
@@ -284,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     stack_dumps.listen()
     link = Link(args.connect, curve_keys=args.curve_keys)
-    run = generate(link, args.name, args.cpus, args.evaluation_cpus, Company(*args.company))
+    run = generate(link, args.name, args.cpus, args.evaluation_cpus, GpuSharing(*args.company))
     return exit_code(lambda: asyncio.run(run), EngineDeadError)
 
 

@@ -1,6 +1,4 @@
-"""The errors that cross module borders, what a process does with each, and how text of others is
-shown to people.
-"""
+"""Errors across module borders, their handling, and escapes for foreign text."""
 
 import sys
 from collections.abc import Callable
@@ -58,14 +56,11 @@ def visible(text: str) -> str:
 def exit_code(run: Callable[[], int | None], *also: type[Exception]) -> int:
     """Run a process to its end; its exit code, None being 0. The user's mistake is a line and 2, a
     run that failed, or one of `also`, a line and 1, Ctrl-C 130."""
-    failures: tuple[type[Exception], ...] = (RunFailedError, *also)
+    failures: tuple[type[Exception], ...] = (UserError, RunFailedError, *also)
     try:
         return run() or 0
-    except UserError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return 2
     except failures as error:
         print(visible(f"error: {error}"), file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
         return 130

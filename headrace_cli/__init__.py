@@ -1,1 +1,1 @@
-"""The roof: the command line, its commands, and how processes are started."""
+"""Command line, its commands, and the launch of processes; the topmost package."""

@@ -1,4 +1,4 @@
-"""The command line: all commands and their options, and none of the work that they do.
+"""The command line: all commands and their options, without their work.
 
 Subcommands live in `headrace_cli/commands/`, one module for each noun, and are imported when they
 are used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from headrace.errors import StorageBlockedError, exit_code
 from headrace_cli.cli_data import add_data, add_replay
-from headrace_cli.cli_options import Maker, take
+from headrace_cli.cli_options import CommandMaker, add_options
 from headrace_cli.cli_reward import add_rank, add_reward, add_sft
 
 Action = Callable[[argparse.Namespace], int]
@@ -45,7 +45,7 @@ more than one machine:
 `headrace COMMAND --help` shows the options and examples of one command.
 """
 
-WORK = {
+COMMAND_FUNCTIONS = {
     "train": "headrace_cli.commands.run.train.train",
     "launch": "headrace_cli.commands.run.launch.launch",
     "generator": "headrace_cli.commands.run.generator.generator",
@@ -78,7 +78,7 @@ WORK = {
     "bench": "headrace_cli.commands.system.benchmark.bench",
 }
 """The function of each command, by its words."""
-NEEDS = {
+REQUIRED_EXTRAS = {
     "train": "train", "launch": "train", "generator": "train", "eval": "train",
     "score": "train", "replay": "train",
     "dashboard": "dashboard",
@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        take(made, takes)
+        add_options(made, takes)
         return made
 
     _training(command)
@@ -125,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _training(command: Maker) -> None:
+def _training(command: CommandMaker) -> None:
     train = command(
         "train", "train a model by a recipe, or resume a run",
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
@@ -171,7 +171,7 @@ def _training(command: Maker) -> None:
     evaluate.add_argument(
         "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
     )
-    take(evaluate, "overrides")
+    add_options(evaluate, "overrides")
 
     play = command(
         "try-environment", "play episodes of a recipe's environment, one line per turn",
@@ -198,7 +198,7 @@ def _training(command: Maker) -> None:
     score.add_argument("--resume", metavar="RUN", help="go on with this run")
 
 
-def _looking(command: Maker) -> None:
+def _looking(command: CommandMaker) -> None:
     page = command(
         "dashboard",
         "serve the web page of all runs",
@@ -229,7 +229,7 @@ def _looking(command: Maker) -> None:
     add_replay(command)
 
 
-def _checking(command: Maker) -> None:
+def _checking(command: CommandMaker) -> None:
     config = command(
         "config", "inspect a recipe without starting a run",
         "headrace config explain recipes/quickstart.toml",
@@ -294,7 +294,7 @@ def _checking(command: Maker) -> None:
     )
 
 
-def _launching(command: Maker) -> None:
+def _launching(command: CommandMaker) -> None:
     """The command and its options."""
     launch = command(
         "launch", "train over several hosts of a cluster",
@@ -353,14 +353,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def action(arguments: argparse.Namespace) -> Action:
     """The function that does a command's work and takes its arguments; it is imported only here."""
     words = (arguments.command, getattr(arguments, "action", None))
-    module, _, function = WORK[" ".join(filter(None, words))].rpartition(".")
+    module, _, function = COMMAND_FUNCTIONS[" ".join(filter(None, words))].rpartition(".")
     found: Action = getattr(importlib.import_module(module), function)
     return found
 
 
-def missing(error: ModuleNotFoundError) -> str:
-    """The line for a user whose installation lacks one of the project's own packages or of its
-    extras; an empty text where the missing module belongs to somebody else."""
+def missing_package_line(error: ModuleNotFoundError) -> str:
+    """Return a line on a missing package of the project or its extras; empty for a foreign one."""
     from headrace.host.install import PACKAGES, extra_line
 
     name = error.name or ""
@@ -382,16 +381,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     def run() -> int:
-        if arguments.command in NEEDS:
+        if arguments.command in REQUIRED_EXTRAS:
             from headrace.host.install import require
 
-            require(NEEDS[arguments.command])
+            require(REQUIRED_EXTRAS[arguments.command])
         return action(arguments)(arguments)
 
     try:
         return exit_code(run)
     except ModuleNotFoundError as error:
-        line = missing(error)
+        line = missing_package_line(error)
         if not line:
             raise
         print(f"error: {line}", file=sys.stderr)
@@ -402,10 +401,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ names are repeated here, and a test compares.
 
 from pathlib import Path
 
-from headrace_cli.cli_options import Maker
+from headrace_cli.cli_options import CommandMaker
 
 KINDS = {
     "trajectories": "a response, with its texts and lists of its tokens",
@@ -17,17 +17,17 @@ KINDS = {
     "preferences": "the best and the worst answer of a group",
     "sft": "a right answer, each once",
 }
-"""Kinds of exports, and what a row of each is."""
+"""Kinds of exports, and the content of a row of each."""
 FORMATS = ("parquet", "jsonl", "csv", "arrow", "datasets")
 """Formats of exports."""
 SCHEMAS = ("native", "trl", "verl", "turns")
-"""Who reads `preferences` and `sft`."""
+"""Trainers whose form `preferences` and `sft` can have."""
 TABLES = ("trajectories", "tokens", "metrics", "windows", "scores")
 """Tables of `headrace sql`."""
 SINKS = ("tensorboard", "trackio", "wandb", "mlflow", "jsonl")
-"""Sinks that are there."""
+"""Names of the built-in sinks."""
 FORMS = ("table", "csv", "json")
-"""How an answer to a query is printed."""
+"""Output formats of a query's answer."""
 
 EXPORT_EXAMPLES = """\
 headrace export latest trajectories --out out.parquet --where 'reward > 0'
@@ -44,7 +44,7 @@ The dialect is DuckDB's. There are the tables that `headrace export` writes: {ta
 A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
 CSV_SAFE = "in CSV, put ' before text that a spreadsheet would take for a formula"
 NORMS = ("raw", "quantile", "zscore")
-"""What `headrace select` compares."""
+"""Norms of scores that `headrace select` compares."""
 SELECT_EXAMPLES = """\
 headrace score recipes/smollm2.toml --samples 16
   headrace select latest --keep 0.1 --out hard.jsonl
@@ -62,7 +62,7 @@ line is a quantity, how many numbers were compared and how far they lie apart. E
 differ by more than --tolerance."""
 
 
-def add_data(command: Maker) -> None:
+def add_data(command: CommandMaker) -> None:
     """`export`, `sql`, `select` and `sink`."""
     rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
     export = command(
@@ -154,7 +154,7 @@ def add_data(command: Maker) -> None:
     sink.add_argument("--once", action="store_true", help="send all present metrics, then end")
 
 
-def add_replay(command: Maker) -> None:
+def add_replay(command: CommandMaker) -> None:
     """`replay`."""
     again = command(
         "replay", "recompute one update from stored data and report differences",

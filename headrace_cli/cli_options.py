@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Maker = Callable[..., argparse.ArgumentParser]
+CommandMaker = Callable[..., argparse.ArgumentParser]
 """Adds a command: (name, what it does, example, takes="words of `OPTIONS`", within=...)."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "recipe": ("recipe", {"metavar": "RECIPE", "help": "a TOML file"}),
@@ -27,7 +27,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def take(command: argparse.ArgumentParser, words: str) -> None:
+def add_options(command: argparse.ArgumentParser, words: str) -> None:
     """Let a command take these options."""
     for word in words.split():
         name, settings = OPTIONS[word]

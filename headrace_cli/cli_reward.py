@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from headrace_cli.cli_options import Maker, take
+from headrace_cli.cli_options import CommandMaker, add_options
 
 ANCHOR_EXAMPLES = """\
 headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.jsonl
@@ -33,7 +33,7 @@ The model, its report and its curves are in the run folder; `headrace show RUN` 
 know it, model.critic_path and reward sources take it."""
 
 
-def add_reward(command: Maker) -> None:
+def add_reward(command: CommandMaker) -> None:
     """The command with all its subcommands."""
     reward = command(
         "reward", "try rewards, label lines, create anchors, train a reward model",
@@ -46,14 +46,14 @@ def add_reward(command: Maker) -> None:
         takes="recipe root",
     )  # fmt: skip
     tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
-    take(tried, "overrides")
+    add_options(tried, "overrides")
     tried.add_argument("--json", action="store_true", help="one JSON object per line")
     _labelling(command, inner)
     _anchors(command, inner)
     _training(command, inner, "a reward model", REWARD_EXAMPLES)
 
 
-def _labelling(command: Maker, within: Any) -> None:
+def _labelling(command: CommandMaker, within: Any) -> None:
     labelled = command(
         "label", "label the lines of answers, for training a line reward model",
         "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
@@ -77,7 +77,7 @@ def _labelling(command: Maker, within: Any) -> None:
     )  # fmt: skip
 
 
-def _anchors(command: Maker, within: Any) -> None:
+def _anchors(command: CommandMaker, within: Any) -> None:
     made = command(
         "anchors", "create for each prompt the anchor that answers have to beat", ANCHOR_EXAMPLES,
         within=within,
@@ -107,7 +107,7 @@ A file has rows of prompt and response (or completion, output), or of messages t
 answer; `headrace export RUN sft` writes a run's right answers so."""
 
 
-def add_sft(command: Maker) -> None:
+def add_sft(command: CommandMaker) -> None:
     """`headrace sft`."""
     _training(command, None, "a policy on given answers", SFT_EXAMPLES, name="sft")
 
@@ -122,7 +122,7 @@ Sessions and lists are JSON lines with history (query, clicked), query, candidat
 lines of COCA's released data: a label, then queries and documents in turn, with tabs between."""
 
 
-def add_rank(command: Maker) -> None:
+def add_rank(command: CommandMaker) -> None:
     """`headrace rank` with its subcommands."""
     rank = command("rank", "train and measure rankers that read a search session", RANK_EXAMPLES)
     inner = rank.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -135,15 +135,13 @@ def add_rank(command: Maker) -> None:
         "model", metavar="MODEL", help="the folder of a ranker, or a TREC run file of the lists"
     )
     judged.add_argument(
-        "--lists",
-        metavar="FILE",
-        help="lists of candidates (the search world's held-out ones)",
+        "--lists", metavar="FILE", help="lists of candidates (the search world's held-out ones)"
     )
     judged.add_argument("--trec", type=Path, metavar="FILE", help="write a TREC run file, too")
 
 
 def _training(
-    command: Maker, within: Any, what: str, examples: str, *, name: str = "train"
+    command: CommandMaker, within: Any, what: str, examples: str, *, name: str = "train"
 ) -> None:
     trained = command(
         name, f"train {what} by a recipe, or go on with one", examples,

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from headrace.config.device_defaults import USED_SHARE
+from headrace.config.device_defaults import GPU_MEMORY_SHARE
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import has_gpu
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.token_spans import MediaRun
 
 
@@ -70,7 +70,7 @@ class Place:
     seed: int = 0
     forward_together: bool = False
     shares_openings: bool = False
-    work: Work = field(default_factory=Work)
+    work: ProgressReporter = field(default_factory=ProgressReporter)
     images: ImageShapes | None = None
 
     def seed_of(self, *stream: int) -> list[int]:
@@ -129,5 +129,5 @@ def claim_memory(config: RunConfig, device: torch.device) -> None:
     """Hold what a rank is reckoned to take of its GPU, before a generator on the same one measures
     what is left: torch keeps what is freed here and uses it."""
     reckoned = gpu_memory(config, model_shape(Path(config.model.path))).total
-    most = int(USED_SHARE * torch.cuda.mem_get_info(device)[1])
+    most = int(GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
     torch.empty(min(reckoned, most), dtype=torch.uint8, device=device)

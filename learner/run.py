@@ -26,7 +26,7 @@ with lasting():
     from headrace.errors import UserError, exit_code
     from headrace.host import stack_dumps
     from headrace.host.hardware import cores_of
-    from headrace.host.work import Work
+    from headrace.host.progress_reporter import ProgressReporter
     from headrace.protocol.messages.control import Trouble
     from headrace.protocol.transport.endpoints import identity_of
     from headrace.protocol.transport.sockets import Link
@@ -95,13 +95,13 @@ def _run(options: argparse.Namespace) -> None:
         local_rank=options.local_rank,
     )
     relay = Relay(rank=options.rank, world=options.world_size)
-    work = Work(config.transport.stall_timeout_s)
+    work = ProgressReporter(config.transport.stall_timeout_s)
     link = Link.from_config(config.transport, options.connect)
     try:
         with contextlib.ExitStack() as stack:
             # Who loads is not there to be talked with: it says how far it is, and nothing else.
             is_first = options.rank == 0
-            with work.pulse(link, identity_of(NAME)) if is_first else contextlib.nullcontext():
+            with work.heartbeats(link, identity_of(NAME)) if is_first else contextlib.nullcontext():
                 trainer = Trainer(
                     config, options.run_dir, rank=options.rank, device=device, relay=relay,
                     reads_checkpoints=options.local_rank == 0, work=work,

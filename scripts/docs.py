@@ -1,8 +1,8 @@
-"""Check the documentation, or write its made pages (`--write`).
+"""Check the documentation, or write its generated pages (`--write`).
 
 In: the Markdown files of the repository as git sees them, their links and images; the pages that
-are made from code. Out: one line for each link that leads nowhere and each made page that is not
-what the code says; exit code 1 if there is any.
+are generated from code. Out: one line for each link that leads nowhere and each page that differs
+from the code's; exit code 1 if there is any.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ def markdown_files() -> list[Path]:
 
 
 def broken_links(page: Path) -> list[str]:
-    """Targets in `page` that name no file or no heading of a page; addresses of other sites are not
-    visited."""
+    """Return targets in `page` without such a file or heading; other sites are not visited."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     return [
         target
         for target in LINK.findall(text)
-        if "://" not in target and not target.startswith("mailto:") and not leads(page, target)
+        if "://" not in target
+        and not target.startswith("mailto:")
+        and not link_exists(page, target)
     ]
 
 
-def leads(page: Path, target: str) -> bool:
-    """Whether a link of `page` names a file, and its anchor, if any, one of the file's headings."""
+def link_exists(page: Path, target: str) -> bool:
+    """Return whether a link of `page` names a file, and its anchor one of the file's headings."""
     name, _, anchor = target.partition("#")
     path = page.parent / name if name else page
     if not path.exists() or not anchor or path.suffix != ".md":
@@ -47,7 +48,7 @@ def leads(page: Path, target: str) -> bool:
     return anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def made_pages() -> dict[Path, str]:
+def generated_pages() -> dict[Path, str]:
     """Pages that are made from code, with the text they should have."""
     sys.path.insert(0, str(ROOT))
     from headrace.config.loading import key_reference
@@ -59,7 +60,7 @@ def made_pages() -> dict[Path, str]:
 
 
 def write_pages() -> int:
-    for path, text in made_pages().items():
+    for path, text in generated_pages().items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")
@@ -71,7 +72,7 @@ def main() -> int:
         return write_pages()
     stale = [
         path.relative_to(ROOT)
-        for path, text in made_pages().items()
+        for path, text in generated_pages().items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     for name in stale:

@@ -1,7 +1,7 @@
 """Resolve `requirements/<device>.in` into `requirements/<device>.lock`, with uv.
 
 In: the source list, which names the build of torch; the lock, whose pins stay where they still fit.
-Out: one exact pin a line.
+Out: one exact pin per line.
 
     .venv/bin/python scripts/lock.py cpu|cuda|trl [--upgrade, or other options of uv pip compile]
 """

@@ -37,34 +37,34 @@ Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 
 
-class Runs(NamedTuple):
-    """What is looked at: two runs, and an answer of the first one."""
+class ScreenshotRuns(NamedTuple):
+    """Runs in the pictures: two runs, and an answer of the first one."""
 
     run: str
     other: str
     answer: int
 
 
-class Shot(NamedTuple):
+class Screenshot(NamedTuple):
     """One picture. `address` is that of the page, for these runs; `height` in pixels; `before` is
     done on the page first. A phone has twice the pixels."""
 
     name: str
-    address: Callable[[Runs], str]
+    address: Callable[[ScreenshotRuns], str]
     height: int
     before: Callable[[Page], None] | None = None
     phone: bool = False
 
 
-def _page(name: str, query: str = "") -> Callable[[Runs], str]:
+def _page(name: str, query: str = "") -> Callable[[ScreenshotRuns], str]:
     return lambda runs: f"{name}?run={runs.run}{query}"
 
 
-def _answer(runs: Runs) -> str:
+def _answer(runs: ScreenshotRuns) -> str:
     return f"trajectories?run={runs.run}&trajectory={runs.answer}&colour_by=advantage"
 
 
-def _compared(runs: Runs) -> str:
+def _compared(runs: ScreenshotRuns) -> str:
     return f"compare?runs={runs.run}&runs={runs.other}&axis=training+time&seeds=false"
 
 
@@ -91,20 +91,22 @@ def _go_to(page: Page, part: Locator) -> None:
 
 
 SHOTS = (
-    Shot("overview", _page(""), 1200),
-    Shot("learning", _page("learning"), 1010),
-    Shot("critic", _page("critic"), 1320),
-    Shot("rewards", _page("rewards"), 1010),
-    Shot("pipeline", _page("pipeline"), 1010),
-    Shot("token", _answer, 1010, _to_answer),
-    Shot("compare", _compared, 1320),
-    Shot("runs", lambda _: "runs", 560),
-    Shot("health", _page("health"), 1010),
-    Shot("phone", _answer, 844, _to_tokens, phone=True),
+    Screenshot("overview", _page(""), 1200),
+    Screenshot("learning", _page("learning"), 1010),
+    Screenshot("critic", _page("critic"), 1320),
+    Screenshot("rewards", _page("rewards"), 1010),
+    Screenshot("pipeline", _page("pipeline"), 1010),
+    Screenshot("token", _answer, 1010, _to_answer),
+    Screenshot("compare", _compared, 1320),
+    Screenshot("runs", lambda _: "runs", 560),
+    Screenshot("health", _page("health"), 1010),
+    Screenshot("phone", _answer, 844, _to_tokens, phone=True),
 )
 
 
-def taken(browser: Browser, url: str, runs: Runs, shot: Shot, scheme: Scheme) -> bytes:
+def take_picture(
+    browser: Browser, url: str, runs: ScreenshotRuns, shot: Screenshot, scheme: Scheme
+) -> bytes:
     """The picture of a page that has been drawn, as PNG."""
     size = (390, shot.height) if shot.phone else (1280, shot.height)
     page = browser.new_page(
@@ -122,7 +124,7 @@ def taken(browser: Browser, url: str, runs: Runs, shot: Shot, scheme: Scheme) ->
     return picture
 
 
-def small(picture: bytes) -> bytes:
+def reduce_colours(picture: bytes) -> bytes:
     """The same picture with few colours."""
     plain = Image.open(io.BytesIO(picture)).convert("RGB")
     few = plain.quantize(COLOURS, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
@@ -163,13 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in (asked.run, asked.other):
         if not (asked.root / name).is_dir():
             raise UserError(f"there is no run {name} under {asked.root}")
-    runs = Runs(asked.run, asked.other, worth_showing(asked.root / asked.run))
+    runs = ScreenshotRuns(asked.run, asked.other, worth_showing(asked.root / asked.run))
     asked.out.mkdir(parents=True, exist_ok=True)
     with _watched(asked.root) as (url, browser):
         for shot in (shot for shot in SHOTS if shot.name in asked.only):
             for scheme in SCHEMES:
                 path = asked.out / f"{shot.name}-{scheme}.png"
-                path.write_bytes(small(taken(browser, url, runs, shot, scheme)))
+                path.write_bytes(reduce_colours(take_picture(browser, url, runs, shot, scheme)))
                 print(f"{path}  {path.stat().st_size / 1000:.0f} kB")
     return 0
 

@@ -15,7 +15,7 @@ from headrace.host import disk
 from headrace.run_files import run_folder
 from headrace_cli.commands.run.generator import await_listener
 from headrace_cli.commands.run.train import report
-from headrace_cli.launch.supervisor import OURS, Outcome
+from headrace_cli.launch.supervisor import OURS, RunOutcome
 from storage.journal.checkpoints import lost
 from storage.journal.record_batches import damage
 from storage.run_store import START_BYTES
@@ -98,6 +98,6 @@ def test_what_a_user_is_refused_with(tmp_path: Path, capsys: pytest.CaptureFixtu
             said.append(refused.value)
     told += [f"error: {error}" for error in said]
     assert len(told) == 6
-    report(Outcome(OURS, "nobody makes progress: the learner to join for 300 s"), tmp_path)
+    report(RunOutcome(OURS, "nobody makes progress: the learner to join for 300 s"), tmp_path)
     told.append(capsys.readouterr().err.strip())
     assert [line for line in told if not is_documented(line)] == []

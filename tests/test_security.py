@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from headrace.config.loading.hub import FILES
 from headrace.config.loading.keys import models_of
 from headrace.config.loading.recipe import load_recipe
-from headrace.config.sections.process import masked
+from headrace.config.sections.process import mask_password
 from headrace.config.sections.reward_model import RewardModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
@@ -122,7 +122,7 @@ def test_no_file_with_code_is_downloaded() -> None:
     ],
 )  # fmt: skip
 def test_passwords_are_masked(url: str, shown: str) -> None:
-    assert masked(url) == shown
+    assert mask_password(url) == shown
 
 
 def with_password(config: RunConfig) -> RunConfig:
@@ -165,7 +165,7 @@ async def test_other_processes_are_told_the_configuration_without_its_password(
     (welcome,) = [message for message in sent if isinstance(message, m.Welcome)]
     assert "hunter2" not in welcome.config
     told = RunConfig.model_validate(json.loads(welcome.config))
-    assert told.storage.database == masked(DATABASE)
+    assert told.storage.database == mask_password(DATABASE)
 
 
 def test_the_configuration_of_a_recipe_is_not_changed_by_masking() -> None:

@@ -37,14 +37,14 @@ from headrace.config.validation.batch_rules import batch_rules
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.host.hardware import free_port
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
 from headrace.protocol.messages.control import Batch, ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
 from headrace.protocol.token_spans import Reward
 from headrace.run_files.run_folder import MEDIA, find_run, read_config
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
-from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
@@ -125,14 +125,14 @@ async def answers_of(
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
     rows = build_source(config.task, config.seed).eval_rows(prompts)
     async with (
-        serving_judges(config),
+        serve_judges(config),
         open_sampler(config) as sampler,
         open_desk(config.reward) as desk,
     ):
 
         async def write(place: int, row: Any, before: Sequence[int], number: int) -> Held:
             ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
-            written = await sampler.write(
+            written = await sampler.sample(
                 ids, before, max_tokens=limit - len(before),
                 seed=draw_seed(seed, ids, before, number),
             )  # fmt: skip
@@ -184,7 +184,7 @@ def values_of(
     config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[Held]
 ) -> tuple[Floats, Floats]:
     """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
-    device, work = torch.device("cpu"), Work()
+    device, work = torch.device("cpu"), ProgressReporter()
     _join(config)
     algorithm = build_algorithm(
         config.algorithm, window=config.window, max_length=config.task.max_response_length

@@ -4,7 +4,7 @@ Comes in: what was seen of a source at an update; what the learner says and the 
 Goes out: the texts of the alerts that it crosses; incidents for the run's history, lines for its
 watchers, and what the run waits for now. Promises: one alert for each crossing, not for each
 update; another one only after the figure was back on the good side for a few updates
-(`headrace.metrics.health_ranges.BACK`).
+(`headrace.metrics.health_ranges.MIN_UPDATES_BACK`).
 """
 
 import math
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from headrace.config.sections.reward_monitors import AlertConfig
-from headrace.metrics.health_ranges import Crossing
+from headrace.metrics.health_ranges import BandCrossing
 
 
 class Estimate(NamedTuple):
@@ -104,7 +104,7 @@ class Alerts:
 
     def __init__(self, config: AlertConfig) -> None:
         self._config = config
-        self._crossings: dict[tuple[str, int], Crossing] = {}
+        self._crossings: dict[tuple[str, int], BandCrossing] = {}
 
     def judge(self, source: str, seen: RewardStatistics) -> Iterator[str]:
         """Texts of the alerts that are new."""
@@ -113,8 +113,8 @@ class Alerts:
             # What was not seen at this update is not back on the good side.
             if text is None and not _knows(number, seen):
                 continue
-            crossing = self._crossings.setdefault((source, number), Crossing())
-            if crossing.see(text is not None) == "begins":
+            crossing = self._crossings.setdefault((source, number), BandCrossing())
+            if crossing.add_update(text is not None) == "begins":
                 yield f"{source}: {text}"
 
 

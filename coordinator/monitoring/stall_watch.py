@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from coordinator.hub import Hub, Mover
 from coordinator.parts import Parts
-from headrace.run_files.run_folder import NOW, write_atomically
+from headrace.run_files.run_folder import LIVE_STATE_FILE, write_atomically
 
 LOOK_S = 2.0
 """From the word that nobody makes progress to the end: time to write down what everyone does."""
@@ -87,7 +87,7 @@ class StallWatch:
         said |= {"updates": state.committed, "records": recorder.end.records, "sql": None}
         if recorder.behind:
             said["sql"] = {"text": recorder.behind, "age_s": round(recorder.behind_s, 1)}
-        path, text = Path(self._hub.run_dir) / NOW, json.dumps(said)
+        path, text = Path(self._hub.run_dir) / LIVE_STATE_FILE, json.dumps(said)
         self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
 
     async def write_last(self, phase: str) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 from dashboard.charts.legends import legend
 from dashboard.formatting import metric_label, number, share
 from dashboard.palette import BLUE, FAINT, GREY, ORANGE, SERIES, TEAL
-from headrace.metrics.health_ranges import SIDES, Limits
+from headrace.metrics.health_ranges import SIDES, BandLimits
 
 Chart = alt.Chart | alt.LayerChart
 HEIGHT = 240
@@ -46,7 +46,7 @@ def series_chart(
     unit: str = "",
     bounds: Sequence[str] = (),
     smoothing: float = 0.0,
-    band: Limits | None = None,
+    band: BandLimits | None = None,
     spikes: bool = False,
     height: int = HEIGHT,
     link: str = "",
@@ -461,13 +461,15 @@ def _is_big(data: pd.DataFrame) -> bool:
     return bool(len(data)) and float(data["value"].abs().max()) >= 10_000
 
 
-def ends_crossed(values: "pd.Series[float]", band: Limits) -> list[float]:
+def ends_crossed(values: "pd.Series[float]", band: BandLimits) -> list[float]:
     """The ends of a band beyond which some values lie."""
     sides = {band.side(float(value)) for value in (values.min(), values.max()) if len(values)}
     return [band.bound(side) for side in SIDES if side in sides]
 
 
-def band_layers(band: Limits, low: float, high: float, up: alt.Y, percent: bool) -> list[alt.Chart]:
+def band_layers(
+    band: BandLimits, low: float, high: float, up: alt.Y, percent: bool
+) -> list[alt.Chart]:
     """The part of a healthy band that an axis from `low` to `high` shows, and its ends, of which
     the pointer says what they are; nothing where no end lies on the axis. What the band means
     stands below the chart: no colour of a text on it is legible on light and on dark."""

@@ -15,7 +15,7 @@ from dashboard.charts.chart_spec import Spec, spec_of
 from dashboard.charts.figures import array_chart, series_chart
 from dashboard.formatting import answers_address, series_words
 from dashboard.reads.data import RunData
-from headrace.metrics.health_ranges import Limits, limits_of
+from headrace.metrics.health_ranges import BandLimits, limits_of
 from headrace.metrics.registry import METRICS, info_of
 from storage.queries.metrics import Axis
 
@@ -84,7 +84,7 @@ def _array(run_dir: str, picture: str, _run: RunData, name: str) -> Spec | None:
     return None if known.empty else spec_of(array_chart(known, bins=info.bins, unit=info.unit))
 
 
-def _band(known: pd.DataFrame, names: Sequence[str]) -> Limits | None:
+def _band(known: pd.DataFrame, names: Sequence[str]) -> BandLimits | None:
     """The healthy band of a chart; none where its metrics have different ones."""
     values = {name: known[known["name"] == name]["value"] for name in names}
     found = {limits_of(name, values[name]) for name in names} - {None}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dashboard.formatting import number
 from dashboard.reads.images import picture
 from headrace.config.sections.reward import SourceConfig
-from headrace.data.coordinates import Grounding, given, true_boxes
+from headrace.data.coordinates import Grounding, response_groups, true_boxes
 from headrace.data.media import MediaError
 from storage.queries import TrajectoryDetail
 
@@ -54,7 +54,9 @@ def marks_of(detail: TrajectoryDetail, source: SourceConfig | None) -> Marks | N
         wanted = true_boxes(detail.row["answer"], columns, options)
     except ValueError:
         return None
-    return Marks(given(detail.text, options, NUMBERS[source.kind]), wanted, options.largest)
+    return Marks(
+        response_groups(detail.text, options, NUMBERS[source.kind]), wanted, options.largest
+    )
 
 
 def images_html(files: Sequence[Path], marks: Marks | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from headrace.config.sections.process import masked
+from headrace.config.sections.process import mask_password
 
 ABSENT = "-"
 """Stands for a key that a configuration does not have."""
@@ -75,5 +75,5 @@ def _text(key: str, values: Mapping[str, Any]) -> str:
         return ABSENT
     value = values[key]
     if isinstance(value, str):
-        return masked(value) if key == "storage.database" else value
+        return mask_password(value) if key == "storage.database" else value
     return json.dumps(value)

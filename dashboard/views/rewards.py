@@ -27,7 +27,7 @@ from dashboard.formatting import (
 from dashboard.reads import scorings
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.scorings import Scorings
-from headrace.metrics.health_ranges import BACK
+from headrace.metrics.health_ranges import MIN_UPDATES_BACK
 from storage.queries import Alerted
 
 CHARTS = (
@@ -178,7 +178,8 @@ def _alerts(run: RunData) -> None:
         st.html("".join(lines) or _QUIET)
         st.caption(
             "A monitor that crosses its bound of `reward.alerts` says so once, and again only "
-            f"after it was back for {BACK} updates. Alerts change nothing: look at the answers."
+            f"after it was back for {MIN_UPDATES_BACK} updates. Alerts change nothing: look at the "
+            "answers."
         )
 
 

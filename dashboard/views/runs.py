@@ -20,7 +20,7 @@ from dashboard.components.run_table import SORTS, Filter, chosen_lines, run_rows
 from dashboard.formatting import count, share
 from dashboard.reads import data
 from headrace.errors import UserError
-from headrace.run_files.run_notes import LONGEST_NOTE, change_notes
+from headrace.run_files.run_notes import MAX_NOTE_CHARACTERS, change_notes
 from storage.queries import RunLine
 
 Query = Mapping[str, str | list[str]]
@@ -205,7 +205,11 @@ def _notes(line: RunLine, tags: list[str]) -> None:
             key=f"tags_{name}",
         )
         note = st.text_area(
-            "Note", value=line.notes.note, max_chars=LONGEST_NOTE, key=f"note_{name}", height=90
+            "Note",
+            value=line.notes.note,
+            max_chars=MAX_NOTE_CHARACTERS,
+            key=f"note_{name}",
+            height=90,
         )
         if st.form_submit_button("Keep", icon=":material/save:"):
             _change([line], tags=found, note=note)

@@ -41,7 +41,7 @@ from generators.engine import (
     mix,
 )
 from generators.engines.weights import WeightLayout
-from headrace.data.image_processor import collapsed
+from headrace.data.image_processor import collapse_placeholders
 from headrace.data.media import MediaStore, open_rgb
 from headrace.errors import UserError
 from headrace.host.memory import lasting
@@ -346,7 +346,7 @@ class VllmEngine:
         except UserError as error:
             raise RequestError(str(error)) from error
         return {
-            "prompt_token_ids": collapsed(
+            "prompt_token_ids": collapse_placeholders(
                 request.prompt_ids, request.media, self._settings.banned_ids
             ),
             "multi_modal_data": {"image": images},

@@ -35,7 +35,7 @@ from generators.rollout.chunking import ChunkCutter
 from generators.rollout.cpu_affinity import Cores, WorkTime
 from generators.rollout.outbox import Outbox
 from headrace.errors import RunFailedError, UserError
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages import control as m
 
 _LOG = logging.getLogger("headrace.generator")
@@ -71,13 +71,13 @@ class GeneratorLoop:
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
         cores: Cores | None = None,
-        work: Work | None = None,
+        work: ProgressReporter | None = None,
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
         self._curve_keys = curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
-        self._cores, self._work = cores or Cores(), work or Work()
+        self._cores, self._work = cores or Cores(), work or ProgressReporter()
         self._outbox = Outbox(channel.send)
         self._live: dict[int, ChunkCutter] = {}
         self._waiting: dict[int, m.Lease] = {}

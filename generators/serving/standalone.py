@@ -19,10 +19,10 @@ from headrace.errors import UserError
 from headrace.host.memory import lasting
 from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
-    Answer,
-    Ask,
     Ready,
     Refused,
+    SampleRequest,
+    SamplerReply,
     Unfit,
     Written,
     ask_decoder,
@@ -60,8 +60,8 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
         await engine.stop()
 
 
-async def _answer(engine: Engine, config: RunConfig, ask: Ask, sink: BinaryIO) -> None:
-    """Sample what one `Ask` wants and say it."""
+async def _answer(engine: Engine, config: RunConfig, ask: SampleRequest, sink: BinaryIO) -> None:
+    """Sample what one `SampleRequest` wants and say it."""
     generator = config.generator
     request = GenerationRequest(
         str(ask.number),
@@ -83,7 +83,7 @@ async def _answer(engine: Engine, config: RunConfig, ask: Ask, sink: BinaryIO) -
     _say(sink, Written(ask.number, ids, logprobs, deltas[-1].finish == "stop"))
 
 
-def _say(sink: BinaryIO, answer: Answer) -> None:
+def _say(sink: BinaryIO, answer: SamplerReply) -> None:
     sink.write(line_of(answer))
     sink.flush()
 

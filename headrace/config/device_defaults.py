@@ -1,11 +1,11 @@
-"""What a recipe leaves open, chosen for the device that computes. Pure.
+"""Defaults of open configuration keys, chosen for the computing device. Pure.
 
-In: a configuration, GPUs and who works on them. Out: the configuration with every open key filled
-in, each with its reason. What a recipe says stays, but for a ZeRO stage that bfloat16 cannot have
-and bfloat16 products on a processor without them; so any host may ask again. The launcher asks for
-the learner, because it decides which ranks get a GPU, on one host, Slurm and Ray alike, and
-`resolved.json` keeps the answer for a resumed run. Generators ask for themselves: their hosts
-differ.
+In: a configuration, the GPUs and the processes that share them. Out: the configuration with every
+open key filled in, each with its reason. Keys that the recipe sets stay, except a ZeRO stage that
+bfloat16 does not support and bfloat16 products on a processor without them; so any host may resolve
+again. The launcher resolves the learner's keys on one host, Slurm and Ray alike, because it decides
+which ranks get a GPU; `resolved.json` keeps the answer for a resumed run. Generators resolve their
+own keys, because their hosts differ.
 """
 
 import json
@@ -18,13 +18,13 @@ from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, Gpu, Hardware
 
-BF16_STAGE = 2
-"""From this ZeRO stage on DeepSpeed sums bfloat16 gradients in float32 in its usual optimizer."""
-USED_SHARE = 0.9
+MIN_BF16_ZERO_STAGE = 2
+"""Minimum ZeRO stage at which DeepSpeed sums bfloat16 gradients in float32 as usual."""
+GPU_MEMORY_SHARE = 0.9
 """Of a GPU's memory; the rest is for CUDA and for what lies in pieces."""
 
 
-class Choice(NamedTuple):
+class DeviceChoice(NamedTuple):
     """The value of a key, and why."""
 
     key: str
@@ -35,32 +35,32 @@ class Choice(NamedTuple):
         return f"{self.key} = {json.dumps(self.value)} ({self.why})"
 
 
-class Resolved(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """A configuration, and what was chosen in it."""
 
     config: RunConfig
-    choices: tuple[Choice, ...]
+    choices: tuple[DeviceChoice, ...]
 
 
-class Company(NamedTuple):
+class GpuSharing(NamedTuple):
     """Learner ranks and generators on a generator's GPU, itself among them."""
 
     ranks: int = 0
     generators: int = 1
 
 
-ALONE = Company()
+ALONE = GpuSharing()
 
 
-class Places(NamedTuple):
+class GpuPlacement(NamedTuple):
     """GPUs of each learner rank and each generator, as CUDA_VISIBLE_DEVICES names them."""
 
     learner: tuple[tuple[str, ...], ...]
     generators: tuple[tuple[str, ...], ...]
 
-    def company(self, *devices: str) -> Company:
-        """The most that work on one of these GPUs; nobody else where there are none."""
-        each = [Company(*(sum(d in own for own in side) for side in self)) for d in devices]
+    def company(self, *devices: str) -> GpuSharing:
+        """Return the largest number of processes on one of these GPUs; ALONE without GPUs."""
+        each = [GpuSharing(*(sum(d in own for own in side) for side in self)) for d in devices]
         return max(each, default=ALONE)
 
 
@@ -70,22 +70,22 @@ def ranks_on_gpus(config: RunConfig) -> int:
     return 0 if on_cpu else config.learner.ranks
 
 
-def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> Places:
-    """Learner ranks take the first GPUs, generators those that follow, and what does not fit
-    shares."""
+def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> GpuPlacement:
+    """Give learner ranks the first GPUs, generators the next; what does not fit shares."""
     devices = [gpu.device for gpu in gpus]
     taken, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
     rest = devices[taken:] if len(devices) >= taken + width else devices
     starts = [i % max(1, len(rest) // width) * width for i in range(config.generator.count)]
-    return Places(
+    return GpuPlacement(
         tuple((device,) for device in devices[:taken]) or ((),) * config.learner.ranks,
         tuple(tuple(rest[start : start + width]) for start in starts),
     )
 
 
-def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = None) -> Resolved:
-    """A run on this machine; of generators the one with most company. `shape`: of the policy, to
-    reckon what the learner leaves of a GPU."""
+def resolve(
+    config: RunConfig, hardware: Hardware, shape: ModelShape | None = None
+) -> ResolvedConfig:
+    """Resolve a run's keys on this machine. `shape` (the policy's) estimates GPU memory."""
     config, learner = resolve_learner(
         config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16
     )
@@ -93,12 +93,11 @@ def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = No
     company = places.company(*(device for own in places.generators for device in own))
     taken = gpu_memory(config, shape).total if shape is not None else 0
     config, generator = resolve_generator(config, hardware.gpus, company, taken)
-    return Resolved(config, learner + generator)
+    return ResolvedConfig(config, learner + generator)
 
 
-def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resolved:
-    """The learner's keys. `on_gpu`: its ranks have GPUs where they may use them. `bfloat16`: the
-    processor has instructions for such products."""
+def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> ResolvedConfig:
+    """Resolve the learner's keys. `on_gpu`: GPUs exist. `bfloat16`: the CPU can multiply it."""
     learner, why = config.learner, "the learner is on a CPU"
     if on_gpu := on_gpu and learner.device != "cpu":
         why = "the learner is on GPUs"
@@ -107,7 +106,7 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
     if precision == "bf16_autocast" and not on_gpu and not bfloat16:
         precision, cause = "float32", f"{why} without bfloat16 products"
         learner = learner.model_copy(update={"precision": "auto"})
-    least, stated = BF16_STAGE if precision == "bfloat16" else 0, learner.zero_stage
+    least, stated = MIN_BF16_ZERO_STAGE if precision == "bfloat16" else 0, learner.zero_stage
     staged = f"with {precision}"
     if stated is not None and stated < least:
         staged = f"not {stated}: bfloat16 sums gradients in float32 from there on"
@@ -122,11 +121,11 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
 
 
 def resolve_generator(
-    config: RunConfig, gpus: Sequence[Gpu], company: Company = ALONE, taken: int = 0
-) -> Resolved:
-    """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. `taken`:
-    bytes of a GPU that each learner rank is reckoned to take."""
-    on_gpu, share = bool(gpus), USED_SHARE
+    config: RunConfig, gpus: Sequence[Gpu], company: GpuSharing = ALONE, taken: int = 0
+) -> ResolvedConfig:
+    """Resolve a generator's keys for these GPUs (none: a CPU) and their sharing. `taken`: estimated
+    bytes of a GPU per learner rank."""
+    on_gpu, share = bool(gpus), GPU_MEMORY_SHARE
     why = shared = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
     if on_gpu and company != ALONE:
         ranks, generators = company
@@ -142,10 +141,12 @@ def resolve_generator(
     return _filled(config, "generator", values)
 
 
-def _filled(config: RunConfig, section: str, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+def _filled(
+    config: RunConfig, section: str, values: Mapping[str, tuple[Any, str]]
+) -> ResolvedConfig:
     """The configuration with those keys of a section filled in that are open."""
     part = getattr(config, section)
     open_keys = [key for key in values if getattr(part, key) in (None, "auto")]
     part = part.model_copy(update={key: values[key][0] for key in open_keys})
-    choices = (Choice(f"{section}.{key}", *values[key]) for key in open_keys)
-    return Resolved(config.model_copy(update={section: part}), tuple(choices))
+    choices = (DeviceChoice(f"{section}.{key}", *values[key]) for key in open_keys)
+    return ResolvedConfig(config.model_copy(update={section: part}), tuple(choices))

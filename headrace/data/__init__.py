@@ -1,1 +1,1 @@
-"""Text to token ids: tokenizers and anchors."""
+"""Data of prompts and answers: tokenizers, images, coordinates, anchors, sessions."""

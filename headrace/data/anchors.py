@@ -1,4 +1,4 @@
-"""Anchors: for each prompt the one answer that all others are compared with (Pairwise-RL).
+"""Anchors: the answer per prompt that all others are compared with (Pairwise-RL).
 
 In: a file of JSON lines, written by `headrace reward anchors` or by hand. Out: `Anchor`s by the
 prompt as the policy sees it. Promise: a file that cannot be used is a UserError that names the row.

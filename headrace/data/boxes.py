@@ -1,7 +1,7 @@
-"""Boxes in images: how far they overlap, which belongs to which, and the grid they are written on.
+"""Boxes in images: their overlap, their matching, and the grid of their coordinates.
 
-In: boxes `x1, y1, x2, y2` of any one system of coordinates. Out: intersection over union (IoU),
-its mean over the best matching, coordinates on a grid. Pure. A box that is inverted, empty or not
+In: boxes `x1, y1, x2, y2` of any one system of coordinates. Out: intersection over union (IoU), its
+mean over the best matching, coordinates on a grid. Pure. A box that is inverted, empty or not
 finite has an IoU of 0 with every other one.
 """
 
@@ -55,16 +55,14 @@ def mean_iou(given: Sequence[Box], wanted: Sequence[Box]) -> float:
 def to_grid(
     pixels: Sequence[float], size: tuple[float, float], largest: float = GRID
 ) -> tuple[int, ...]:
-    """Pixels `x, y, ...` of an image of (width, height) pixels, to the nearest places of a grid
-    from 0 to `largest`."""
+    """Return pixels `x, y, ...` of an image of (width, height) on a grid from 0 to `largest`."""
     return tuple(math.floor(p / size[i % 2] * largest + 0.5) for i, p in enumerate(pixels))
 
 
 def to_pixels(
     places: Sequence[float], size: tuple[float, float], largest: float = GRID
 ) -> tuple[float, ...]:
-    """Places `x, y, ...` on a grid from 0 to `largest`, in pixels of an image of (width,
-    height)."""
+    """Return grid places `x, y, ...` (0 to `largest`) in pixels of a (width, height) image."""
     return tuple(p * size[i % 2] / largest for i, p in enumerate(places))
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.data.answer_text import said_part
 from headrace.data.boxes import GRID, Box, to_grid
-from headrace.data.said import said_part
 
-MOST = 1_000
+MAX_BOXES = 1_000
 """Boxes of a response; with more it has none that count."""
 _NUMBER = r"(?>[-+]?(?:[0-9]{1,15}(?:\.[0-9]{1,15})?|nan|inf(?:inity)?))(?!\w)"
 _RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:[\s,;()\[\]]{{1,20}}{_NUMBER})*", re.IGNORECASE)
@@ -24,7 +24,7 @@ _ONE = re.compile(_NUMBER, re.IGNORECASE)
 
 
 class Grounding(BaseModel):
-    """Where coordinates stand, and what they mean: of a source's options those that say it."""
+    """Options of a source that say where coordinates stand and what they mean."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -35,8 +35,7 @@ class Grounding(BaseModel):
     """Column with the true boxes: one, or a list of them. None: the row's answer has them."""
 
     size_column: str | None = None
-    """Column with the image's [width, height], where the true boxes are pixels of it. None: they
-    are on the response's grid."""
+    """Column with the image's [width, height], for true boxes in pixels. None: on the grid."""
 
     thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
     """Tag of the response's thought (`think`), in which nothing is read."""
@@ -50,26 +49,25 @@ class Grounding(BaseModel):
 
 
 def read_groups(text: str, size: int) -> list[tuple[float, ...]]:
-    """The numbers that stand together in a text, `size` at a time, at most MOST + 1 groups. Numbers
-    in prose, fewer than `size` together, are none; a group that is not whole is one of NaN."""
+    """Return the numbers together in a text, by `size`, at most MAX_BOXES + 1 groups. Fewer than
+    `size` together, as in prose, are none; a group that is not whole is one of NaN."""
     found: list[tuple[float, ...]] = []
-    for run in islice(_RUN.finditer(text), 10 * MOST):
+    for run in islice(_RUN.finditer(text), 10 * MAX_BOXES):
         numbers = [float(number) for number in _ONE.findall(run[0])]
         if len(numbers) < size:
             continue
         whole = len(numbers) - len(numbers) % size
         found += (tuple(numbers[i : i + size]) for i in range(0, whole, size))
         found += [(math.nan,) * size] if whole < len(numbers) else []
-        if len(found) > MOST:
+        if len(found) > MAX_BOXES:
             break
-    return found[: MOST + 1]
+    return found[: MAX_BOXES + 1]
 
 
-def given(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
-    """The points or boxes of a response; none where it has more than MOST. One beyond the grid is
-    one of NaN."""
+def response_groups(text: str, options: Grounding, size: int) -> list[tuple[float, ...]]:
+    """Return a response's points or boxes, none beyond MAX_BOXES; outside the grid they are NaN."""
     groups = read_groups(said_part(text, options.thought, options.answer_marker), size)
-    if len(groups) > MOST:
+    if len(groups) > MAX_BOXES:
         return []
     inside = (all(0 <= number <= options.largest for number in group) for group in groups)
     return [g if fits else (math.nan,) * size for g, fits in zip(groups, inside, strict=True)]
@@ -79,7 +77,7 @@ def true_boxes(answer: str, columns: Mapping[str, Any], options: Grounding) -> l
     """The row's boxes on the grid of responses; ValueError where it has none, or one is none."""
     told = answer if options.column is None else str(_column(columns, options.column))
     boxes: list[Box] = list(read_groups(told, 4))
-    if not boxes or len(boxes) > MOST or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
+    if not boxes or len(boxes) > MAX_BOXES or not all(b[0] < b[2] and b[1] < b[3] for b in boxes):
         raise ValueError(f"the true box {told[:60]!r} is not x1, y1, x2, y2 with x1 < x2, y1 < y2")
     if options.size_column is None:
         return boxes

@@ -1,4 +1,4 @@
-"""How many characters apart two texts are. Pure."""
+"""Edit distance of two texts. Pure."""
 
 
 def edit_distance(a: str, b: str) -> int:

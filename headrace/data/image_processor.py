@@ -1,4 +1,4 @@
-"""What images become in a prompt: the tokens that a model's own processor puts in their places.
+"""Tokens of images in a prompt, by the model's own processor.
 
 In: a model's folder or hub name, images, token ids with one placeholder for each image. Out: the
 ids with every placeholder replaced, and where each image stands in them. Promises: an image gives
@@ -19,7 +19,7 @@ from headrace.protocol.token_spans import Int32, MediaRun
 
 
 def sees_images(path: str | Path) -> bool:
-    """Whether the folder of a model says that it has a vision tower."""
+    """Return whether the folder of a model says that it has a vision tower."""
     try:
         return "vision_config" in json.loads((Path(path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -27,14 +27,13 @@ def sees_images(path: str | Path) -> bool:
 
 
 def placeholder_ids(config: Any) -> list[int]:
-    """The tokens of a transformers configuration that stand for images and videos. No policy
-    samples them: they would stand for nothing."""
+    """Return the tokens that stand for images and videos, which no policy should sample."""
     names = ("image_token_id", "video_token_id") if hasattr(config, "vision_config") else ()
     ids = (getattr(config, name, None) for name in names)
     return [int(token) for token in ids if token is not None]
 
 
-def collapsed(
+def collapse_placeholders(
     token_ids: Sequence[int], media: Sequence[MediaRun], placeholders: Sequence[int]
 ) -> list[int]:
     """The ids with one of the `placeholders` for each image, as they were before the processor."""

@@ -1,9 +1,9 @@
-"""Images: a store of image files by content, their check, and the ways in which rows name them.
+"""Images: a store of files by content, their check, and their forms in rows.
 
-In: image files as bytes; what a row says of an image. Out: digests, files, facts, pixels.
-Promises: a file is stored once, whole or not at all, under its SHA-256, and what is read is what
-was stored. An image is judged by its header before anything is decoded. Whatever is wrong is a
-MediaError of one line. Storing and reading need no Pillow.
+In: image files as bytes; what a row says of an image. Out: digests, files, facts, pixels. Promises:
+a file is stored once, whole or not at all, under its SHA-256, and what is read is what was stored.
+An image is judged by its header before anything is decoded. Whatever is wrong is a MediaError of
+one line. Storing and reading need no Pillow.
 """
 
 import base64
@@ -29,19 +29,19 @@ from headrace.host.disk import writing
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LARGEST_SIDE = 16_384
+MAX_SIDE_PIXELS = 16_384
 """Pixels."""
-MOST_PIXELS = 64 * 1024**2
-MOST_BYTES = 64 * 1024**2
+MAX_PIXELS = 64 * 1024**2
+MAX_FILE_BYTES = 64 * 1024**2
 """Of an image's file."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 SOURCES = ("bytes", "image", "image_url", "url", "path")
 """Keys under which a part of a message, or an object in its place, has its image."""
-PART = ".part-"
-"""How the names of files begin that are being written."""
+PART_PREFIX = ".part-"
+"""Prefix of the names of files that are being written."""
 URL_TIMEOUT_S = 30.0
 _BEGINS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
-"""How files of the formats begin; the other one is TIFF."""
+"""First bytes of the formats' files; the other one is TIFF."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROTATED = range(5, 9)
 """Orientations of EXIF that exchange width and height."""
@@ -53,7 +53,7 @@ class MediaError(UserError):
 
 
 @dataclass(frozen=True)
-class ImageFacts:
+class ImageInfo:
     """Pixels of an image as it is shown, and its format (`PNG`)."""
 
     width: int
@@ -69,7 +69,7 @@ class MediaStore:
         self._later: dict[str, bytes] = {}
 
     def path(self, digest: str) -> Path:
-        """Where a file is, or would be. MediaError for a text that is no digest."""
+        """Return the path of a stored or future file. MediaError for a text that is no digest."""
         if not _DIGEST.fullmatch(digest):
             raise MediaError(f"{_shown(digest)} is no SHA-256 of an image")
         return self.folder / digest
@@ -84,7 +84,7 @@ class MediaStore:
         with writing(self.folder, len(data)):
             self.folder.mkdir(parents=True, exist_ok=True)
             # Several writers of one image each have a part of their own.
-            descriptor, part = tempfile.mkstemp(dir=self.folder, prefix=PART)
+            descriptor, part = tempfile.mkstemp(dir=self.folder, prefix=PART_PREFIX)
             try:
                 with open(descriptor, "wb") as file:
                     file.write(data)
@@ -108,19 +108,18 @@ class MediaStore:
 
     @property
     def waits(self) -> bool:
-        """Whether `write` has something to store."""
+        """Return whether `write` has something to store."""
         return bool(self._later)
 
     def write(self) -> None:
-        """Store what was put off; in any thread. StorageBlockedError where the disk takes none
-        now; what is left is stored by the next call."""
+        """Store what was put off, in any thread. StorageBlockedError: no room; call again later."""
         for digest, data in list(self._later.items()):
             self.put(data)
             self._later.pop(digest, None)
 
     def clean(self) -> None:
-        """Remove what a writer that was killed left of its last file. Nobody writes meanwhile."""
-        for part in self.folder.glob(f"{PART}*"):
+        """Remove the partial file of a killed writer. No writer may run."""
+        for part in self.folder.glob(f"{PART_PREFIX}*"):
             part.unlink(missing_ok=True)
 
     def read(self, digest: str) -> bytes:
@@ -140,9 +139,9 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def check_image(data: bytes) -> ImageFacts:
-    """What an image file is. MediaError where it cannot be decoded, has no pixels, is animated, has
-    a side beyond LARGEST_SIDE or more than MOST_PIXELS."""
+def check_image(data: bytes) -> ImageInfo:
+    """Return an image file's size and format. MediaError: it cannot be decoded, has no pixels, is
+    animated, has a side beyond MAX_SIDE_PIXELS or more than MAX_PIXELS."""
     with _opened(data) as (image, facts):
         image.load()
         return facts
@@ -170,13 +169,12 @@ def data_url(data: bytes) -> str:
 
 
 @contextmanager
-def _opened(data: bytes) -> "Iterator[tuple[Image, ImageFacts]]":
-    """An image whose header is in order, not decoded yet; what Pillow raises then is a
-    MediaError."""
+def _opened(data: bytes) -> "Iterator[tuple[Image, ImageInfo]]":
+    """Open an image with a sound header, not decoded yet; errors of Pillow become MediaError."""
     from PIL import Image, UnidentifiedImageError
 
-    if len(data) > MOST_BYTES:
-        raise MediaError(f"the image has {len(data):,} bytes; at most {MOST_BYTES:,} are read")
+    if len(data) > MAX_FILE_BYTES:
+        raise MediaError(f"the image has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are read")
     try:
         with warnings.catch_warnings():
             # Its own bound on pixels warns; ours refuses.
@@ -187,28 +185,28 @@ def _opened(data: bytes) -> "Iterator[tuple[Image, ImageFacts]]":
         known = ", ".join(FORMATS)
         raise MediaError(f"the image is empty, damaged, without pixels, or not {known}") from error
     except Image.DecompressionBombError as error:
-        raise MediaError(f"the image has more than {MOST_PIXELS:,} pixels") from error
+        raise MediaError(f"the image has more than {MAX_PIXELS:,} pixels") from error
     except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
         raise MediaError(f"the image is damaged: {' '.join(str(error).split())}") from error
 
 
-def _facts(image: "Image") -> ImageFacts:
+def _facts(image: "Image") -> ImageInfo:
     width, height = image.size
     size = f"{width} x {height} pixels"
-    if max(width, height) > LARGEST_SIDE:
-        raise MediaError(f"the image has {size}; a side has at most {LARGEST_SIDE:,}")
-    if width * height > MOST_PIXELS:
-        raise MediaError(f"the image has {size}; at most {MOST_PIXELS:,} are decoded")
+    if max(width, height) > MAX_SIDE_PIXELS:
+        raise MediaError(f"the image has {size}; a side has at most {MAX_SIDE_PIXELS:,}")
+    if width * height > MAX_PIXELS:
+        raise MediaError(f"the image has {size}; at most {MAX_PIXELS:,} are decoded")
     # A photo of a telephone (MPO) has a preview, which is no second frame.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise MediaError(f"the image is animated ({getattr(image, 'n_frames', 2)} frames)")
     if image.getexif().get(_ORIENTATION) in _ROTATED:
         width, height = height, width
-    return ImageFacts(width, height, image.format or "")
+    return ImageInfo(width, height, image.format or "")
 
 
 def named_image(image: Any) -> Any:
-    """What a row says of an image: bytes or a text, out of the object that may hold it."""
+    """Return the bytes or text of an image in a row, out of the object that may hold it."""
     while isinstance(image, dict):
         image = next((image[key] for key in SOURCES if image.get(key) is not None), None)
     return image
@@ -223,7 +221,7 @@ def image_bytes(image: Any, base: Path, *, urls: bool = False) -> bytes:
         datasets store (`bytes`, `path`). base: the folder of the row's file. urls: whether http
         URLs are fetched.
 
-    MediaError: it cannot be had, or is larger than MOST_BYTES.
+    MediaError: it cannot be had, or is larger than MAX_FILE_BYTES.
     """
     image = named_image(image)
     if isinstance(image, bytes | bytearray):
@@ -244,7 +242,7 @@ def _from_file(name: str, base: Path) -> bytes:
     path = base / Path(name).expanduser()
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise MediaError(f"image {_shown(str(path))} cannot be read: {why}") from error
@@ -282,8 +280,8 @@ def _fetched(url: str) -> bytes:
 
 
 def _check_size(size: int, where: str) -> None:
-    if size > MOST_BYTES:
-        raise MediaError(f"image {_shown(where)} has more than {MOST_BYTES:,} bytes")
+    if size > MAX_FILE_BYTES:
+        raise MediaError(f"image {_shown(where)} has more than {MAX_FILE_BYTES:,} bytes")
 
 
 def _shown(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Search sessions, and rows that hold one: `{"history": [{"query", "clicked"}, ...]}` with `query`,
-`candidates` and `labels` (or `clicked`, the right candidate's text or place).
+"""Search sessions, and rows that hold one.
 
-In: rows. Out: sessions and lists. A query without a click has NO_CLICK for its document. UserError
-for a row that is none, which names it.
+A row is `{"history": [{"query", "clicked"}, ...]}` with `query`, `candidates` and `labels` (or
+`clicked`, the right candidate's text or place). In: rows. Out: sessions and lists. A query without
+a click has NO_CLICK for its document. UserError for a row that is none, which names it.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,12 @@ Pair = tuple[str, str]
 NO_CLICK = "\ue003"
 """A character of the private use area, so that no text means it."""
 NOTHING_CLICKED = ("[empty_d]", "", None)
-"""What stands for it in files."""
+"""Forms of NO_CLICK in files."""
 
 
 @dataclass(frozen=True)
 class RankedList:
-    """Candidates for the last query of a session. `labels`: how relevant each is, 0: not. `where`:
-    the file and row that it is from."""
+    """Candidates of a session's last query. `labels`: relevance, 0: none. `where`: file and row."""
 
     history: tuple[Pair, ...]
     query: str
@@ -33,8 +32,8 @@ class RankedList:
 
 @dataclass(frozen=True)
 class SessionData:
-    """What a ranker is made from: sessions to contrast, lists to learn from, lists held out.
-    `left_out`: rows that say nothing, by reason."""
+    """A ranker's sessions to contrast, lists to learn from, lists held out. `left_out`: empty
+    rows."""
 
     sessions: list[tuple[Pair, ...]]
     training: list[RankedList]
@@ -42,9 +41,9 @@ class SessionData:
     left_out: dict[str, int]
 
 
-def usable(ranked: RankedList) -> tuple[RankedList, str]:
-    """The list without candidates that are empty or repeated, and what it lacks to be learnt from
-    or measured; "" where it lacks nothing."""
+def clean_list(ranked: RankedList) -> tuple[RankedList, str]:
+    """Return the list without empty and repeated candidates, and what it lacks for training or
+    measurement; "" where it lacks nothing."""
     unique = dict(zip(ranked.candidates[::-1], ranked.labels[::-1], strict=True))
     candidates = tuple(c for c in dict.fromkeys(ranked.candidates) if c.strip())
     labels = tuple(unique[c] for c in candidates)
@@ -59,7 +58,7 @@ def document_of(text: str | None) -> str:
 
 
 def label_of(value: Any, where: str) -> int:
-    """How relevant a candidate is."""
+    """Return the relevance of a candidate."""
     try:
         return int(value)
     except (TypeError, ValueError) as error:
@@ -67,7 +66,7 @@ def label_of(value: Any, where: str) -> int:
 
 
 def history_of(row: Mapping[str, Any], where: str) -> tuple[Pair, ...]:
-    """What was asked and clicked before."""
+    """Return the earlier queries and clicks of a row."""
     history: Any = row.get("history", row.get("session", []))
     try:
         return tuple((str(each["query"]), document_of(each.get("clicked"))) for each in history)
@@ -76,7 +75,7 @@ def history_of(row: Mapping[str, Any], where: str) -> tuple[Pair, ...]:
 
 
 def clicked_of(row: Mapping[str, Any]) -> str | None:
-    """The text of the candidate that was clicked, where a row says so."""
+    """Return the text of the clicked candidate of a row, or None."""
     clicked, candidates = row.get("clicked"), row.get("candidates")
     if isinstance(clicked, int) and isinstance(candidates, list) and clicked < len(candidates):
         return str(candidates[clicked])

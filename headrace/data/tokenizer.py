@@ -1,4 +1,4 @@
-"""A model's tokenizer, vocabulary and chat template, without what it takes to load a model.
+"""Tokenizer, vocabulary and chat template of a model, without loading the model.
 
 In: a model's folder or hub name. Out: the tokenizer that `AutoTokenizer` of transformers gives, and
 the size of the vocabulary that `AutoConfig` says, whether there is a chat template. Promises: where
@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-GENERIC = "TokenizersBackend"
+GENERIC_CLASS = "TokenizersBackend"
 """The class of a tokenizer that its `tokenizer.json` describes completely."""
 TAKEN_AT_ITS_WORD = ("llama",)
-"""Types of models whose folder's class transformers takes as it stands. Of some others, `qwen2`
-among them, it knows better; those go by `AutoTokenizer`."""
+"""Model types whose folder's class transformers uses. Others, such as `qwen2`, it may replace;
+those go by `AutoTokenizer`."""
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
@@ -30,7 +30,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
-    """How many token ids the model knows; 0 where its configuration does not say. OSError or
+    """Return a model's number of token ids; 0 where its configuration does not say. OSError or
     ValueError where there is no model."""
     said = _read(Path(path) / "config.json")
     parts = [part for part in said.values() if isinstance(part, dict)]
@@ -45,10 +45,10 @@ def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
 
 
 def describes_itself(folder: Path) -> bool:
-    """Whether nothing but the folder's `tokenizer.json` says how text becomes ids."""
+    """Return whether the folder's `tokenizer.json` alone says how text becomes ids."""
     said, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
     return (
-        said.get("tokenizer_class") == GENERIC
+        said.get("tokenizer_class") == GENERIC_CLASS
         and "auto_map" not in said
         and model.get("model_type") in TAKEN_AT_ITS_WORD
         and (folder / "tokenizer.json").is_file()
@@ -56,8 +56,7 @@ def describes_itself(folder: Path) -> bool:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether a model folder brings a chat template, in any of the files that transformers
-    reads."""
+    """Return whether a model folder has a chat template, in any file that transformers reads."""
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     return bool(_read(folder / "tokenizer_config.json").get("chat_template"))

@@ -1,4 +1,4 @@
-"""A disk that takes no more for now: which errors pass by themselves, and waiting until they have.
+"""Full or closed disks: errors that pass by themselves, and waiting until they have.
 
 In: a write, the place it goes to, about how many bytes it is. Out: its result, or
 StorageBlockedError with one line that names place and bytes. Promises: an error of another kind is
@@ -22,19 +22,19 @@ from headrace.errors import StorageBlockedError
 T = TypeVar("T")
 RETRY_S = 2.0
 SLOW_S = 60.0
-"""A write that takes longer is worth a word."""
-ANYWAY_S = 60.0
-"""Number of attempts to write although the disk seems full: some file systems do not say."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-WAITS = "waits: "
-"""How the line begins in which a process that is being started says that it waits for a disk."""
+"""Seconds after which a write that goes on is reported."""
+RETRY_FULL_S = 60.0
+"""Seconds until a write is tried on a seemingly full disk: some file systems do not say."""
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+WAIT_PREFIX = "waits: "
+"""Beginning of the line by which a starting process says that it waits for a disk."""
 _CLOSED = {
     errno.EROFS: "is read-only",
     errno.EACCES: "may not be written",
     errno.EPERM: "may not be written",
 }
 _FOREIGN = re.compile(r"\(os error (\d+)\)")
-"""How libraries written in Rust report the error of a system call."""
+"""Form in which libraries written in Rust report the error of a system call."""
 
 
 @contextmanager
@@ -52,16 +52,16 @@ def writing(place: Path, needs: int) -> Iterator[None]:
 
 
 def lack_of_room(place: Path, needs: int) -> str | None:
-    """Why a write of this many bytes cannot succeed now, as far as known beforehand."""
+    """Return why a write of this many bytes cannot succeed now, as far as known beforehand."""
     return _problem(errno.ENOSPC, place, needs) if _free(place) < needs else None
 
 
 def until_written(
     write: Callable[[], T], place: Path, needs: int, *, tell: Callable[[str], None]
 ) -> T:
-    """The result of `write`, which is called until the disk takes it. A call that fails must leave
-    nothing behind. `tell` receives the cause of a wait, and an empty text when the wait ends; it
-    may be called from another thread while `write` runs."""
+    """Call `write` until the disk takes it; return its result. A failed call must leave nothing
+    behind. `tell` receives the cause of a wait, and an empty text at its end, maybe from another
+    thread."""
     told: list[str] = []
 
     def say(text: str) -> None:
@@ -73,7 +73,7 @@ def until_written(
     tried_at = time.monotonic()
     while True:
         problem = lack_of_room(place, needs)
-        if problem is None or time.monotonic() - tried_at >= ANYWAY_S:
+        if problem is None or time.monotonic() - tried_at >= RETRY_FULL_S:
             tried_at = time.monotonic()
             try:
                 with writing(place, needs), _after(SLOW_S, lambda: say(slow)):
@@ -91,7 +91,7 @@ def until_written(
 
 @contextmanager
 def _after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Call something if the block takes so long, and never behind its end."""
+    """Call a function if the block takes this many seconds, and never after its end."""
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
@@ -113,7 +113,7 @@ def _number(error: Exception) -> int | None:
 
 
 def _problem(number: int | None, place: Path, needs: int) -> str | None:
-    if number in FULL:
+    if number in FULL_ERRNOS:
         free = _free(place)
         left = "" if free == float("inf") else f", and {free:,.0f} are free"
         return f"room for {needs:,} bytes in {place}{left}"
@@ -123,8 +123,7 @@ def _problem(number: int | None, place: Path, needs: int) -> str | None:
 
 
 def _free(place: Path) -> float:
-    """Bytes that may be written at a place, or where it will be made; infinite where a file system
-    does not say."""
+    """Return the free bytes at a present or future place; infinite if not known."""
     for folder in (place, *place.parents):
         try:
             found = os.statvfs(folder)

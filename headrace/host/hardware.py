@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, GPUs, addresses.
+"""Hardware of this machine: cores, memory, GPUs, addresses.
 
 Reads /proc, asks the system and nvidia-smi; imports no torch.
 """
@@ -37,14 +37,13 @@ class Gpu:
 
     @property
     def device(self) -> str:
-        """What names it in CUDA_VISIBLE_DEVICES, where CUDA_DEVICE_ORDER is PCI_BUS_ID."""
+        """Name in CUDA_VISIBLE_DEVICES, where CUDA_DEVICE_ORDER is PCI_BUS_ID."""
         return self.uuid if self.uuid.startswith("MIG-") else str(self.index)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a launcher may use: processor cores by number, memory in bytes, GPUs that torch can
-    compute on.
+    """Processor cores by number, memory in bytes, and GPUs that torch can compute on.
 
     Attributes:
         without: why there is no GPU. misnamed: what is wrong with CUDA_VISIBLE_DEVICES. driver: its
@@ -78,9 +77,9 @@ def detect() -> Hardware:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself, by what Linux says of it (`flags` of x86,
-    `Features` of Arm). Where it does not, torch takes 14 times as long for such a product as in
-    float32 (600 rows, 256 by 1,024, on an AMD EPYC with AVX2)."""
+    """Return whether the processor has bfloat16 products, by Linux (`flags` of x86, `Features` of
+    Arm). Without them torch takes 14 times as long as in float32 (600 rows, 256 by 1,024, AMD EPYC,
+    AVX2)."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -92,9 +91,9 @@ def has_bfloat16() -> bool:
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version that the installed torch was built for; None for a CPU build, or none.
-    Torch's file of versions is read: an import takes seconds, and who asks `torch.cuda` cannot
-    fork a process that uses a GPU."""
+    """Return the CUDA version of the installed torch; None for a CPU build, or none. Torch's file
+    of versions is read: an import takes seconds, and after `torch.cuda` a process cannot fork GPU
+    users."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -104,8 +103,8 @@ def torch_cuda() -> str | None:
 
 
 def has_gpu() -> bool:
-    """Whether a role may compute on a GPU here: the driver lists one, CUDA_VISIBLE_DEVICES leaves
-    it, and the installed torch is a CUDA build."""
+    """Return whether a role may compute on a GPU here: the driver lists one, CUDA_VISIBLE_DEVICES
+    leaves it, and the installed torch is a CUDA build."""
     return torch_cuda() is not None and bool(detect().gpus)
 
 
@@ -150,7 +149,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a server may bind host:port now."""
+    """Return whether a server may bind host:port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -168,8 +167,7 @@ def own_address(host: str, port: int = 1) -> str:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface that this machine's address towards `host` belongs to; None where
-    no interface has it."""
+    """Return the network interface of this machine's address towards `host`, or None."""
     address = own_address(host)
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
@@ -181,7 +179,7 @@ _ESTABLISHED = "01"
 
 
 def connections(port: int) -> int:
-    """How many connections to a port of this machine are open now."""
+    """Return the number of open connections to a port of this machine."""
     found = 0
     for table in ("tcp", "tcp6"):
         try:
@@ -244,8 +242,7 @@ def _with_gpus(machine: Hardware) -> Hardware:
 
 @cache
 def nvidia_smi(*arguments: str) -> str:
-    """What the driver's program prints; empty where there is none, or no driver that answers. Asked
-    once a process, for it may take seconds."""
+    """Return nvidia-smi's output, once as it may take seconds; empty without it or a driver."""
     command = ["nvidia-smi", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -255,8 +252,8 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def _listed(log: ElementTree.Element) -> Iterator[Gpu]:
-    """The GPUs of nvidia-smi's XML, each MIG device for itself, whose UUID only another list has;
-    those whose memory it does not say are left out."""
+    """Yield the GPUs of nvidia-smi's XML, each MIG device by itself (only another list has its
+    UUID), but those without a memory size."""
     mig = log.find(".//mig_device") is not None
     uuids = iter(re.findall(r"\(UUID: (MIG-[^)]+)\)", nvidia_smi("-L") if mig else ""))
     for index, entry in enumerate(log.iter("gpu")):

@@ -1,4 +1,4 @@
-"""What is installed: the project's version, which file each package comes from, and which extras.
+"""Installed version of the project, origin of its packages, and extras.
 
 Promise: nothing is imported to find out.
 """
@@ -32,21 +32,18 @@ EXTRAS = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }  # fmt: skip
-"""What each extra of the distribution is for, as modules. Reading a run needs none of them."""
+"""Modules of each extra of the distribution. Reading a run needs none of them."""
 
 
 def version() -> str:
     """The version of the installed distribution, or of the source tree."""
-    try:
-        return installed_version("headrace")
-    except PackageNotFoundError:
-        source = ROOT / "pyproject.toml"
-        return str(tomllib.loads(source.read_text())["project"]["version"])
+    if (found := dependency_version("headrace")) is not None:
+        return found
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def setup_seconds() -> float | None:
-    """How long `make setup` took to install this environment; None where it was installed
-    otherwise."""
+    """Return the seconds that `make setup` took here; None where it did not install this."""
     try:
         return float(Path(sys.prefix, "headrace-setup-seconds").read_text())
     except (OSError, ValueError):
@@ -71,17 +68,17 @@ def package_origin(name: str) -> Path | None:
 
 
 def is_ours(origin: Path) -> bool:
-    """Whether a package's folder belongs to this distribution."""
+    """Return whether a package's folder belongs to this distribution."""
     return origin.parent == ROOT
 
 
 def is_there(module: str) -> bool:
-    """Whether `import module` finds something."""
+    """Return whether `import module` finds something."""
     return find_spec(module) is not None
 
 
 def lacking(extra: str) -> str:
-    """What is missing of an extra, and how to install it, as a line; empty where nothing is."""
+    """Return a line on what an extra lacks and how to install it, or an empty one."""
     absent = [name for name in EXTRAS[extra] if not is_there(name)]
     return extra_line(absent[0]) if absent else ""
 

@@ -1,4 +1,4 @@
-"""Memory of a process: what it has freed goes back to the system, and what lasts is not looked at.
+"""Memory of a process: freed blocks go back to the system, imports skip collection.
 
 `give_back` promises: a process that now and then needs many megabytes for a moment holds, after it,
 about what it held before. glibc alone; elsewhere nothing happens. Left alone, glibc raises the size
@@ -15,11 +15,11 @@ import os
 from collections.abc import Iterator
 
 OWN_MAP_BYTES = 1 << 20
-"""A block of this size has a map of its own, which goes back when it is freed. New pages take time,
-so that it is only for who holds too much without."""
+"""Minimum size of a block with a map of its own, which goes back when it is freed. New pages take
+time, so that it is only for processes that hold too much without."""
 ARENAS = 2
 OWN_MAP, ARENA_MAX = "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX"
-"""By these names glibc takes both from the environment of a process; what stands there counts."""
+"""Environment variables by which glibc takes both; values that are set there count."""
 _MALLOPT = {OWN_MAP: (-3, OWN_MAP_BYTES), ARENA_MAX: (-8, ARENAS)}
 
 

@@ -21,8 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent's thread that started this process ends, however
-    it does."""
+    """Ask the kernel for SIGKILL when the parent's thread that started this process ends."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -44,53 +43,53 @@ def signal_groups(groups: set[int], number: int) -> set[int]:
     return alive
 
 
-class Reaper:
+class ProcessReaper:
     """The owner's end of a reaper."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
         self._process = _start()
 
-    def watch(self, group: int) -> None:
+    def register(self, group: int) -> None:
         """End this group when the owner is gone."""
         self._groups.add(group)
-        self._tell(f"+{group}\n")
+        self._send_or_replace(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
-        """This group is ended: its number may become another's."""
+    def unregister(self, group: int) -> None:
+        """Forget an ended group: its number may become another's."""
         self._groups.discard(group)
-        self._tell(f"-{group}\n")
+        self._send_or_replace(f"-{group}\n")
 
     def renew(self) -> None:
-        """Have another one where somebody killed it."""
+        """Start another reaper where this one was killed."""
         if self._process.poll() is not None:
             self._replace()
 
     def close(self) -> None:
-        """End what is still watched, and the reaper."""
+        """End registered groups and the reaper."""
         self.renew()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send_or_replace(self, line: str) -> None:
         if self._process.poll() is None:
             try:
-                return self._say(line)
+                return self._send(line)
             except BrokenPipeError:
                 self._process.wait()
         self._replace()
 
     def _replace(self) -> None:
-        """Another one takes over what was watched."""
+        """Start another reaper with all registered groups."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process = _start()
-        self._say("".join(f"+{group}\n" for group in self._groups))
+        self._send("".join(f"+{group}\n" for group in self._groups))
 
-    def _say(self, lines: str) -> None:
+    def _send(self, lines: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(lines.encode())
         self._process.stdin.flush()

@@ -1,11 +1,11 @@
-"""Files in /dev/shm that engine processes leave behind when they are killed: no signal removes
-them, and a resource tracker only those that it knows, if it is not killed as well.
+"""Removal of /dev/shm files that killed engine processes leave behind.
 
-In: the engine processes, once they are up (`EngineMemory`). Out: nothing. Promises: what is removed
-was mapped by one of these processes when it was recorded, and no living process maps it. The record
-is a file beside them that its owner locks for as long as it lives. The holder of the lock removes
-what it names: a program that the owner starts in a session of its own (`python -I -S
-shared_memory.py RECORD`), a supervisor that buries a process, the next owner. Standard library
+No signal removes them, and a resource tracker only those that it knows, if it is not killed as
+well. In: the engine processes, once they are up (`EngineMemory`). Out: nothing. Promises: what is
+removed was mapped by one of these processes when it was recorded, and no living process maps it.
+The record is a file beside them that its owner locks for as long as it lives. The holder of the
+lock removes what it names: a program that the owner starts in a session of its own (`python -I -S
+shared_memory.py RECORD`), a supervisor that reaps a process, the next owner. Standard library
 alone.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-RECORD = "headrace-engine-"
+RECORD_PREFIX = "headrace-engine-"
 """So the name of each record begins."""
 _PATIENCE_S = 10.0
 _SWEEP_S = 1.0
@@ -36,7 +36,7 @@ class EngineMemory:
         self._survivor: subprocess.Popen[bytes] | None = None
         if not found:
             return
-        descriptor, path = tempfile.mkstemp(prefix=RECORD, dir=FOLDER)
+        descriptor, path = tempfile.mkstemp(prefix=RECORD_PREFIX, dir=FOLDER)
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.writelines(f"{_identity(file)} {file.name}\n" for file in found)
@@ -58,13 +58,13 @@ class EngineMemory:
 
 
 def sweep() -> None:
-    """Remove what dead owners left and nobody maps any longer."""
-    for record in FOLDER.glob(f"{RECORD}*"):
+    """Remove files of dead owners that no process maps any longer."""
+    for record in FOLDER.glob(f"{RECORD_PREFIX}*"):
         _clear(record, fcntl.LOCK_EX | fcntl.LOCK_NB, _SWEEP_S)
 
 
 def _clear(record: Path, lock: int, patience_s: float) -> None:
-    """Take a record whose owner is dead, and remove what it names once nobody maps that."""
+    """Take a dead owner's record, and remove its files once no process maps them."""
     try:
         file = os.fdopen(os.open(record, os.O_RDWR | os.O_NOFOLLOW), encoding="utf-8")
     except OSError:  # it is gone, or another user's
@@ -93,8 +93,11 @@ def _clear(record: Path, lock: int, patience_s: float) -> None:
 
 
 def _mapped(processes: Iterable[Path]) -> set[str]:
-    """What of /dev/shm these processes (their folders in /proc) map, as DEVICE:INODE. A path in
-    /proc does not identify it: a semaphore is mapped under a name that no longer exists."""
+    """Return the files of /dev/shm that these processes (folders in /proc) map, as DEVICE:INODE.
+
+    A path in /proc does not identify a file: a semaphore is mapped under a name that no longer
+    exists.
+    """
     found = set()
     for process in processes:
         try:

@@ -45,7 +45,7 @@ def members(groups: Collection[int]) -> Iterator[int]:
 
 
 def _listens(pid: int) -> bool:
-    """Whether a process catches the signal. It would die of it otherwise."""
+    """Return whether a process catches the signal. It would die of it otherwise."""
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
     except OSError:

@@ -4,10 +4,9 @@ In: the table of metrics. Out: one page of Markdown with a section for each pref
 `scripts/docs.py` writes the page and says when it is stale.
 """
 
-from collections.abc import Iterator
 from itertools import groupby
 
-from headrace.metrics.health_ranges import BACK, BANDS, rule_text
+from headrace.metrics.health_ranges import BANDS, MIN_UPDATES_BACK, rule_text
 from headrace.metrics.registry import METRICS, TENTHS, MetricInfo
 
 HEAD = f"""\
@@ -18,7 +17,7 @@ HEAD = f"""\
 Every number that a run records: unit, meaning, and what it is when all is well, a first look and no
 law. A metric with an alert has a healthy band (`headrace/metrics/health_ranges.py`): charts shade
 it, and the pages Overview and Health and `headrace show` list a metric outside until it was inside
-for as many updates, at least {BACK}. A `share` lies between 0 and 1.
+for as many updates, at least {MIN_UPDATES_BACK}. A `share` lies between 0 and 1.
 
 A metric comes once per committed update, about once per second as a gauge, or both. Arrays have a
 number per bin. SQL has them in `metrics`, `metric_arrays` and `metric_info`
@@ -53,17 +52,15 @@ SECTIONS = {
     "value": "What the critic believed where a response was cut, and its errors along the way.",
     "weights": "How far behind the generators are.",
 }
-"""What the prefixes have in common."""
+"""Description of each prefix."""
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_sections()])
-
-
-def _sections() -> Iterator[str]:
+    lines = [HEAD]
     for prefix, infos in groupby(METRICS.values(), key=lambda info: info.name.split("/")[0]):
-        yield "\n".join([f"## {prefix}/", "", SECTIONS[prefix], "", *map(_line, infos), ""])
+        lines += [f"## {prefix}/", "", SECTIONS[prefix], "", *map(_line, infos), ""]
+    return "\n".join(lines)
 
 
 def _line(info: MetricInfo) -> str:

@@ -1,23 +1,23 @@
-"""Every metric by name: its unit, meaning and healthy range, and for an array what each of its
-numbers stands for. This is the one place where metrics are described.
+"""Every metric by name: its unit, meaning and healthy range; the only description.
 
 A new metric is added here; storage copies the table into SQL, docs and dashboard read it. Names
 follow verl's prefixes (actor/ critic/ response_length/ timing_s/ perf/) where it has them. Units:
-"" is a plain number, "share" is between 0 and 1. Entries are sorted by name.
+"" is a plain number, "share" is between 0 and 1. An array has a name for each of its numbers.
+Entries are sorted by name.
 """
 
 from typing import NamedTuple
 
 
 class MetricInfo(NamedTuple):
-    """What a metric means. `healthy` is a range or a tendency in words, empty if there is none."""
+    """Description of a metric. `healthy` is a range or a tendency in words, or empty."""
 
     name: str
     unit: str
     meaning: str
     healthy: str = ""
     bins: tuple[str, ...] = ()
-    """What each number of an array stands for, in order; empty for a metric that is one number."""
+    """Meaning of each number of an array, in order; empty for a metric that is one number."""
 
 
 TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))
@@ -212,13 +212,11 @@ _ALL = (
 # fmt: on
 
 METRICS: dict[str, MetricInfo] = {info.name: info for info in _ALL}
-"""By name; NAME in a name stands for that of a process, a source of rewards, a domain or
-what an environment says."""
+"""By name; NAME stands for a process, a source of rewards, a domain, an environment's figure."""
 
 
 def pattern_of(name: str) -> str:
-    """The name under which METRICS describes a metric: that of a process, a source of rewards, a
-    domain or what an environment says is NAME there."""
+    """Return the name of a metric in METRICS, where NAME stands for the variable part."""
     prefix, _, rest = name.partition("/")
     if prefix in ("cpu", "gpu", "heartbeat", "memory") or (
         prefix == "environment" and name not in METRICS
@@ -228,5 +226,5 @@ def pattern_of(name: str) -> str:
 
 
 def info_of(name: str) -> MetricInfo:
-    """What METRICS says of a metric; KeyError where it says nothing."""
+    """Return the description of a metric; KeyError where METRICS has none."""
     return METRICS[pattern_of(name)]

@@ -1,6 +1,6 @@
 """The types of message fields, with the values that each may have.
 
-Comes in: nothing. Goes out: annotated types for messages. Promises: a decoder refuses a value
+In: nothing. Out: annotated types for messages. Promises: a decoder refuses a value
 outside its type's bounds, so that whatever is decoded fits a journal column, a 64-bit SQL column
 and a float. The bounds hold where a message is decoded, not where it is made.
 """
@@ -9,26 +9,26 @@ from typing import Annotated
 
 from msgspec import Meta
 
-MOST = 2**53 - 1
+MAX_COUNT = 2**53 - 1
 """The largest count: a float still holds it exactly, and so does every database."""
-LONGEST_PROSE = 2**20
+MAX_PROSE_CHARACTERS = 2**20
 """Characters of an error text that may be sent; the coordinator keeps far fewer."""
 
-Count = Annotated[int, Meta(ge=0, le=MOST)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 """A number of tokens or bytes, an id, an update, a weight version."""
-LoadedVersion = Annotated[int, Meta(ge=-1, le=MOST)]
+LoadedVersion = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
 """A weight version, or -1 where no weights are loaded."""
-LeaseBorder = Annotated[int, Meta(ge=-1, le=MOST)]
-"""Leases with lower ids, or -1 where nothing was heard of any."""
+LeaseBorder = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+"""Leases with lower ids, or -1 before any."""
 WindowId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A trajectory's id and a window's index in one number."""
 Position = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A token position, a chunk's index, or a number of trajectories: a 32-bit column holds it."""
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A process id."""
-MOST_ACTS = 4
+MAX_ACTS = 4
 """Kinds of turns that advantages are normalised by."""
-Act = Annotated[int, Meta(ge=0, le=MOST_ACTS - 1)]
+Act = Annotated[int, Meta(ge=0, le=MAX_ACTS - 1)]
 """The kind of a turn, by number."""
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A duration: finite and not negative."""
@@ -43,10 +43,9 @@ Line = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00-\x1f]*\Z")]
 """A path or an address."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 """A SHA-256 in hexadecimal; empty where there is no file."""
-Prose = Annotated[str, Meta(max_length=LONGEST_PROSE)]
+Prose = Annotated[str, Meta(max_length=MAX_PROSE_CHARACTERS)]
 """An error text."""
 Metric = float | list[float | None]
-"""A figure, or one for each of the bins that `headrace.metrics.registry` names; None: an empty
-bin."""
+"""A figure, or one per bin of `headrace.metrics.registry`; None: an empty bin."""
 Metrics = Annotated[dict[Label, Metric], Meta(max_length=4096)]
 """Metrics by name; NaN and infinities are numbers here, and SQL holds null for them."""

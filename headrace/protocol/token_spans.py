@@ -1,4 +1,4 @@
-"""What is known about single tokens of a sequence, beside their ids.
+"""Streams of data on single tokens of a sequence, beside their ids.
 
 A *sequence* is everything a policy read and wrote for one answer: pieces in order, each with a
 source, a role and a turn. Positions count tokens from the end of the opening (the pieces that the
@@ -19,7 +19,7 @@ from headrace.protocol import fields
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 Source = Literal["prompt", "policy", "template", "tool", "environment", "media"]
-"""Who wrote a token. Only `policy` tokens were sampled, have a weight version and can be trained;
+"""Writer of a token. Only `policy` tokens were sampled, have a weight version and can be trained;
 `template`, `tool` and `environment` tokens were inserted; `media` are placeholders of a media
 object."""
 Speaker = Literal["system", "user", "assistant", "tool"]
@@ -53,9 +53,9 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 class MediaRun(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) of an opening, counted from its first token, are placeholders of the
-    image with that SHA-256. The image is stored once and never travels with the tokens. `grid`:
-    what the processor made of it, of Qwen's families frames and rows and columns of patches, of
-    others frames and their height and width in pixels; 0, 0, 0: nobody says."""
+    image with that SHA-256. The image is stored once and never travels with the tokens. `grid` by
+    the processor: frames and rows and columns of patches (Qwen's families), or frames and height
+    and width in pixels; 0, 0, 0: unknown."""
 
     digest: fields.Digest
     start: fields.Position
@@ -74,8 +74,7 @@ class TurnRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Weight(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, end) count `value` times in the policy's loss. Tokens under no such run count
-    once."""
+    """Tokens [start, end) count `value` times in the policy's loss; without a run, once."""
 
     value: float
     start: fields.Position
@@ -108,8 +107,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EnvironmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an environment said, besides tokens. `turn`: how many turns of the policy it has seen.
-    `digest` names its answer, which an environment that is built again has to repeat."""
+    """Result of an environment's step, besides tokens. `turn`: number of the policy's turns so far.
+    `digest` names its answer, which a rebuilt environment has to repeat."""
 
     turn: fields.Position
     digest: fields.Digest

@@ -1,1 +1,1 @@
-"""What a run's folder holds besides its store."""
+"""Files of a run's folder besides its store."""

@@ -1,7 +1,7 @@
-"""Files of JSON lines that are only ever added to, each with a checksum of its own.
+"""Files of JSON lines that only grow, each line with its checksum.
 
-Comes in: objects, or a file. Goes out: lines, or the objects of those that are whole. Promises: a
-changed byte never becomes another object, and is reported; a line cut off by a crash is distinct.
+In: objects, or a file. Out: lines, or the objects of those that are whole. Promises: a changed byte
+never becomes another object, and is reported; a line cut off by a crash is distinct.
 """
 
 import json
@@ -36,8 +36,7 @@ def whole_lines(path: Path, damaged: list[str] | None = None) -> Iterator[dict[s
 
 
 def cut_torn(path: Path) -> int:
-    """Cut off what a crash left of a last line; the length of the file, which is made where there
-    is none."""
+    """Cut off a torn last line; return the file's length. The file is made if missing."""
     with path.open("a+b") as file:
         file.seek(0)
         return file.truncate(file.read().rfind(b"\n") + 1)

@@ -37,8 +37,7 @@ class StepLine(msgspec.Struct, frozen=True, tag="step"):
 
 
 class EvaluationLine(msgspec.Struct, frozen=True, tag="evaluation"):
-    """One look at the held-out examples after `step` steps; `figures` as in the report, numbers
-    only."""
+    """Held-out evaluation after `step` steps; `figures` as in the report, only numbers."""
 
     step: int
     figures: dict[str, float | None]
@@ -46,8 +45,8 @@ class EvaluationLine(msgspec.Struct, frozen=True, tag="evaluation"):
     at: float
 
 
-class Status(msgspec.Struct, frozen=True):
-    """How a run stands: starting, training, finished, interrupted or failed; `detail` says why."""
+class RewardModelStatus(msgspec.Struct, frozen=True):
+    """Status of a run: starting, training, finished, interrupted or failed; `detail` says why."""
 
     status: str
     step: int = 0
@@ -57,17 +56,17 @@ class Status(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Line = StepLine | EvaluationLine
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+MetricsLine = StepLine | EvaluationLine
+_DECODER: msgspec.json.Decoder[MetricsLine] = msgspec.json.Decoder(MetricsLine)
 
 
-def append_line(run_dir: Path, line: Line) -> None:
+def append_line(run_dir: Path, line: MetricsLine) -> None:
     """Add a line; it is there for readers at once."""
     with (run_dir / METRICS).open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
-def read_lines(run_dir: Path) -> Iterator[Line]:
+def read_lines(run_dir: Path) -> Iterator[MetricsLine]:
     """All lines in order. One that is half written ends them."""
     path = run_dir / METRICS
     if not path.is_file():
@@ -87,17 +86,17 @@ def forget_after(run_dir: Path, step: int) -> None:
     write_atomically(run_dir / METRICS, text)
 
 
-def write_status(run_dir: Path, status: Status) -> None:
-    """Say how the run stands."""
+def write_status(run_dir: Path, status: RewardModelStatus) -> None:
+    """Write the run's status."""
     write_atomically(run_dir / STATUS, msgspec.json.encode(status).decode() + "\n")
 
 
-def read_status(run_dir: Path) -> Status:
-    """How the run stood last; `starting` where nobody has said anything yet."""
+def read_status(run_dir: Path) -> RewardModelStatus:
+    """Return the last status of the run; `starting` where none was written yet."""
     try:
-        return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=Status)
+        return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=RewardModelStatus)
     except (OSError, msgspec.DecodeError):
-        return Status("starting")
+        return RewardModelStatus("starting")
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:

@@ -33,13 +33,13 @@ Config = TypeVar("Config", "RunConfig", "RewardModelConfig")
 LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
-NOW = "now.json"
-"""How a run is at the moment, as its coordinator last said: `at`, `phase`, `waits` (each with `for`
-and `age_s`), `heard`, the seconds since each process was, `updates`, the journal's `records`, and
+LIVE_STATE_FILE = "now.json"
+"""File of a run's present state, by its coordinator: `at`, `phase`, `waits` (each with `for` and
+`age_s`), `heard`, the seconds since each process was, `updates`, the journal's `records`, and
 `sql`, why SQL lacks some of these (`text`) and for how long (`age_s`)."""
-ANNOUNCED = "coordinator.json"
-"""Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
-EVENTS = "supervisor.jsonl"
+COORDINATOR_FILE = "coordinator.json"
+"""File of a run's coordinator: `address`, `host`, `pid`, `run_id`."""
+EVENTS_FILE = "supervisor.jsonl"
 """Every start and death of a process, in lines with checksums."""
 MEDIA = "media"
 """The folder of the images of a run's prompts, each named by its SHA-256."""
@@ -50,10 +50,10 @@ RANKERS = "rankers"
 """Folder of the versions of a ranker that is trained along, v0 and so on."""
 MANIFEST = "manifest.json"
 CHECKPOINT_FORMAT = 3
-"""`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint
-stands, `journal` up to which record the journal was written then."""
+"""In a manifest, `lineage` and `update` are the checkpoint's place on the run's line of updates,
+`journal` is the last record that was written then."""
 NOTES = "notes.json"
-"""What people noted on the run, see `headrace.run_files.run_notes`."""
+"""User's notes on the run, see `headrace.run_files.run_notes`."""
 _LOOK_AGAIN_S = 0.1
 
 
@@ -140,13 +140,12 @@ def find_run(root: Path, name: str) -> Path:
 
 
 def is_run(run_dir: Path) -> bool:
-    """Whether a folder holds a run's configuration."""
+    """Return whether a folder holds a run's configuration."""
     return (run_dir / RESOLVED).is_file() or is_reward_model(run_dir)
 
 
 def is_evaluation(run_dir: Path) -> bool:
-    """Whether a folder holds a run that only evaluates a model, as `headrace eval` makes them; not
-    where its configuration cannot be read."""
+    """Return whether a run only evaluates a model (`headrace eval`); not if it cannot be read."""
     try:
         return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
     except (OSError, ValueError, KeyError, TypeError):
@@ -154,7 +153,7 @@ def is_evaluation(run_dir: Path) -> bool:
 
 
 def need_training(run_dir: Path) -> None:
-    """UserError where a run only evaluates; it names the newest one beside it that trains."""
+    """UserError where a run only evaluates; it names the newest training run beside it."""
     if is_evaluation(run_dir):
         root = run_dir.parent
         trained = [n for n in run_names(root) if is_training(root / n)]
@@ -163,12 +162,12 @@ def need_training(run_dir: Path) -> None:
 
 
 def is_training(run_dir: Path) -> bool:
-    """Whether a run's folder is neither an evaluation's nor a reward model's."""
+    """Return whether a run's folder is neither an evaluation's nor a reward model's."""
     return not (is_reward_model(run_dir) or is_evaluation(run_dir))
 
 
 def is_archived(run_dir: Path) -> bool:
-    """Whether somebody put the run aside; not where its notes cannot be read."""
+    """Return whether the run is archived; not where its notes cannot be read."""
     try:
         return json.loads((run_dir / NOTES).read_text(encoding="utf-8"))["archived"] is True
     except (OSError, ValueError, KeyError, TypeError):
@@ -176,7 +175,7 @@ def is_archived(run_dir: Path) -> bool:
 
 
 def is_reward_model(run_dir: Path) -> bool:
-    """Whether a folder holds the training of a reward model."""
+    """Return whether a folder holds the training of a reward model."""
     return (run_dir / REWARD_MODEL).is_file()
 
 
@@ -212,8 +211,7 @@ def _read(path: Path, kind: type[Config]) -> Config:
 
 
 def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None:
-    """Write resolved.json or, for a reward model, reward-model.json. One with a password is the
-    owner's alone."""
+    """Write resolved.json or reward-model.json, for the owner alone if it has a password."""
     from headrace.config.sections.reward_model import RewardModelConfig
 
     name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
@@ -249,9 +247,8 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
-    """Become the one who writes a run's journal and tables, until the file that is returned is
-    closed or the process has ended. UserError where another process is it, and still is after
-    `wait_s`."""
+    """Hold the right to write a run's journal and tables, until the returned file is closed or the
+    process ends. UserError: another process holds it, and still does after `wait_s`."""
     file = (run_dir / WRITER).open("a+")
     deadline = time.monotonic() + wait_s
     while not _taken(file):
@@ -271,7 +268,7 @@ def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a supervisor or a coordinator on this machine holds the run."""
+    """Return whether a supervisor or a coordinator on this machine holds the run."""
     return any(_is_held(run_dir / name) for name in (LOCK, WRITER))
 
 
@@ -284,7 +281,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether this open file has its lock now."""
+    """Take the lock of an open file; return whether it has it now."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -293,8 +290,7 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def manifest_text(facts: dict[str, Any]) -> str:
-    """The facts of a checkpoint as they stand in its manifest, with the SHA-256 of what they are
-    without it."""
+    """Return a checkpoint's manifest: its facts, with the SHA-256 of these."""
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return json.dumps(facts | {"sha256": digest}, indent=1) + "\n"
 
@@ -315,8 +311,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def described_files(folder: Path, names: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Size and hash of some files, as a manifest has them; several read at a time: hashing holds no
-    lock of Python's."""
+    """Return size and SHA-256 of files, for a manifest, by threads, as hashing drops the GIL."""
 
     def describe(name: str) -> dict[str, Any]:
         with (folder / name).open("rb") as file:

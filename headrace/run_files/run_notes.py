@@ -1,4 +1,4 @@
-"""What people say of a run: tags, a note, and whether it is archived.
+"""User's notes on a run: tags, a note, and whether it is archived.
 
 In: a run's folder. Out: `RunNotes`, which is kept in that folder as `notes.json`, apart from all
 that the run writes itself: no figure and no account knows of it. It is written atomically, and a
@@ -16,14 +16,14 @@ import msgspec
 from headrace.errors import UserError
 from headrace.run_files.run_folder import NOTES, write_atomically
 
-MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 2000
+MAX_TAGS, MAX_TAG_CHARACTERS, MAX_NOTE_CHARACTERS = 20, 40, 2000
 _ONE_CHANGE = threading.Lock()
 
 
 @dataclass(frozen=True)
 class RunNotes:
-    """What is noted on a run. An archived run is left out of lists unless it is asked for, and
-    `latest` never means it. `trouble`: why the file that is there says nothing."""
+    """Notes on a run. An archived run is left out of lists unless it is asked for, and `latest`
+    never means it. `trouble`: why the file that is there says nothing."""
 
     tags: tuple[str, ...] = ()
     note: str = ""
@@ -32,7 +32,7 @@ class RunNotes:
 
 
 def read_notes(run_dir: Path) -> RunNotes:
-    """What is noted on a run; nothing where there is no file."""
+    """Return the notes on a run; empty ones where there is no file."""
     path = run_dir / NOTES
     try:
         found = msgspec.json.decode(path.read_bytes(), type=RunNotes)
@@ -73,20 +73,21 @@ def change_notes(
 
 
 def tidy_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Tags without commas and needless blanks, each once, in their order; UserError for too many or
-    too long ones."""
+    """Return tags without commas and needless blanks, each once. UserError: too many, too long."""
     found = dict.fromkeys(" ".join(tag.replace(",", " ").split()) for tag in tags)
     kept = tuple(filter(None, found))
-    if len(kept) > MOST_TAGS:
-        raise UserError(f"a run has {MOST_TAGS} tags at most, and these are {len(kept)}")
-    if long := [tag for tag in kept if len(tag) > LONGEST_TAG]:
-        raise UserError(f"a tag has {LONGEST_TAG} characters at most: {long[0][:LONGEST_TAG]}...")
+    if len(kept) > MAX_TAGS:
+        raise UserError(f"a run has {MAX_TAGS} tags at most, and these are {len(kept)}")
+    if long := [tag for tag in kept if len(tag) > MAX_TAG_CHARACTERS]:
+        raise UserError(
+            f"a tag has {MAX_TAG_CHARACTERS} characters at most: {long[0][:MAX_TAG_CHARACTERS]}..."
+        )
     return kept
 
 
 def _checked(note: str) -> str:
-    if len(note) > LONGEST_NOTE:
+    if len(note) > MAX_NOTE_CHARACTERS:
         raise UserError(
-            f"a note has {LONGEST_NOTE:,} characters at most, and this one has {len(note):,}"
+            f"a note has {MAX_NOTE_CHARACTERS:,} characters at most, and this one has {len(note):,}"
         )
     return note

@@ -1,9 +1,9 @@
-"""Is what the learner trained what the journal says? A reader of its own, for the weights.
+"""Comparison of the learner's update log with the journal, to audit the weights.
 
-Comes in: a run's folder. Of it two things: `applied/rank-R.jsonl`, where each learner rank wrote
-down what it had just trained, and the journal's Arrow segments. Goes out: a `Comparison`. Promises:
+In: a run's folder. Of it two things: `applied/rank-R.jsonl`, where each learner rank wrote down
+what it had just trained, and the journal's Arrow segments. Out: an `UpdateLogComparison`. Promises:
 it imports nothing of the coordinator or of storage, so none of their mistakes is made twice; it
-reads only, and may be asked while the run goes on.
+reads only, and may run while the run goes on.
 
 Weights are a chain of batches, each applied to what the one before had left. The journal's updates
 on the surviving lineage must be that chain: the same batches in the same order, each with the same
@@ -25,7 +25,7 @@ _JOURNAL = "journal"
 _KINDS = frozenset(
     {"WindowsClosed", "BatchTaken", "BatchReturned", "UpdateCommitted", "LineageBegan"}
 )
-_MOST = 4
+_MAX_NAMED_IDS = 4
 """Maximum number of ids named in a problem."""
 
 
@@ -46,14 +46,13 @@ class AppliedUpdate(NamedTuple):
 
 
 @dataclass
-class Comparison:
-    """What came of comparing.
+class UpdateLogComparison:
+    """Differences of update log and journal.
 
     Attributes:
-        updates: how many updates of the surviving lineage were compared. windows: how many windows
-        are in the weights. doubled: windows that are in the weights twice. doubled_values:
-        trajectories on which the value model was trained twice. problems: every difference, a line
-        for each.
+        updates: number of compared updates of the surviving lineage. windows: number of windows in
+        the weights. doubled: windows that are in the weights twice. doubled_values: trajectories on
+        which the value model was trained twice. problems: every difference, a line for each.
     """
 
     updates: int = 0
@@ -75,17 +74,17 @@ class _Commit(NamedTuple):
 
 
 def read_applied(run_dir: Path) -> Iterator[tuple[str, AppliedUpdate]]:
-    """(rank, line) in the order in which each rank wrote. A line that a power loss tore is none:
-    its update was never reported."""
+    """Yield (rank, line) as each rank wrote. Torn lines are skipped: their update was not
+    reported."""
     for path in sorted((run_dir / FOLDER).glob("rank-*.jsonl")):
         for values in whole_lines(path):
             yield path.stem, AppliedUpdate(**values)
 
 
-def compare(run_dir: Path) -> Comparison:
+def compare(run_dir: Path) -> UpdateLogComparison:
     """Compare the surviving updates of a run with what the learner wrote down of its weights.
     A run whose learner wrote nothing down is passed over."""
-    found = Comparison()
+    found = UpdateLogComparison()
     if not (run_dir / FOLDER).is_dir():
         return found
     commits = _surviving(_records(run_dir / _JOURNAL))
@@ -141,8 +140,8 @@ def _problems(
 
 def _some(ids: Iterable[int]) -> str:
     ordered = sorted(ids)
-    rest = f" and {len(ordered) - _MOST} more" if len(ordered) > _MOST else ""
-    return ", ".join(map(str, ordered[:_MOST])) + rest
+    rest = f" and {len(ordered) - _MAX_NAMED_IDS} more" if len(ordered) > _MAX_NAMED_IDS else ""
+    return ", ".join(map(str, ordered[:_MAX_NAMED_IDS])) + rest
 
 
 # -- the journal -----------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ def _surviving(records: Iterator[dict[str, Any]]) -> list[_Commit]:
 
 
 def _trains(window: dict[str, Any], sizes: dict[int, int]) -> bool:
-    """Whether a window that was taken has tokens outside its masked runs."""
+    """Return whether a window that was taken has tokens outside its masked runs."""
     masked = sum(int(tokens) for _, _, _, tokens in window.get("masked", []))
     return masked < sizes.get(window["window_id"], masked + 1)
 

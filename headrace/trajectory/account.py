@@ -1,9 +1,9 @@
-"""The account of a run's sequences: records in, trajectories, windows, queues and the ledger out.
+"""The account of a run's sequences: trajectories, windows, queues, ledger from records.
 
-Comes in: records, live or replayed. Promise: `apply` is the only way in which anything here
-changes, and it depends on the records alone, so a replay of the journal gives the account of the
-coordinator that wrote it, memory included. It decides nothing: which windows close, become ready or
-are dropped is written in the records (`headrace.trajectory.transitions`).
+In: records, live or replayed. Promise: `apply` is the only way in which anything here changes, and
+it depends on the records alone, so a replay of the journal gives the account of the coordinator
+that wrote it, memory included. It decides nothing: which windows close, become ready or are dropped
+is written in the records (`headrace.trajectory.transitions`).
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Reward
 from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Group, Trajectory
-from headrace.trajectory.transitions import Move, ValueMove, moves, value_moves
+from headrace.trajectory.transitions import ValueMove, WindowMove, moves, value_moves
 from headrace.trajectory.windows import Window, trajectory_of
 
 
@@ -57,7 +57,7 @@ class Account:
         return [self.trajectories[i] for i in self.groups[group_id].trajectory_ids]
 
     def is_wanted(self, batch: r.BatchTaken) -> bool:
-        """Whether anything of a batch that came back can still be trained."""
+        """Return whether anything of a batch that came back can still be trained."""
         return any(window.window_id in self.ready for window in batch.windows) or any(
             trajectory_id in self.values for trajectory_id in batch.value_trajectories
         )
@@ -131,7 +131,7 @@ class Account:
         if trajectory.purpose == "eval":
             self.ledger.evaluation += sampled
         else:
-            self.ledger.arrive(sampled)
+            self.ledger.add_generated(sampled)
             self.ledger.inserted += record.token_ids.size - sampled
 
     def _end(self, record: r.TrajectoryEnded) -> None:
@@ -166,10 +166,10 @@ class Account:
         trajectory.closed += 1
         self.closed += 1
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: WindowMove) -> None:
         """One step of a window's life, in its own state, the queues and the ledger alike."""
         window = self.window(move.window_id)
-        self.ledger.leave(window)
+        self.ledger.remove_window(window)
         before, window.state = window.state, move.state
         window.final = window.final if move.final is None else move.final
         window.update = -1 if move.update is None else move.update
@@ -177,7 +177,7 @@ class Account:
         window.lines = move.lines or window.lines
         if move.state != "trained":
             window.masked = move.masked
-        self.ledger.enter(window)
+        self.ledger.add_window(window)
         trajectory = self.trajectories[window.trajectory_id]
         change = (move.state == "closed") - (before == "closed")
         trajectory.closed += change
@@ -262,7 +262,7 @@ class Account:
 
 
 def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
-    """Whether two batches share a window or a value trajectory."""
+    """Return whether two batches share a window or a value trajectory."""
     windows = {window.window_id for window in one.windows}
     return not (
         windows.isdisjoint(window.window_id for window in other.windows)
@@ -271,7 +271,7 @@ def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
 
 
 def _spent(trajectory: Trajectory) -> bool:
-    """Whether nothing of the group can be scored or trained any more."""
+    """Return whether nothing of a trajectory can be scored or trained any more."""
     if trajectory.purpose == "eval" or not trajectory.ended:
         return False
     scored = trajectory.reward_status is not None or not trajectory.complete

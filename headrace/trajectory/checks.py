@@ -17,7 +17,7 @@ _UNCOVERED = "version spans do not cover the sampled tokens"
 def stretch_problem(
     start: int, size: int, spans: Sequence[Span], streams: Streams | None
 ) -> str | None:
-    """What is wrong with positions [start, start + size), in words; None where all is well."""
+    """Return what is wrong with positions [start, start + size), in words, or None."""
     end = start + size
     if streams is None and len(spans) == 1 and size:
         # Nearly all there is: one answer under one version.
@@ -51,7 +51,7 @@ def stretch_problem(
 
 
 def _cover(runs: Sequence[tuple[int, int]], start: int, end: int) -> bool:
-    """Whether the runs, none of them empty, go from start to end without a gap."""
+    """Return whether the runs, none of them empty, go from start to end without a gap."""
     for first, last in runs:
         if first != start or last <= first:
             return False

@@ -1,4 +1,4 @@
-"""What the policy thought of its own tokens so far: running statistics of the sampler's logprobs.
+"""Running statistics of the sampler's logprobs in an answer so far.
 
 In: the logprobs of sampled tokens, in their order. Out: the statistics before each of them, as a
 value model reads them. Promises: those before a token never depend on it or on later ones; an

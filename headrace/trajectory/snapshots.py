@@ -1,7 +1,7 @@
 """An account as plain values, without what the journal says again.
 
-Comes in: an account; or its values, and the journal's records from the first that it still needs
-on. Goes out: its values; or the account. Promise: the account that comes back is the one that was
+In: an account; or its values, and the journal's records from the first that it still needs
+on. Out: its values; or the account. Promise: the account that comes back is the one that was
 taken apart, the order of its queues included. Prompts, tokens and logprobs are not among the
 values, which are so a few hundred bytes for each trajectory, however long that is.
 """
@@ -22,7 +22,7 @@ NEEDED = (GroupIssued, ChunkArrived)
 
 
 class AccountValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `Account` holds; groups, windows and queues as ids."""
+    """Values of an `Account`; groups, windows and queues as ids."""
 
     order: int
     closed: int
@@ -84,7 +84,7 @@ def _read_again(
     groups: dict[int, Group] = {}
     for trajectory in trajectories.values():
         trajectory.opening = np.zeros(0, np.int32)
-        trajectory.empty()
+        trajectory.drop_tokens()
     for record in records:
         match record:
             case GroupIssued(group_id=key) if key in wanted:

@@ -1,11 +1,11 @@
-"""The token ledger: where every journaled token that the policy sampled is, each counted once.
+"""The token ledger: the place of every journaled policy token, counted once.
 
 Balance of the policy: generated = trained_policy + ready + in_flight + dropped. Balance of the
 value model: finished = trained + waiting + dropped (sampled tokens of trajectories with a reward).
-Comes in: the steps of windows' lives. Promise: tokens only ever move from one account to another,
-so a balance can break only where more is moved than is there, and then LedgerError is raised.
-Inserted tokens, tokens that never reached the journal, tokens trained on a lineage that was given
-up, and tokens of evaluations are counted apart.
+In: the steps of windows' lives. Promise: tokens only ever move from one account to another, so a
+balance can break only where more is moved than is there, and then LedgerError is raised. Inserted
+tokens, tokens that never reached the journal, tokens trained on a lineage that was given up, and
+tokens of evaluations are counted apart.
 """
 
 from collections import Counter
@@ -15,12 +15,11 @@ from typing import Literal
 from headrace.trajectory.transitions import ValueState
 from headrace.trajectory.windows import Window
 
-Account = Literal["in_flight", "ready", "trained_policy", "dropped"]
+LedgerAccount = Literal["in_flight", "ready", "trained_policy", "dropped"]
 
 
 class LedgerError(Exception):
-    """More tokens were to leave an account than it holds. That is a bug, and the run ends rather
-    than train on a wrong account."""
+    """More tokens would leave an account than it holds: a bug, and the run ends."""
 
 
 @dataclass
@@ -45,12 +44,12 @@ class Ledger:
     inserted: int = 0
     lost: Counter[str] = field(default_factory=Counter)
 
-    def arrive(self, tokens: int) -> None:
+    def add_generated(self, tokens: int) -> None:
         """New sampled tokens are in the journal."""
         self.generated += tokens
         self.accounts["in_flight"] += tokens
 
-    def leave(self, window: Window) -> None:
+    def remove_window(self, window: Window) -> None:
         """Take a window's tokens out of the accounts that its present state puts them in."""
         for account, reason, tokens in _places(window):
             if self.accounts[account] < tokens or (reason and self.dropped[reason] < tokens):
@@ -59,7 +58,7 @@ class Ledger:
             if reason:
                 self.dropped[reason] -= tokens
 
-    def enter(self, window: Window) -> None:
+    def add_window(self, window: Window) -> None:
         """Put a window's tokens into the accounts of its present state."""
         for account, reason, tokens in _places(window):
             self.accounts[account] += tokens
@@ -114,7 +113,7 @@ _VALUE_ACCOUNT: dict[ValueState, ValueState] = {
 }
 
 
-def _places(window: Window) -> list[tuple[Account, str, int]]:
+def _places(window: Window) -> list[tuple[LedgerAccount, str, int]]:
     """(account, reason of a drop, tokens) of a window's tokens in its present state."""
     match window.state:
         case "closed":

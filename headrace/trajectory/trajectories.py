@@ -1,6 +1,6 @@
 """Trajectories and groups as records built them, in memory.
 
-Comes in: journaled chunks. Goes out: arrays and streams of any stretch of positions. Promises:
+In: journaled chunks. Out: arrays and streams of any stretch of positions. Promises:
 tokens are appended in order and exactly once; a stretch of the streams says about each token what
 its chunk said.
 """
@@ -117,7 +117,7 @@ class Trajectory:
 
     @property
     def turn_tokens(self) -> int:
-        """Sampled tokens of the turn that goes on, or has ended last."""
+        """Number of sampled tokens of the present or last turn."""
         return self.turn(self.pieces[-1].turn if self.pieces else 0).size
 
     def turn(self, number: int) -> Int32:
@@ -125,7 +125,7 @@ class Trajectory:
         return self.tokens[self.turn_positions(number)]
 
     def turn_positions(self, number: int) -> npt.NDArray[np.int64]:
-        """[n] where the tokens of a turn stand; -1: of the last one."""
+        """Return [n] positions of a turn's tokens; -1: of the last one."""
         own = [p for p in self.pieces if p.source == "policy"]
         if not self.pieces:
             return np.arange(self.length)
@@ -148,8 +148,7 @@ class Trajectory:
         return self._logprobs[0]
 
     def append(self, chunk: ChunkArrived) -> int:
-        """Add the next chunk (the caller has checked that it is the next); how many of its tokens
-        were sampled."""
+        """Add the next chunk (checked by the caller); return its number of sampled tokens."""
         assert chunk.start == self.length
         assert chunk.chunk_index == self.next_chunk
         size, sampled = chunk.token_ids.size, 0
@@ -170,13 +169,13 @@ class Trajectory:
         self.next_chunk += 1
         return sampled
 
-    def empty(self) -> None:
+    def drop_tokens(self) -> None:
         """Let go of the tokens and logprobs, and of nothing else: `refill` brings them back."""
         self._tokens, self._logprobs = [], []
 
     @property
     def is_full(self) -> bool:
-        """Whether it has the tokens and logprobs of all its chunks."""
+        """Return whether it has the tokens and logprobs of all its chunks."""
         sizes = {sum(map(len, arrays)) for arrays in (self._tokens, self._logprobs)}
         return sizes == {self.length}
 
@@ -204,7 +203,7 @@ class Trajectory:
             self.paused = False
 
     def _plain(self, chunk: ChunkArrived) -> Piece:
-        """The piece of a chunk that names none: the policy goes on in its turn."""
+        """Return the piece of a chunk that names none: the policy goes on in its turn."""
         end = chunk.start + chunk.token_ids.size
         return Piece("policy", "assistant", self.pieces[-1].turn, chunk.start, end)
 
@@ -247,8 +246,8 @@ class Trajectory:
         return np.concatenate([self.tokens[:0], *(self.tokens[a:b] for a, b in runs)])
 
     def turns_between(self, start: int, end: int) -> list[TurnRun]:
-        """Turns of the policy that have tokens in [start, end), up to `end`; where one has ended is
-        known by its environment's answer, or by the end of all."""
+        """Return the policy's turns with tokens in [start, end), up to `end`; the environment's
+        answer, or the end of all, says where one has ended."""
         own = [p for p in self.pieces if p.source == "policy"]
         runs: dict[int, tuple[int, int]] = {} if own else {0: (0, self.length)}
         for piece in own:
@@ -258,15 +257,12 @@ class Trajectory:
             TurnRun(
                 first,
                 min(last, end),
-                last <= end and self._has_ended(turn),
+                last <= end and (self.ended or turn < len(self.steps) - 1),
                 self.steps[turn].act if turn < len(self.steps) else 0,
             )
             for turn, (first, last) in runs.items()
             if first < end and last > start
         ]
-
-    def _has_ended(self, turn: int) -> bool:
-        return self.ended or turn < len(self.steps) - 1
 
     def position_after(self, start: int, tokens: int) -> int:
         """The position right after the next `tokens` sampled ones from `start` on."""
@@ -300,16 +296,7 @@ class Group:
     def issued(cls, record: GroupIssued) -> "Group":
         """The group as its record says."""
         return cls(
-            record.group_id,
-            record.prompt_id,
-            record.purpose,
-            record.prompt,
-            record.answer,
-            record.info,
-            record.trajectory_ids,
-            record.messages,
-            record.aside,
-            record.domain,
-            record.media,
-            record.processor,
-        )
+            record.group_id, record.prompt_id, record.purpose, record.prompt, record.answer,
+            record.info, record.trajectory_ids, record.messages, record.aside, record.domain,
+            record.media, record.processor,
+        )  # fmt: skip

@@ -1,9 +1,7 @@
-"""What a record does to windows, and to trajectories that the value model trains on. No other code
-decides what a window is.
+"""Transitions of windows and value trajectories by records; the only code for these.
 
-Comes in: one record, nothing else. Goes out: the moves it names. Promise: folding the moves of a
-run's records in order gives each window's state; `account` folds them in memory,
-`storage.projection` in SQL.
+In: one record, nothing else. Out: the moves it names. Promise: folding the moves of a run's records
+in order gives each window's state; `account` folds them in memory, `storage.projection` in SQL.
 """
 
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ ValueState = Literal["waiting", "taken", "trained", "dropped"]
 NO_MASK: list[r.MaskedRun] = []
 
 
-class Move(NamedTuple):
+class WindowMove(NamedTuple):
     """A window goes into `state`. `update` is set where an update takes, trains or skips it, and
     None where it belongs to no update (any more). `masked` is set where an update takes it. `final`
     is True where the trajectory turns out to end with it, None where nothing changes. `lines` says
@@ -32,46 +30,44 @@ class Move(NamedTuple):
 
 
 class ValueMove(NamedTuple):
-    """A trajectory goes into `state` for the value model; `update` as in `Move`."""
+    """A trajectory goes into `state` for the value model; `update` as in `WindowMove`."""
 
     trajectory_id: int
     state: ValueState
     update: int | None = None
 
 
-def moves(record: r.Record) -> Iterator[Move]:
-    """What becomes of windows, in the record's order."""
+def moves(record: r.Record) -> Iterator[WindowMove]:
+    """Yield a record's moves of windows, in its order."""
     match record:
         case r.WindowsClosed():
             for closed in record.windows:
-                yield Move(closed.window_id, "closed", final=closed.final)
+                yield WindowMove(closed.window_id, "closed", final=closed.final)
         case r.WindowsReady():
             for window_id in record.window_ids:
-                yield Move(window_id, "ready", lines=record.lines.get(window_id))
+                yield WindowMove(window_id, "ready", lines=record.lines.get(window_id))
         case r.WindowsRecalled():
             for window_id in record.window_ids:
-                yield Move(window_id, "closed", final=True)
+                yield WindowMove(window_id, "closed", final=True)
         case r.WindowsDropped():
             for window_id in record.window_ids:
-                yield Move(window_id, "dropped", reason=record.reason)
+                yield WindowMove(window_id, "dropped", reason=record.reason)
         case r.BatchTaken():
             for taken in record.windows:
-                yield Move(taken.window_id, "taken", record.update, taken.masked)
+                yield WindowMove(taken.window_id, "taken", record.update, taken.masked)
         case r.BatchReturned() | r.LineageBegan():
             for window_id in record.window_ids:
-                yield Move(window_id, "ready")
+                yield WindowMove(window_id, "ready")
         case r.UpdateCommitted(skipped=None):
             for window_id in record.window_ids:
-                yield Move(window_id, "trained", record.update)
+                yield WindowMove(window_id, "trained", record.update)
         case r.UpdateCommitted():
             for window_id in record.window_ids:
-                yield Move(window_id, "dropped", record.update, reason="non_finite")
-        case _:
-            return
+                yield WindowMove(window_id, "dropped", record.update, reason="non_finite")
 
 
 def value_moves(record: r.Record) -> Iterator[ValueMove]:
-    """What becomes of trajectories for the value model, in the record's order."""
+    """Yield a record's moves of trajectories for the value model, in its order."""
     match record:
         case r.BatchTaken():
             for trajectory_id in record.value_trajectories:
@@ -83,5 +79,3 @@ def value_moves(record: r.Record) -> Iterator[ValueMove]:
             state: ValueState = "dropped" if record.skipped else "trained"
             for trajectory_id in record.value_trajectories:
                 yield ValueMove(trajectory_id, state, record.update)
-        case _:
-            return

@@ -54,15 +54,9 @@ class Window:
     def closed(cls, record: ClosedWindow) -> "Window":
         """A window at the beginning of its life."""
         return cls(
-            record.trajectory_id,
-            record.index,
-            record.start,
-            record.end,
-            record.tokens,
-            record.min_version,
-            record.max_version,
-            record.final,
-        )
+            record.trajectory_id, record.index, record.start, record.end, record.tokens,
+            record.min_version, record.max_version, record.final,
+        )  # fmt: skip
 
     @property
     def window_id(self) -> int:

@@ -1,1 +1,1 @@
-"""What starts and watches the processes of a run: plan, supervisor, children, monitor, display."""
+"""Start and supervision of a run's processes."""

@@ -1,10 +1,9 @@
-"""The plan of a run over several hosts, where a scheduler chooses who goes where. Pure.
+"""The plan of a run over several hosts, which a scheduler places. Pure.
 
 In: a configuration, the run's folder, whether the hosts have GPUs. Out: the processes of
 `plan_processes` on one imaginary host with a GPU for everybody and no cores to pin, and each one's
-`Share`: the cores and GPUs that it asks the scheduler for. HOST stands for the name of the host
-that a process is started on. All hosts see the run's folder, the models and this installation under
-the same paths.
+`ResourceShare`. HOST stands for the name of the host that a process is started on. All hosts see
+the run's folder, the models and this installation under the same paths.
 """
 
 from dataclasses import dataclass, replace
@@ -20,14 +19,16 @@ EVERYWHERE = "0.0.0.0"
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a process asks of its host."""
+class ResourceShare:
+    """Cores and GPUs that a process asks the scheduler for."""
 
     cpus: int
     gpus: int = 0
 
 
-def plan_hosts(config: RunConfig, run_dir: Path, *, gpus: bool) -> list[tuple[ProcessSpec, Share]]:
+def plan_hosts(
+    config: RunConfig, run_dir: Path, *, gpus: bool
+) -> list[tuple[ProcessSpec, ResourceShare]]:
     """Every process of a run with its share, in the order in which they start."""
     _check(config)
     generator = config.generator
@@ -65,17 +66,17 @@ def _unbound(spec: ProcessSpec) -> ProcessSpec:
     return replace(spec, argv=argv, env=env, gpus=())
 
 
-def _share(spec: ProcessSpec, config: RunConfig) -> Share:
+def _share(spec: ProcessSpec, config: RunConfig) -> ResourceShare:
     match spec.role:
         case "learner":
-            return Share(int(spec.env["OMP_NUM_THREADS"]), len(spec.gpus))
+            return ResourceShare(int(spec.env["OMP_NUM_THREADS"]), len(spec.gpus))
         case "generator":
             # The front of vLLM has a core beside those of the engine's workers.
-            return Share(1 + len(spec.gpus), len(spec.gpus))
+            return ResourceShare(1 + len(spec.gpus), len(spec.gpus))
         case "reward":
-            return Share(sum(source.children for source in config.reward.each().values()))
+            return ResourceShare(sum(source.children for source in config.reward.each().values()))
         case "environment":
             assert config.environment is not None
-            return Share(config.environment.children)
+            return ResourceShare(config.environment.children)
         case _:
-            return Share(1)
+            return ResourceShare(1)

@@ -1,4 +1,4 @@
-"""The processes that serve a run's judges, and where they work. Pure, as `launch.py`.
+"""Processes of a run's judges, and their places. Pure, as `plan.py`.
 
 In: a configuration, the machine. Out: cores and GPUs of each judge, and what of the machine is left
 to the others. GPUs: judges take the last ones, where the learner and a generator still have theirs,
@@ -21,14 +21,16 @@ CORES_FOR_OTHERS = 3
 
 
 @dataclass(frozen=True)
-class JudgePlace:
+class JudgePlacement:
     """Cores and GPUs of one judge; empty means any core, and no GPU."""
 
     cpus: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
 
 
-def place_judges(config: RunConfig, hardware: Hardware) -> tuple[dict[str, JudgePlace], Hardware]:
+def place_judges(
+    config: RunConfig, hardware: Hardware
+) -> tuple[dict[str, JudgePlacement], Hardware]:
     """The place of each judge, and what is left of the machine."""
     judges = config.reward.judges
     for name, judge in judges.items():
@@ -49,10 +51,10 @@ def place_judges(config: RunConfig, hardware: Hardware) -> tuple[dict[str, Judge
     return places, replace(hardware, gpus=left, cores=cores)
 
 
-def _on_gpus(config: RunConfig, hardware: Hardware) -> dict[str, JudgePlace]:
+def _on_gpus(config: RunConfig, hardware: Hardware) -> dict[str, JudgePlacement]:
     """From the last GPU down; the last ones again where there are no more."""
     devices = [gpu.device for gpu in reversed(hardware.gpus)]
-    places: dict[str, JudgePlace] = {}
+    places: dict[str, JudgePlacement] = {}
     taken = 0
     for name, judge in config.reward.judges.items():
         width = judge.tensor_parallel_size
@@ -63,33 +65,26 @@ def _on_gpus(config: RunConfig, hardware: Hardware) -> dict[str, JudgePlace]:
             )
         first = taken if taken + width <= len(devices) else 0
         gpus = tuple(reversed(devices[first : first + width]))
-        places[name] = JudgePlace(tuple(judge.cpus or ()), gpus)
+        places[name] = JudgePlacement(tuple(judge.cpus or ()), gpus)
         taken = first + width
     return places
 
 
-def _on_cores(judges: Mapping[str, JudgeConfig], hardware: Hardware) -> dict[str, JudgePlace]:
+def _on_cores(judges: Mapping[str, JudgeConfig], hardware: Hardware) -> dict[str, JudgePlacement]:
     chosen = {core for judge in judges.values() for core in judge.cpus or ()}
     free = [core for core in hardware.cores if core not in chosen]
-    places: dict[str, JudgePlace] = {}
+    places: dict[str, JudgePlacement] = {}
     for name, judge in judges.items():
         if judge.cpus:
-            places[name] = JudgePlace(tuple(judge.cpus))
+            places[name] = JudgePlacement(tuple(judge.cpus))
         elif len(free) > CORES_FOR_OTHERS:
-            places[name] = JudgePlace((free.pop(),))
+            places[name] = JudgePlacement((free.pop(),))
         else:
-            places[name] = JudgePlace()
+            places[name] = JudgePlacement()
     return places
 
 
 def judge_argv(name: str, run_dir: Path) -> tuple[str, ...]:
     """The command that serves a judge of a run."""
-    return (
-        sys.executable,
-        "-m",
-        "generators.serving.judge",
-        "--run-dir",
-        str(run_dir),
-        "--name",
-        name,
-    )
+    run = ("--run-dir", str(run_dir), "--name", name)
+    return (sys.executable, "-m", "generators.serving.judge", *run)

@@ -1,9 +1,9 @@
-"""A run's own keys, and how a process from outside finds the run by its folder.
+"""Keys of a run, and how a process from outside finds the run by its folder.
 
-Comes in: a run folder and its configuration. Goes out: the configuration with
-`transport.curve_keys`, and for who joins, the link of the coordinator. Promises: every run has
-keys, made where the recipe names none, in a folder of the run that its owner alone can open; so
-only processes that can read that folder can join the run.
+In: a run folder and its configuration. Out: the configuration with `transport.curve_keys`, and for
+a process that joins, the link of the coordinator. Promises: every run has keys, made where the
+recipe names none, in a folder of the run that its owner alone can open; so only processes that can
+read that folder can join the run.
 """
 
 import json
@@ -14,12 +14,17 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.transport.curve import has_keys, make_keys
 from headrace.protocol.transport.sockets import Link, is_loopback
-from headrace.run_files.run_folder import ANNOUNCED, KEYS, is_running, read_config, write_config
+from headrace.run_files.run_folder import (
+    COORDINATOR_FILE,
+    KEYS,
+    is_running,
+    read_config,
+    write_config,
+)
 
 
 def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
-    """The configuration of a run that is about to start, with keys; written down where they are
-    new."""
+    """Return the configuration of a run that starts, with keys; write it where they are new."""
     folder = keys_of(run_dir, config)
     if folder == run_dir / KEYS and not has_keys(folder):
         make_keys(folder)
@@ -41,11 +46,10 @@ def keys_of(run_dir: Path, config: RunConfig) -> Path:
 
 
 def link_of(run_dir: Path) -> Link:
-    """Where and how to join a run that is going on. UserError where it is not, or cannot be reached
-    from this machine."""
+    """Return the link to a live run. UserError: it is not live, or not reachable from here."""
     here = socket.gethostname()
     try:
-        announced = json.loads((run_dir / ANNOUNCED).read_text())
+        announced = json.loads((run_dir / COORDINATOR_FILE).read_text())
         address, host = str(announced["address"]), str(announced.get("host", here))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Logs of a run's processes: what they print passes through here on its way into their files.
+"""Logs of a run's processes: their output passes through here into files.
 
 In: the end of a pipe into which a process prints. Out: its log file, the last lines from memory,
 the line that says why it ended. Promises: characters that nobody sees are escapes
@@ -18,14 +18,14 @@ from typing import IO
 from headrace.errors import visible
 from headrace.host.disk import RETRY_S
 
-KEPT_BYTES = 1 << 20
-"""At most so much waits for room."""
+MAX_WAITING_BYTES = 1 << 20
+"""Maximum bytes that wait for room on the disk."""
 _TAIL_BYTES = 64 << 10
 _ERROR, _TRACEBACK = "error: ", "Traceback (most recent call last)"
 
 
-class Log(threading.Thread):
-    """One life of a process. It ends by itself when nobody has the pipe any more."""
+class ProcessLog(threading.Thread):
+    """Log of one life of a process. It ends by itself when no process has the pipe any more."""
 
     def __init__(self, path: Path, source: IO[bytes]) -> None:
         super().__init__(name=f"log {path.name}", daemon=True)
@@ -54,8 +54,7 @@ class Log(threading.Thread):
             self._write()
 
     def end(self, timeout_s: float) -> None:
-        """Wait for what a process that has ended still has in the pipe; a process that it has left
-        behind may keep it open."""
+        """Wait for an ended process's rest in the pipe, which its descendants may keep open."""
         self._ended.wait(timeout_s)
 
     def tail(self, lines: int) -> str:
@@ -66,7 +65,7 @@ class Log(threading.Thread):
         data = visible(self._decoder.decode(data).replace("\r", "\n")).encode()
         self._last = (self._last + data)[-_TAIL_BYTES:]
         self._waiting += data
-        if (over := len(self._waiting) - KEPT_BYTES) > 0:
+        if (over := len(self._waiting) - MAX_WAITING_BYTES) > 0:
             self._waiting, self._left_out = self._waiting[over:], self._left_out + over
 
     def _write(self) -> None:
@@ -106,8 +105,8 @@ def log_tail(path: Path, lines: int) -> str:
 
 
 def first_cause(text: str) -> str:
-    """What a process said last of why it ended: the line that it began with `error: `, else the
-    exception of its last traceback, else its last line; empty where it said nothing."""
+    """Return a process's own reason for its end: the line that it began with `error: `, else the
+    exception of its last traceback, else its last line; empty where it printed nothing."""
     lines = [line for line in text.splitlines() if line.strip()]
     for place in range(len(lines) - 1, -1, -1):
         if lines[place].startswith(_ERROR):

@@ -16,16 +16,16 @@ from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Command, Hello, Refused, Status, StatusRequest
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
-from headrace.run_files.run_folder import ANNOUNCED
+from headrace.run_files.run_folder import COORDINATOR_FILE
 
 ANSWER_S = 5.0
-"""How long a coordinator that is busy may take to answer."""
+"""Maximum seconds that a busy coordinator may take to answer."""
 
 
 def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
     """(address, pid) in a run's coordinator.json, or None; a wildcard host becomes loopback."""
     try:
-        data = json.loads((run_dir / ANNOUNCED).read_text())
+        data = json.loads((run_dir / COORDINATOR_FILE).read_text())
         address, pid = str(data["address"]), int(data["pid"])
     except (OSError, ValueError, KeyError):
         return None
@@ -33,9 +33,9 @@ def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
 
 
 def announced_at(run_dir: Path) -> tuple[int, int] | None:
-    """What changes whenever a coordinator announces itself; None where none ever did."""
+    """Return a mark that changes with each announcement of a coordinator; None without any."""
     try:
-        found = (run_dir / ANNOUNCED).stat()
+        found = (run_dir / COORDINATOR_FILE).stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino
@@ -54,12 +54,12 @@ class Monitor:
         self._dealer.send(self._hello)
         self.refused: str | None = None
 
-    def ask(self) -> None:
-        """Ask for a status; the answer comes by `answer`."""
-        self._say(StatusRequest())
+    def request_status(self) -> None:
+        """Ask for a status; the answer comes by `latest_status`."""
+        self._send(StatusRequest())
 
-    def answer(self, timeout_s: float = 0.0) -> Status | None:
-        """The newest status that has arrived, waiting at most so long for one."""
+    def latest_status(self, timeout_s: float = 0.0) -> Status | None:
+        """Return the newest status that has arrived, waiting at most this long for one."""
         deadline = time.monotonic() + timeout_s
         newest: Status | None = None
         while True:
@@ -72,31 +72,30 @@ class Monitor:
             elif isinstance(message, Refused):
                 self.refused = message.reason
 
-    def command(self, action: Literal["stop", "interrupt"]) -> None:
-        """Tell the coordinator what to do."""
-        self._say(Command(action=action))
+    def send_command(self, action: Literal["stop", "interrupt"]) -> None:
+        """Send the coordinator a command."""
+        self._send(Command(action=action))
 
     def close(self) -> None:
         """Close the connection."""
         self._dealer.close()
 
-    def _say(self, message: StatusRequest | Command) -> None:
-        """Send a Hello and then the message: the coordinator listens only to peers that said Hello,
-        and forgets those that were silent for a while."""
+    def _send(self, message: StatusRequest | Command) -> None:
+        """Send a Hello and then the message: the coordinator answers only processes that sent
+        Hello, and forgets silent ones after a while."""
         self._dealer.send(self._hello)
         self._dealer.send(message)
 
 
 def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
-    """Whom a run waits for and for what, with the seconds since that last moved; None where its
-    coordinator does not answer."""
+    """Return what a run waits for, with the seconds since that moved; None without an answer."""
     found = coordinator_of(run_dir)
     if found is None:
         return None
     monitor = Monitor(config, found[0])
     try:
-        monitor.ask()
-        status = monitor.answer(ANSWER_S)
+        monitor.request_status()
+        status = monitor.latest_status(ANSWER_S)
     finally:
         monitor.close()
     return None if status is None else status.waits

@@ -1,4 +1,4 @@
-"""Which processes a run consists of, and where each one runs. Pure: nothing is started here.
+"""Processes of a run, and where each one runs. Pure: nothing is started here.
 
 In: a configuration, the run's folder, the machine. Out: one `ProcessSpec` for each process, the
 coordinator first. Addresses that exist only later are placeholders that the supervisor fills in at
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headrace.config.device_defaults import ALONE, Places, gpu_places
+from headrace.config.device_defaults import ALONE, GpuPlacement, gpu_places
 from headrace.config.preflight.checks import check_gpus
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -31,9 +31,9 @@ SpecRole = Literal[
 
 
 @dataclass(frozen=True)
-class Restarts:
-    """How often a process that dies is started again before the run is given up. The wait doubles
-    from `delay_s` with each death; a process that lived `forgive_s` resets the count."""
+class RestartPolicy:
+    """Maximum restarts of a process before the run is given up. The wait doubles from `delay_s`
+    with each death; a process that lived `forgive_s` resets the count."""
 
     limit: int = 0
     delay_s: float = 1.0
@@ -53,7 +53,7 @@ class ProcessSpec:
     log: Path
     cpus: tuple[int, ...] = ()
     gpus: tuple[str, ...] = ()
-    restarts: Restarts = Restarts()
+    restarts: RestartPolicy = RestartPolicy()
     needed: bool = True
     leaves: bool = True
 
@@ -105,7 +105,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         threads: int = 1,
         cpus: tuple[int, ...] = (),
         gpus: tuple[str, ...] = (),
-        restarts: Restarts = Restarts(),
+        restarts: RestartPolicy = RestartPolicy(),
         environment: dict[str, str] | None = None,
         needed: bool = True,
         leaves: bool = True,
@@ -119,7 +119,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs = [
         spec(
             "coordinator", "coordinator", "coordinator.run", "--run-dir", str(run_dir),
-            restarts=Restarts(limit=3),
+            restarts=RestartPolicy(limit=3),
         ),
     ]  # fmt: skip
     if not config.evaluation.only:
@@ -131,7 +131,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
                 "--rank", str(rank), "--world-size", str(config.learner.ranks),
                 "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
                 threads=threads, cpus=learner_cpus, gpus=gpu_of.learner[rank],
-                restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
+                restarts=RestartPolicy(limit=3), environment=learner_environment(config, hardware),
             )
             for rank in range(config.learner.ranks)
         ]  # fmt: skip
@@ -141,14 +141,14 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
             *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
             *_evaluation_cpus(config, hardware), *_company(gpu_of, index),
             cpus=generator_cpus[index], gpus=gpu_of.generators[index],
-            restarts=Restarts(limit=5),
+            restarts=RestartPolicy(limit=5),
         )
         for index in range(config.generator.count)
     ]  # fmt: skip
     specs += [
         spec(
             f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
-            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5),
+            cpus=spot.cpus, gpus=spot.gpus, restarts=RestartPolicy(limit=5),
             needed=name not in config.reward.audit_judges(), leaves=False,
         )
         for name, spot in judges.items()
@@ -156,7 +156,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs += [
         spec(
             f"reward-{index}", "reward", "rewards.run", "--connect", ADDRESS,
-            "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
+            "--name", f"reward-{index}", *keys, restarts=RestartPolicy(limit=5),
             environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
         for index in range(config.reward.workers if config.is_scored else 0)
@@ -164,7 +164,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs += [
         spec(
             f"environment-{index}", "environment", "environments.run", "--connect", ADDRESS,
-            "--name", f"environment-{index}", *keys, restarts=Restarts(limit=5),
+            "--name", f"environment-{index}", *keys, restarts=RestartPolicy(limit=5),
         )
         for index in range(config.environment.workers if config.environment else 0)
     ]  # fmt: skip
@@ -192,7 +192,7 @@ def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
     return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
 
 
-def _company(places: Places, index: int) -> tuple[str, ...]:
+def _company(places: GpuPlacement, index: int) -> tuple[str, ...]:
     """A generator's options about the other processes on its GPUs."""
     found = places.company(*places.generators[index])
     return () if found == ALONE else ("--company", *map(str, found))
@@ -219,7 +219,7 @@ def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
         (*dashboard_argv(host, port, run_dir.parent), run_dir.name),
         role_environment(1, ()),
         run_dir / "logs" / "dashboard.log",
-        restarts=Restarts(limit=2),
+        restarts=RestartPolicy(limit=2),
         needed=False,
     )
 
@@ -229,13 +229,13 @@ def dashboard_argv(host: str, port: int, root: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "dashboard.server", host, str(port), str(root))
 
 
-LARGEST_PORT, NEAR = 65535, 100
+MAX_PORT, PORTS_SEARCHED = 65535, 100
 
 
 def page_port(host: str, wanted: int) -> int:
-    """The port for a page: the one that is wanted, or, where it is in use, the next that is not,
-    which is said. 0: any. UserError where `host` is not this machine's."""
-    near = range(wanted, min(wanted + NEAR, LARGEST_PORT) + 1) if wanted else ()
+    """Return the wanted port for a page, or, if it is in use, the next free one, with a notice. 0:
+    any. UserError where `host` is not this machine's."""
+    near = range(wanted, min(wanted + PORTS_SEARCHED, MAX_PORT) + 1) if wanted else ()
     try:
         port = next((port for port in near if port_is_free(host, port)), None) or free_port(host)
     except OSError as error:
@@ -251,16 +251,16 @@ def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
     return max(1, len(hardware.cores) // config.learner.ranks)
 
 
-SPINS = 5_000
-"""How often an OpenMP thread that waits for another looks before it sleeps, some tenths of a
-millisecond. Threads that spin for milliseconds, as they do when nothing is said, stand still for
-seconds where anything else uses their cores; those that sleep at once are no faster than one."""
+OPENMP_SPIN_COUNT = 5_000
+"""Number of times that a waiting OpenMP thread looks before it sleeps, some tenths of a
+millisecond. Threads that spin for milliseconds, as they do by default, stand still for seconds
+where anything else uses their cores; those that sleep at once are no faster than one."""
 
 
 def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:
-    """Further variables of a learner rank. On a CPU, where it is to save memory, it gives back what
-    checkpointing frees, as `headrace.host.memory` says; it takes a third more time in the
-    layers of 4,096 tokens of width 128, so that no other rank does."""
+    """Return further variables of a learner rank. On a CPU, where it should save memory, it gives
+    back what checkpointing frees (`headrace.host.memory`); only there, as layers of 4,096 tokens of
+    width 128 take a third more time."""
     on_cpu = not hardware.gpus or config.learner.device == "cpu"
     if not on_cpu or not config.learner.gradient_checkpointing or memory.OWN_MAP in os.environ:
         return {}
@@ -279,7 +279,7 @@ def role_environment(threads: int, gpus: tuple[str, ...] | None = None) -> dict[
         "TOKENIZERS_PARALLELISM": "false",
     }
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        env["GOMP_SPINCOUNT"] = str(SPINS)
+        env["GOMP_SPINCOUNT"] = str(OPENMP_SPIN_COUNT)
     if gpus is not None:
         # The numbers are nvidia-smi's; left to itself CUDA counts faster GPUs first.
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

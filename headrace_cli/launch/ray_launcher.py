@@ -1,11 +1,11 @@
 """Processes that a supervisor starts on the hosts of a Ray cluster.
 
-In: the plan of `hosts.py`, the address of a cluster. Out: a `Nursery` whose children run in Ray
-actors. Ray chooses hosts by each one's `Share`; the learner's ranks have a placement group. An
-actor is one life of one process: it starts the role's own command, with its log in the run's
-folder, and returns the exit code. What died with its host counts as killed, and the supervisor
-starts it again, wherever Ray finds room. When the supervisor is gone Ray ends its actors, and the
-reaper of each ends its process.
+In: the plan of `hosts.py`, the address of a cluster. Out: a `ProcessLauncher` whose children run in
+Ray actors. Ray chooses hosts by each one's `ResourceShare`; the learner's ranks have a placement
+group. An actor is one life of one process: it starts the role's own command, with its log in the
+run's folder, and returns the exit code. What died with its host counts as killed, and the
+supervisor starts it again, wherever Ray finds room. When the supervisor is gone Ray ends its
+actors, and the reaper of each ends its process.
 
 Only words and numbers travel through Ray, which pickles what it carries: a cluster trusts all who
 can reach it. Ray is imported when it is used.
@@ -23,19 +23,18 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.host.hardware import free_port
 from headrace.host.process_reaper import signal_groups
-from headrace_cli.launch.hosts import HOST, Share
+from headrace_cli.launch.hosts import HOST, ResourceShare
 from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
-from headrace_cli.launch.process import Child, Nursery, filled
+from headrace_cli.launch.process import ChildProcess, ProcessLauncher, fill_placeholders
 
-PASSED = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
+PASSED_PREFIXES = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
 """Beginnings of the variables that reach the processes from the supervisor's environment."""
 LOOK_EVERY_S = 0.1
 CONNECT_S = 5.0
 
 
 def connect(address: str) -> Mapping[str, float]:
-    """Join a cluster, `auto` or HOST:PORT; what it has (CPU, GPU, ...). UserError where Ray or the
-    cluster is not there."""
+    """Join a cluster, `auto` or HOST:PORT; return its resources. UserError: no Ray or cluster."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -58,7 +57,9 @@ def connect(address: str) -> Mapping[str, float]:
     return dict(ray.cluster_resources())
 
 
-def check_room(plan: Sequence[tuple[ProcessSpec, Share]], offered: Mapping[str, float]) -> None:
+def check_room(
+    plan: Sequence[tuple[ProcessSpec, ResourceShare]], offered: Mapping[str, float]
+) -> None:
     """UserError where a cluster has too little for all processes together."""
     for name, asked in (
         ("CPU", sum(share.cpus for _, share in plan)),
@@ -72,7 +73,7 @@ def check_room(plan: Sequence[tuple[ProcessSpec, Share]], offered: Mapping[str, 
 
 
 @dataclass
-class _Remote:
+class _RemoteProcess:
     """One life of a process: its actor, and references to its exit code and process id."""
 
     actor: Any
@@ -80,10 +81,10 @@ class _Remote:
     pid: Any
 
 
-class RayNursery(Nursery):
+class RayLauncher(ProcessLauncher):
     """Starts and ends children on a cluster that `connect` joined."""
 
-    def __init__(self, plan: Sequence[tuple[ProcessSpec, Share]]) -> None:
+    def __init__(self, plan: Sequence[tuple[ProcessSpec, ResourceShare]]) -> None:
         super().__init__()
         self._shares = {spec.name: share for spec, share in plan}
         self._ranks = [spec.name for spec, _ in plan if spec.role == "learner"]
@@ -91,7 +92,7 @@ class RayNursery(Nursery):
         self._meeting: Any = None
         self._actors: list[Any] = []
 
-    def __enter__(self) -> "RayNursery":
+    def __enter__(self) -> "RayLauncher":
         import ray.util
 
         if self._ranks:
@@ -106,7 +107,7 @@ class RayNursery(Nursery):
             ray.kill(actor)
         ray.shutdown()
 
-    def start(self, child: Child, placeholders: Mapping[str, str], *extra: str) -> int:
+    def start(self, child: ChildProcess, placeholders: Mapping[str, str], *extra: str) -> int:
         """Ask Ray for an actor that runs the child; 0, because its process id comes later."""
         import ray
         import ray.util.scheduling_strategies as strategies
@@ -117,7 +118,7 @@ class RayNursery(Nursery):
             bundle = self._ranks.index(spec.name)
             place = strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
         actor = (
-            ray.remote(Member)
+            ray.remote(ProcessActor)
             .options(
                 num_cpus=share.cpus,
                 num_gpus=share.gpus,
@@ -132,15 +133,15 @@ class RayNursery(Nursery):
             self._meeting = actor.meet.remote()
         # The ranks wait for the answer of the first one; nobody else does.
         meeting = self._meeting if spec.role == "learner" else None
-        argv = filled((*spec.argv, *extra), {ADDRESS: placeholders[ADDRESS]})
-        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED)}
+        argv = fill_placeholders((*spec.argv, *extra), {ADDRESS: placeholders[ADDRESS]})
+        passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_PREFIXES)}
         code = actor.run.remote(argv, {**passed, **spec.env}, str(spec.log), meeting)
-        child.remote = _Remote(actor, code, actor.pid.remote())
+        child.remote = _RemoteProcess(actor, code, actor.pid.remote())
         child.started_at = time.monotonic()
         child.restart_at = None
         return 0
 
-    def pid(self, child: Child) -> int:
+    def pid(self, child: ChildProcess) -> int:
         """The process id on the child's host, once its actor has started it."""
         import ray
 
@@ -154,15 +155,15 @@ class RayNursery(Nursery):
             child.remote.pid = child.remote.actor.pid.remote()
         return found
 
-    def signal(self, child: Child, number: int) -> None:
+    def signal(self, child: ChildProcess, number: int) -> None:
         """Have the actor signal its process group."""
         child.remote.actor.signal.remote(number)
 
-    def ask_for_stacks(self, child: Child) -> None:
+    def ask_for_stacks(self, child: ChildProcess) -> None:
         """Have the actor ask."""
         child.remote.actor.ask_for_stacks.remote()
 
-    def bury(self, child: Child) -> int | None:
+    def reap(self, child: ChildProcess) -> int | None:
         """The exit status; -SIGKILL where the actor or its host is gone; None while it lives."""
         import ray
 
@@ -189,7 +190,7 @@ class RayNursery(Nursery):
                 self._drop(child)
         return codes
 
-    def _drop(self, child: Child) -> None:
+    def _drop(self, child: ChildProcess) -> None:
         import ray
 
         actor = child.remote.actor
@@ -198,13 +199,13 @@ class RayNursery(Nursery):
         ray.kill(actor)
 
 
-def _resources(share: Share) -> dict[str, float]:
+def _resources(share: ResourceShare) -> dict[str, float]:
     cards = {"GPU": float(share.gpus)} if share.gpus else {}
     return {"CPU": float(share.cpus), **cards}
 
 
 def _answer(reference: Any) -> int | None:
-    """What a reference stands for; None while that is not known. RayError where it never will."""
+    """Return a reference's value; None while it is not known. RayError where it never will be."""
     import ray
 
     return int(ray.get(reference)) if _is_known(reference) else None
@@ -216,15 +217,15 @@ def _is_known(reference: Any) -> bool:
     return bool(ray.wait([reference], timeout=0)[0])
 
 
-class Member:
+class ProcessActor:
     """The actor: one process of the run on the host that Ray chose."""
 
     def __init__(self) -> None:
-        self._nursery = Nursery()
-        self._child: Child | None = None
+        self._launcher = ProcessLauncher()
+        self._child: ChildProcess | None = None
 
     def meet(self) -> tuple[str, int]:
-        """Where the other ranks find the learner's first one: this host, and a port of it."""
+        """Return host and port where the other ranks find the learner's first one."""
         return _own_host(), free_port()
 
     def run(
@@ -234,16 +235,16 @@ class Member:
         address, port = meeting or ("", 0)
         values = {HOST: _own_host(), MASTER_ADDRESS: address, MASTER_PORT: str(port)}
         spec = ProcessSpec("", "generator", tuple(argv), env, Path(log))
-        with self._nursery:
-            child = self._child = Child(spec)
-            self._nursery.start(child, values)
-            while (code := self._nursery.bury(child)) is None:
+        with self._launcher:
+            child = self._child = ChildProcess(spec)
+            self._launcher.start(child, values)
+            while (code := self._launcher.reap(child)) is None:
                 time.sleep(LOOK_EVERY_S)
         return code
 
     def pid(self) -> int:
         """The process's id; 0 before its start."""
-        return self._nursery.pid(self._child) if self._child is not None else 0
+        return self._launcher.pid(self._child) if self._child is not None else 0
 
     def signal(self, number: int) -> None:
         """Signal the process and its descendants."""
@@ -253,7 +254,7 @@ class Member:
     def ask_for_stacks(self) -> None:
         """Have the process and its descendants write down what they are doing."""
         if self._child is not None and self._child.running:
-            self._nursery.ask_for_stacks(self._child)
+            self._launcher.ask_for_stacks(self._child)
 
 
 def _own_host() -> str:

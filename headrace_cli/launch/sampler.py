@@ -1,9 +1,8 @@
-"""A generator's engine for a command: it is started, asked for completions, and ended.
+"""A generator's engine for a command, which samples completions.
 
-In: a configuration. Out: a `Sampler`, any number of whose questions may be open at a time; the
-engine works on them side by side, `generator.max_num_seqs` of them. Promises: UserError where the
-engine cannot be had by the user's mistake, RunFailedError where its process ends; the process ends
-with the block.
+In: a configuration. Out: a `Sampler`, with any number of concurrent requests; the engine works on
+`generator.max_num_seqs` of them side by side. Promises: UserError where the engine does not start
+by the user's mistake, RunFailedError where its process ends; the process ends with the block.
 """
 
 import asyncio
@@ -20,10 +19,10 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
-    Answer,
-    Ask,
     Ready,
     Refused,
+    SampleRequest,
+    SamplerReply,
     Unfit,
     Written,
     answer_decoder,
@@ -34,11 +33,11 @@ from headrace_cli.launch.plan import role_environment
 START_TIMEOUT_S = 600.0
 """Deadline for loading the model and warming up."""
 END_TIMEOUT_S = 20.0
-"""How long an engine may take to end before it is killed."""
+"""Maximum seconds that an engine may take to end before it is killed."""
 
 
 class Sampler:
-    """See the module's docstring."""
+    """A started engine; see the module's docstring."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -55,11 +54,10 @@ class Sampler:
         """Of the process."""
         return self._process.pid
 
-    async def write(
+    async def sample(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
     ) -> Written:
-        """What the policy writes after a prompt and the beginning of a response. UserError for more
-        than the model's context holds."""
+        """Continue a prompt and the beginning of a response. UserError: longer than the context."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -67,7 +65,9 @@ class Sampler:
         self._asked[number] = future
         known = [*map(int, prompt_ids), *map(int, response_ids)]
         try:
-            self._to.write(line_of(Ask(number, known, len(response_ids), max_tokens, seed)))
+            self._to.write(
+                line_of(SampleRequest(number, known, len(response_ids), max_tokens, seed))
+            )
             await self._to.drain()
             return await future
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -75,13 +75,13 @@ class Sampler:
         finally:
             del self._asked[number]
 
-    async def begin(self, config: RunConfig) -> None:
+    async def start(self, config: RunConfig) -> None:
         """Have the engine built."""
         self._to.write(config.model_dump_json().encode() + b"\n")
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._to.drain()
-                answer = await self._hear()
+                answer = await self._read_reply()
         except (TimeoutError, ConnectionError) as error:
             raise RunFailedError(f"the generator did not start: {error or 'deadline'}") from error
         if isinstance(answer, Unfit):
@@ -90,10 +90,10 @@ class Sampler:
             raise RunFailedError(f"{type(answer).__name__} where the generator's start belongs")
 
     async def run(self) -> None:
-        """Hand out what is written until the process ends or this is cancelled."""
+        """Hand out replies until the process ends or this is cancelled."""
         try:
             while True:
-                answer = await self._hear()
+                answer = await self._read_reply()
                 assert isinstance(answer, Written | Refused)
                 future = self._asked.get(answer.number)
                 if future is None or future.done():
@@ -109,7 +109,7 @@ class Sampler:
                 if not future.done():
                     future.set_exception(error)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Let the process end by itself, or kill it with all it started."""
         self._to.close()
         with contextlib.suppress(TimeoutError):
@@ -118,7 +118,7 @@ class Sampler:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def _hear(self) -> Answer:
+    async def _read_reply(self) -> SamplerReply:
         line = await self._from.readline()
         if not line:
             code = await self._process.wait()
@@ -143,11 +143,11 @@ async def open_sampler(config: RunConfig) -> AsyncIterator[Sampler]:
     sampler = Sampler(process)
     reading: asyncio.Task[None] | None = None
     try:
-        await sampler.begin(config)
+        await sampler.start(config)
         reading = asyncio.create_task(sampler.run(), name="sampler")
         yield sampler
     finally:
         if reading is not None:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-        await sampler.end()
+        await sampler.close()

@@ -1,10 +1,9 @@
 """A run on Slurm: the scripts of its job, and its processes as steps of that job.
 
-In: the plan of `hosts.py` and a `Job` (what is asked of Slurm). Out: the texts of `job.sbatch` and
-of one script for each kind of step; the plan with each process as such a step. Slurm chooses hosts,
-cores and GPUs; the supervisor, which runs on the first host with the coordinator beside it, starts
-steps, restarts them and ends them. All learner ranks are one step, which torchrun divides on each
-of its hosts.
+In: the plan of `hosts.py` and a `SlurmJob`. Out: the texts of `job.sbatch` and of one script for
+each kind of step; the plan with each process as such a step. Slurm chooses hosts, cores and GPUs;
+the supervisor, which runs on the first host with the coordinator beside it, starts steps, restarts
+them and ends them. All learner ranks are one step, which torchrun divides on each of its hosts.
 """
 
 import shlex
@@ -15,23 +14,22 @@ from pathlib import Path
 
 from headrace.errors import UserError
 from headrace.host.install import ROOT
-from headrace_cli.launch.hosts import HOST, Share
+from headrace_cli.launch.hosts import HOST, ResourceShare
 from headrace_cli.launch.plan import ADDRESS, MASTER_PORT, ProcessSpec, learner_argv
 
-Plan = Sequence[tuple[ProcessSpec, Share]]
+HostPlan = Sequence[tuple[ProcessSpec, ResourceShare]]
 FOLDER = "slurm"
 JOB = "job.sbatch"
 WORKERS = ("generator", "reward", "environment")
 STEPS = ("learner", *WORKERS)
 WARNING_S = 300
-"""Seconds before a job's time limit at which it receives a signal: the coordinator drains, the
-learner writes a checkpoint."""
+"""Seconds before a job's time limit at which it receives the signal to drain and checkpoint."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is asked of Slurm. `learner_nodes` of the first nodes share the learner's ranks; `more`
-    are further options of sbatch as they are written on its command line."""
+class SlurmJob:
+    """Resources of a Slurm job. `learner_nodes` of the first nodes share the learner's ranks;
+    `more` are further options of sbatch as they are written on its command line."""
 
     nodes: int
     cpus_per_node: int
@@ -43,7 +41,7 @@ class Job:
     more: tuple[str, ...] = ()
 
 
-def job_of(plan: Plan, asked: Job) -> Job:
+def job_of(plan: HostPlan, asked: SlurmJob) -> SlurmJob:
     """The job as it was asked for, with what was left open (0) filled in: as few cores of each node
     as the plan needs, as few nodes for the learner as its GPUs need. UserError where the plan has
     no room in it."""
@@ -73,10 +71,10 @@ def job_of(plan: Plan, asked: Job) -> Job:
     return replace(job, cpus_per_node=job.cpus_per_node or needed)
 
 
-def _has_room(plan: Plan, job: Job) -> bool:
-    """Whether each step finds a node, where each takes the first one that has room."""
+def _has_room(plan: HostPlan, job: SlurmJob) -> bool:
+    """Return whether each step finds a node, where each takes the first one that has room."""
     ranks = [share for spec, share in plan if spec.role == "learner"]
-    own = _per_node(ranks, job) if ranks else Share(0)
+    own = _per_node(ranks, job) if ranks else ResourceShare(0)
     learners = job.learner_nodes if ranks else 0
     if learners > job.nodes:
         return False
@@ -95,15 +93,15 @@ def _has_room(plan: Plan, job: Job) -> bool:
     return True
 
 
-def _per_node(ranks: Sequence[Share], job: Job) -> Share:
+def _per_node(ranks: Sequence[ResourceShare], job: SlurmJob) -> ResourceShare:
     each = len(ranks) // job.learner_nodes
-    return Share(ranks[0].cpus * each, ranks[0].gpus * each)
+    return ResourceShare(ranks[0].cpus * each, ranks[0].gpus * each)
 
 
 # -- scripts -----------------------------------------------------------------------------------
 
 
-def write_scripts(plan: Plan, job: Job, run_dir: Path) -> Path:
+def write_scripts(plan: HostPlan, job: SlurmJob, run_dir: Path) -> Path:
     """Write all scripts into the run's folder; the one to hand to sbatch."""
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
@@ -113,7 +111,7 @@ def write_scripts(plan: Plan, job: Job, run_dir: Path) -> Path:
     return folder / JOB
 
 
-def scripts(plan: Plan, job: Job, run_dir: Path) -> dict[str, str]:
+def scripts(plan: HostPlan, job: SlurmJob, run_dir: Path) -> dict[str, str]:
     """Name and text of each script."""
     shares = {spec.role: share for spec, share in plan}
     found = {JOB: _job_script(job, run_dir)}
@@ -127,7 +125,7 @@ def scripts(plan: Plan, job: Job, run_dir: Path) -> dict[str, str]:
     return found
 
 
-def _options(job: Job, run_dir: Path) -> Iterator[str]:
+def _options(job: SlurmJob, run_dir: Path) -> Iterator[str]:
     yield f"--job-name={run_dir.name}"
     yield f"--nodes={job.nodes}"
     yield "--ntasks-per-node=1"
@@ -145,7 +143,7 @@ def _options(job: Job, run_dir: Path) -> Iterator[str]:
     yield from job.more
 
 
-def _job_script(job: Job, run_dir: Path) -> str:
+def _job_script(job: SlurmJob, run_dir: Path) -> str:
     options = "\n".join(f"#SBATCH {option}" for option in _options(job, run_dir))
     gpus = f" --gpus-per-node {job.gpus_per_node}" if job.gpus_per_node else ""
     return f"""\
@@ -191,13 +189,13 @@ _TASK = """bash -c '"$@" && touch "$0.$SLURM_PROCID"' "$left\""""
 """A task that leaves a mark where it ends well."""
 
 
-def _asked(share: Share, job: Job) -> str:
+def _asked(share: ResourceShare, job: SlurmJob) -> str:
     """Options of a step: its share, and no more of the node than that."""
     cards = f" --gres={f'gpu:{share.gpus}' if share.gpus else 'none'}" if job.gpus_per_node else ""
     return f"--exact --mem=0 --export=ALL --unbuffered --cpus-per-task={share.cpus}{cards}"
 
 
-def _step_script(role: str, share: Share, job: Job) -> str:
+def _step_script(role: str, share: ResourceShare, job: SlurmJob) -> str:
     return f"""\
 #!/bin/bash
 # One {role} process on a node of Slurm's choice: {role}.sh NAME COMMAND...
@@ -208,7 +206,7 @@ srun --job-name="$1" --nodes=1 --ntasks=1 {_asked(share, job)} \\
 {_AFTER.format(tasks=1)}"""
 
 
-def _learner_script(share: Share, job: Job, run_dir: Path) -> str:
+def _learner_script(share: ResourceShare, job: SlurmJob, run_dir: Path) -> str:
     ranks = shlex.quote(str(run_dir / FOLDER / "ranks.sh"))
     return f"""\
 #!/bin/bash
@@ -221,7 +219,7 @@ srun --job-name="$1" --nodes={job.learner_nodes} --relative=0 --ntasks={job.lear
 {_AFTER.format(tasks=job.learner_nodes)}"""
 
 
-def _ranks_script(each: int, job: Job) -> str:
+def _ranks_script(each: int, job: SlurmJob) -> str:
     return f"""\
 #!/bin/bash
 # The learner ranks of one node: ranks.sh MASTER_HOST MASTER_PORT ARGUMENTS...
@@ -235,7 +233,7 @@ exec {shlex.quote(sys.executable)} -m learner.process.ranks --nnodes={job.learne
 # -- steps -------------------------------------------------------------------------------------
 
 
-def steps(plan: Plan, run_dir: Path, host: str) -> list[ProcessSpec]:
+def steps(plan: HostPlan, run_dir: Path, host: str) -> list[ProcessSpec]:
     """The processes as the supervisor in the job starts them. `host`: the first node, as the others
     know it; the coordinator and learner rank 0 are there."""
     found: list[ProcessSpec] = []

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.protocol.fields import MOST_ACTS
+from headrace.protocol.fields import MAX_ACTS
 from learner.algorithms.advantages import moments
 from learner.algorithms.registry import Algorithm
 from learner.batching.batch import PolicyHalf
@@ -66,7 +66,7 @@ def judge(
 def _by_act(algorithm: Algorithm, place: Place, raw: Tensor, mask: Tensor, acts: Tensor) -> Tensor:
     """[T] advantages normalised among the trained tokens of each act, 0 elsewhere; those of an act
     that hardly differ are only centred. Source: PAG (RoleAdvNorm), with our `whiten`."""
-    masks = [mask & (acts == act) for act in range(MOST_ACTS)]
+    masks = [mask & (acts == act) for act in range(MAX_ACTS)]
     whole = place.total(torch.stack([moments(raw, each) for each in masks]))
     found = torch.zeros_like(raw)
     for each, (count, total, squares) in zip(masks, whole, strict=True):

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from headrace.config.device_defaults import BF16_STAGE
+from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.host.hardware import has_gpu, interface_towards
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.transport.sockets import is_loopback
 from learner.models.forward import Pack
 
@@ -73,7 +73,7 @@ class StepLog:
     tokens that went through the model. `work` receives the progress of each under the name `stage`;
     `planned`: optimizer steps."""
 
-    work: Work = field(default_factory=Work)
+    work: ProgressReporter = field(default_factory=ProgressReporter)
     stage: str = ""
     planned: int = 0
     passes: int = 0
@@ -265,7 +265,7 @@ class DeepSpeedEngine:
 def _zero_stage(config: LearnerConfig) -> int:
     """DeepSpeed keeps float32 master weights of a bfloat16 model, and sums its gradients in
     float32, only in the optimizers of these stages."""
-    return max(config.zero_stage or 0, BF16_STAGE if config.precision == "bfloat16" else 0)
+    return max(config.zero_stage or 0, MIN_BF16_ZERO_STAGE if config.precision == "bfloat16" else 0)
 
 
 def _deepspeed_config(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.host.disk import until_written
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.run_files.run_folder import (
     CHECKPOINT_FORMAT,
     MANIFEST,
@@ -38,7 +38,7 @@ def write_checkpoint(
     keep_last: int,
     needs: int = 0,
     tell: Callable[[str], None] = _LOG.warning,
-    work: Work | None = None,
+    work: ProgressReporter | None = None,
 ) -> Path:
     """Write checkpoints/step_N and point `latest` to it, once the disk takes it.
 
@@ -49,7 +49,7 @@ def write_checkpoint(
             receives what the disk lacks, and an empty text when it goes on. work: receives the
             progress.
     """
-    work = work or Work()
+    work = work or ProgressReporter()
 
     def attempt() -> Path:
         partial = root / f".step_{update}.partial"
@@ -69,7 +69,7 @@ def _write(
     update: int,
     fill: Callable[[Path], None],
     facts: dict[str, Any],
-    work: Work,
+    work: ProgressReporter,
 ) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

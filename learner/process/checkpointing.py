@@ -16,11 +16,11 @@ from msgspec import to_builtins
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.config.device_defaults import BF16_STAGE
+from headrace.config.device_defaults import MIN_BF16_ZERO_STAGE
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.disk import until_written
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.control import JournalEnd
 from headrace.run_files.run_folder import read_manifest
 from learner.models.deepspeed_engine import DeepSpeedEngine
@@ -50,7 +50,14 @@ class Checkpoints:
     """The checkpoints of one rank. `passed_over`: those that were not whole, and why."""
 
     def __init__(
-        self, root: Path, config: RunConfig, *, rank: int, relay: Relay, reads: bool, work: Work
+        self,
+        root: Path,
+        config: RunConfig,
+        *,
+        rank: int,
+        relay: Relay,
+        reads: bool,
+        work: ProgressReporter,
     ) -> None:
         """`reads`: this rank finds out which of them are whole."""
         self._root, self._config, self._rank = root, config, rank
@@ -134,7 +141,7 @@ class Checkpoints:
         were cut into other shares than this learner's."""
         manifest, learner = read_manifest(path), self._config.learner
         ranks, stage = manifest["ranks"], manifest["zero_stage"]
-        if learner.precision == "bfloat16" and stage < BF16_STAGE:
+        if learner.precision == "bfloat16" and stage < MIN_BF16_ZERO_STAGE:
             raise UserError(
                 f"{path} was written in bfloat16 at ZeRO stage {stage} by an earlier version, "
                 "whose optimizer state does not fit this one's: begin a new run with "

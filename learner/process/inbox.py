@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages import control as m
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
@@ -47,7 +47,7 @@ class Inbox:
         transport: TransportConfig,
         *,
         weights: Callable[[], Weights],
-        work: Work,
+        work: ProgressReporter,
     ) -> None:
         """`weights` gives the version that the learner has now, `work` its progress."""
         self._transport, self._weights = transport, weights
@@ -56,7 +56,7 @@ class Inbox:
         self._greetings = 0
         identity = identity_of(NAME)
         self._dealer = BlockingDealer(link, identity)
-        self._pulse = work.pulse(link, identity, transport.heartbeat_s)
+        self._pulse = work.heartbeats(link, identity, transport.heartbeat_s)
         self._ending: str | None = None
         self._answered = self._awaits_answer = False
 

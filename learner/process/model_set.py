@@ -20,7 +20,7 @@ from headrace.config.sections.learner import RankerTraining
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from learner.algorithms.registry import Algorithm
 from learner.device import Place
 from learner.models.deepspeed_engine import DeepSpeedEngine
@@ -64,7 +64,7 @@ class ModelSet:
         *,
         rank: int,
         device: torch.device,
-        work: Work,
+        work: ProgressReporter,
         read_image: Callable[[str], bytes],
     ) -> None:
         """Load and build; UserError where a model cannot be had. `read_image` gives an image's file
@@ -210,7 +210,7 @@ class ModelSet:
         """Host memory holds one copy, not one per rank: only rank 0 writes."""
         return weights_of(state(), dtype=dtype, pinned=pinned) if self.place.rank == 0 else {}
 
-    def _place(self, rank: int, work: Work, *, shares_rows: bool) -> Place:
+    def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> Place:
         config, learner = self._config, self._config.learner
         grouped = config.schedule.num_generations > 1 and learner.share_prompts
         return Place(

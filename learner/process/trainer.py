@@ -21,7 +21,7 @@ from headrace.config.device_defaults import resolve_learner
 from headrace.config.sections.run import RunConfig
 from headrace.data.media import MediaStore
 from headrace.host.hardware import has_bfloat16
-from headrace.host.work import Work
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
@@ -64,12 +64,12 @@ class Trainer:
         device: torch.device,
         relay: Relay | None = None,
         reads_checkpoints: bool = True,
-        work: Work | None = None,
+        work: ProgressReporter | None = None,
     ) -> None:
         """Build or restore; UserError where a model cannot be had. `reads_checkpoints`: this rank
         finds out which of them are whole; the others, on its host, take its word. `work`: receives
         this rank's progress."""
-        self._work = work or Work()
+        self._work = work or ProgressReporter()
         self._images = MediaStore(run_dir / MEDIA)
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[m.Trouble] = []

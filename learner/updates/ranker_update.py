@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from headrace.config.sections.learner import RankerTraining
-from headrace.data.sessions import RankedList, ranked_list_of, usable
+from headrace.data.sessions import RankedList, clean_list, ranked_list_of
 from headrace.errors import UserError
 from headrace.protocol.messages.batches import Shard
 from learner.device import Place
@@ -125,5 +125,5 @@ def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
         except UserError:
             yield None
             continue
-        ranked, lacks = usable(ranked)
+        ranked, lacks = clean_list(ranked)
         yield None if lacks else ranked

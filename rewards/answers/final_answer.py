@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.data.said import answer_after
+from headrace.data.answer_text import answer_after
 
 SHORT = 200
 """Maximum characters of a one-line text that counts as an answer as it is."""

@@ -10,7 +10,7 @@ which runs this in a process that can be killed.
 import re
 from functools import lru_cache
 
-from headrace.data.said import answer_after
+from headrace.data.answer_text import answer_after
 from rewards.answers import answer_lists, formula
 from rewards.answers.answer_lists import (
     Listing,

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.data.answer_text import without_thought
 from headrace.data.media import MediaError, MediaStore, data_url
-from headrace.data.said import without_thought
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import column, right_answer
 from rewards.functions.arguments import InvalidRewardError

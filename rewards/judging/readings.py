@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headrace.data.said import without_thought
+from headrace.data.answer_text import without_thought
 from rewards.functions.arguments import InvalidRewardError
 
 GROUP = "score"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 from headrace.data.boxes import mean_iou
-from headrace.data.coordinates import Grounding, given, true_boxes
+from headrace.data.coordinates import Grounding, response_groups, true_boxes
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import columns
 from rewards.functions.results import Verdict
@@ -28,7 +28,7 @@ def build(options: Options) -> Verifier:
 
     def judge(item: ScoreItem) -> Verdict:
         wanted = true_boxes(item.answer, columns(item), options)
-        found = given(item.text, options, 4)
+        found = response_groups(item.text, options, 4)
         score = mean_iou(found, wanted)
         right = score >= options.correct_from
         parts = {"correct": float(right), "iou": score, "boxes": float(len(found))}

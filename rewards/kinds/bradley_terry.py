@@ -14,8 +14,8 @@ from pathlib import Path
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.answer_text import said_part
 from headrace.data.media import MediaStore
-from headrace.data.said import said_part
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.said import marked_part
+from headrace.data.answer_text import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import find

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.said import answer_after
+from headrace.data.answer_text import answer_after
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers import math_answer
 from rewards.answers.row import right_or_wrong

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.said import marked_part
+from headrace.data.answer_text import marked_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.answer_lists import split_name
 from rewards.answers.final_answer import find

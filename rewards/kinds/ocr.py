@@ -10,8 +10,8 @@ import unicodedata
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
+from headrace.data.answer_text import said_part
 from headrace.data.edit_distance import edit_distance
-from headrace.data.said import said_part
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import right_answer
 from rewards.functions.results import Verdict

@@ -5,7 +5,7 @@ are wrong; the edges of a box are part of it.
 """
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.coordinates import Grounding, given, true_boxes
+from headrace.data.coordinates import Grounding, response_groups, true_boxes
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import columns, right_or_wrong
 from rewards.functions.results import Verdict
@@ -21,7 +21,7 @@ def build(options: Options) -> Verifier:
 
     def judge(item: ScoreItem) -> Verdict:
         wanted = true_boxes(item.answer, columns(item), options)
-        found = given(item.text, options, 2)
+        found = response_groups(item.text, options, 2)
         right = len(found) == 1 and any(
             x1 <= found[0][0] <= x2 and y1 <= found[0][1] <= y2 for x1, y1, x2, y2 in wanted
         )

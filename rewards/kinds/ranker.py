@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.sessions import RankedList, ranked_list_of, usable
+from headrace.data.sessions import RankedList, clean_list, ranked_list_of
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ModelVersion, ScoreItem
 from rewards.functions.arguments import InvalidRewardError
@@ -108,7 +108,7 @@ def _judged(
     from learner.ranking.metrics import ndcg, order_of, reciprocal_rank
 
     try:
-        ranked, lacks = usable(ranked_list_of(json.loads(item.info), "the row"))
+        ranked, lacks = clean_list(ranked_list_of(json.loads(item.info), "the row"))
     except UserError as error:
         raise InvalidRewardError(str(error)) from error
     if lacks:

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.said import marked_part
+from headrace.data.answer_text import marked_part
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import right_answer, right_or_wrong

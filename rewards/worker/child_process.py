@@ -19,7 +19,7 @@ import msgspec
 import rewards
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.host.process_reaper import Reaper
+from headrace.host.process_reaper import ProcessReaper
 from rewards.worker.pipe import (
     LENGTH,
     MAX_ANSWER_BYTES,
@@ -39,9 +39,9 @@ for a child to begin with a batch."""
 
 
 @cache
-def _reaper() -> Reaper:
+def _reaper() -> ProcessReaper:
     """This process's; it ends with it."""
-    reaper = Reaper()
+    reaper = ProcessReaper()
     atexit.register(reaper.close)
     return reaper
 
@@ -82,7 +82,7 @@ class Child:
             raise UserError(
                 f"reward.python={source.python!r} cannot be started: {error}"
             ) from error
-        _reaper().watch(process.pid)
+        _reaper().register(process.pid)
         child = cls(process)
         try:
             await child.say(Setup(source.model_dump_json(), check))
@@ -150,5 +150,5 @@ class Child:
         # To its end, so that the pipes are closed too.
         await self._from.read()
         code = await self._process.wait()
-        _reaper().forget(self._process.pid)
+        _reaper().unregister(self._process.pid)
         return code

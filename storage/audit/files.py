@@ -20,7 +20,7 @@ from headrace.errors import UserError
 from headrace.protocol.transport.curve import damaged_keys
 from headrace.run_files.checked_lines import whole_lines
 from headrace.run_files.run_folder import (
-    EVENTS,
+    EVENTS_FILE,
     KEYS,
     MEDIA,
     RESOLVED,
@@ -122,7 +122,7 @@ def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growin
             findings.add("damaged", f"{KEYS}/{name}.key", "is no pair of keys, with its secret")
     told: list[str] = []
     ranks = sorted((run_dir / FOLDER).glob("rank-*.jsonl"))
-    for path in filter(Path.is_file, [run_dir / EVENTS, *ranks]):
+    for path in filter(Path.is_file, [run_dir / EVENTS_FILE, *ranks]):
         wrong: list[str] = []
         for line in whole_lines(path, wrong):
             told += {"started", "ended"} & {line.get("event")}
@@ -133,7 +133,7 @@ def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growin
     has_ended = not growing and facts.phase in FINAL_PHASES and (run_dir / "logs").is_dir()
     if has_ended and told[-1:] != ["ended"]:
         text = "the journal says that the run has ended, and the supervisor does not"
-        findings.add("damaged", EVENTS, text)
+        findings.add("damaged", EVENTS_FILE, text)
 
 
 def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from headrace.run_files.run_folder import EVENTS, NOW
+from headrace.run_files.run_folder import EVENTS_FILE, LIVE_STATE_FILE
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Event, Process, VersionLoad, WeightVersion
 from storage.projection.history import FINAL_PHASES
@@ -73,7 +73,7 @@ def events(
 def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
     """Lines of supervisor.jsonl with `level`, `kind` and `text` added; a torn last line is left
     out."""
-    path = run_dir / EVENTS
+    path = run_dir / EVENTS_FILE
     lines: list[dict[str, Any]] = []
     for text in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -172,7 +172,7 @@ def process_health(run_dir: Path) -> "pd.DataFrame":
 def last_word(run_dir: Path) -> Word | None:
     """How the coordinator last said that the run is; None where it said nothing."""
     try:
-        said = json.loads((run_dir / NOW).read_text())
+        said = json.loads((run_dir / LIVE_STATE_FILE).read_text())
         waits = {str(wait["for"]): float(wait["age_s"]) for wait in said["waits"]}
         heard = {str(name): float(age) for name, age in said["heard"].items()}
         counts = (int(said.get("updates", 0)), int(said.get("records", 0)))

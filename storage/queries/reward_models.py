@@ -8,7 +8,7 @@ from headrace.errors import UserError
 from headrace.run_files.reward_model_run import (
     REPORT_PAGE,
     EvaluationLine,
-    Status,
+    RewardModelStatus,
     StepLine,
     read_lines,
     read_report,
@@ -24,11 +24,11 @@ WITHOUT_UPDATES = ("reward model", "fine-tuning")
 """Kinds of runs without updates of RL."""
 
 
-def reward_model_status(run_dir: Path) -> Status:
+def reward_model_status(run_dir: Path) -> RewardModelStatus:
     """How the run stands: `lost` where it should be going on and no process holds it."""
     status = read_status(run_dir)
     if status.status in _GOING_ON and not is_running(run_dir):
-        return Status(
+        return RewardModelStatus(
             "lost", status.step, status.steps, status.started_at, status.at,
             f"its process is gone, last seen while {status.status}",
         )  # fmt: skip

@@ -13,9 +13,9 @@ from sqlalchemy import ColumnElement, func, select
 
 from headrace.errors import UserError
 from headrace.run_files.run_folder import (
-    ANNOUNCED,
+    COORDINATOR_FILE,
+    LIVE_STATE_FILE,
     NOTES,
-    NOW,
     RESOLVED,
     is_evaluation,
     is_reward_model,
@@ -98,7 +98,7 @@ _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
 """Lines of runs that have ended, each with the times of its files when it was read."""
 _MOST_ENDED = 10_000
 _WRITTEN = (
-    *("resolved.json", "headrace.sqlite", ANNOUNCED, NOW),
+    *("resolved.json", "headrace.sqlite", COORDINATOR_FILE, LIVE_STATE_FILE),
     *("supervisor.jsonl", "reward-model.json", "status.json", "journal", NOTES),
 )
 """Files that every run writes; not the WAL, which readers create again, but empty."""
@@ -215,7 +215,7 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
     if last_at is not None and time.time() - last_at < _SILENCE_S:
         return False
     try:
-        pid = int(json.loads((run_dir / ANNOUNCED).read_text())["pid"])
+        pid = int(json.loads((run_dir / COORDINATOR_FILE).read_text())["pid"])
         os.kill(pid, 0)
     except PermissionError:
         return False

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import case, func, literal, select
 
 from headrace.errors import UserError
-from headrace.metrics.health_ranges import sentence
+from headrace.metrics.health_ranges import alert_sentence
 from headrace.run_files.run_folder import is_reward_model, read_config
 from storage.database.reader import RunReader, open_run
 from storage.database.reader import read_config as read_resolved
@@ -73,7 +73,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         },
         "rewards": {row["source"]: _source(row) for row in source_rows(reader)},
         "alerts": [
-            *(sentence(alert) for alert in left),
+            *(alert_sentence(alert) for alert in left),
             *alert_texts(reader),
             *(event["text"] for event in supervisor_events(run_dir) if event["kind"] == ALERT),
         ],

@@ -17,12 +17,12 @@ from headrace.data.sessions import (
     Pair,
     RankedList,
     SessionData,
+    clean_list,
     clicked_of,
     document_of,
     history_of,
     label_of,
     ranked_list_of,
-    usable,
 )
 from headrace.errors import UserError
 from tasks.datasets.records import SUFFIXES, Record, find_files, read_records
@@ -44,7 +44,7 @@ def read_sessions(
 def read_lists(path: str, left_out: Counter[str]) -> Iterator[RankedList]:
     """The lists of candidates in a file that have a relevant one."""
     for ranked in _lists(path):
-        sound, lacks = usable(ranked)
+        sound, lacks = clean_list(ranked)
         left_out["repeated_candidates"] += len(ranked.candidates) - len(set(ranked.candidates))
         if lacks:
             left_out[lacks] += 1

@@ -72,15 +72,15 @@ def watch_and_stop(coordinator: CoordinatorProcess, address: str) -> None:
     try:
         deadline = time.monotonic() + 30.0
         for _ in range(2):
-            monitor.ask()
-            while monitor.answer(1.0) is None:
+            monitor.request_status()
+            while monitor.latest_status(1.0) is None:
                 assert time.monotonic() < deadline
-                monitor.ask()
-        monitor.command("stop")
+                monitor.request_status()
+        monitor.send_command("stop")
         assert coordinator.process is not None
         while coordinator.process.poll() is None:
             assert time.monotonic() < deadline
-            monitor.answer(0.2)
+            monitor.latest_status(0.2)
     finally:
         monitor.close()
 

@@ -22,7 +22,7 @@ from headrace.protocol.records.record_types import (
     TrajectoryEnded,
 )
 from headrace.protocol.token_spans import Span
-from headrace.run_files.run_folder import NOW
+from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import encode
@@ -154,7 +154,7 @@ def breathe(
         "waits": [{"for": words, "age_s": age} for words, age in waits.items()],
         "heard": {name: age_s if name == silent else 0.5 for name in names},
     }
-    (run_dir / NOW).write_text(json.dumps(said))
+    (run_dir / LIVE_STATE_FILE).write_text(json.dumps(said))
 
 
 def _append(run_dir: Path, records: list[Record]) -> None:

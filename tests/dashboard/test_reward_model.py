@@ -39,7 +39,7 @@ def finished(run_dir: Path) -> None:
     report: dict[str, Any] = {"after": {"calibration": {"bins": BINS}}, "examples": {}}
     (run_dir / lines.REPORT).write_text(json.dumps(report))
     (run_dir / lines.REPORT_PAGE).write_text("# Reward model\n\n![a](report.svg)\n")
-    lines.write_status(run_dir, lines.Status("finished", 20, 20, 1.0, 22.0))
+    lines.write_status(run_dir, lines.RewardModelStatus("finished", 20, 20, 1.0, 22.0))
 
 
 def opened(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
@@ -74,7 +74,7 @@ def test_a_ranker_has_figures_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     lines.append_line(run_dir, lines.StepLine(1, 4.8, 0.3, 1e-3, 64, 0.1, 1.0))
     lines.append_line(run_dir, lines.EvaluationLine(2, figures | {"recognised": 0.8}, 2.0, 22.0))
     (run_dir / lines.REPORT).write_text(json.dumps({"after": figures, "examples": {}}))
-    lines.write_status(run_dir, lines.Status("finished", 2, 2, 1.0, 22.0))
+    lines.write_status(run_dir, lines.RewardModelStatus("finished", 2, 2, 1.0, 22.0))
     test = opened(run_dir, monkeypatch)
     shown = text_of(test)
     for title in ("Ranking", "Variants recognised", "Gradient norm"):

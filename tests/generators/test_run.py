@@ -29,7 +29,7 @@ from headrace.protocol.messages.control import (
     WeightsLoaded,
 )
 from headrace_cli.launch.plan import ProcessSpec, generator_argv, role_environment
-from headrace_cli.launch.process import Child, Nursery
+from headrace_cli.launch.process import ChildProcess, ProcessLauncher
 from tests.generators.rollout.test_chunking import make_lease
 from tests.generators.scripted import NAME, ScriptedCoordinator
 from tests.headrace_cli.launch.test_supervisor import gone
@@ -197,10 +197,12 @@ async def test_kill_9_leaves_no_engine_behind(
     coordinator = ScriptedCoordinator(RunConfig.model_validate(config).model_dump_json())
     server = asyncio.create_task(coordinator.serve())
     argv = generator_argv(coordinator.router.address, NAME, None)
-    child = Child(ProcessSpec(NAME, "generator", argv, role_environment(1), tmp_path / "log"))
-    with Nursery() as nursery:
+    child = ChildProcess(
+        ProcessSpec(NAME, "generator", argv, role_environment(1), tmp_path / "log")
+    )
+    with ProcessLauncher() as launcher:
         alone = None if supervised else await start_generator(coordinator)
-        pid = alone.pid if alone else nursery.start(child, {})
+        pid = alone.pid if alone else launcher.start(child, {})
         await until_ready(coordinator, weight_files[0])
         family = [process.pid for process in psutil.Process(pid).children(recursive=True)]
         files = shared_memory_of(family)
@@ -214,7 +216,7 @@ async def test_kill_9_leaves_no_engine_behind(
             return [*(p for p in family if not gone(p)), *(f for f in files if f.exists())]
 
         while left() and time.monotonic() < deadline:
-            nursery.bury(child)
+            launcher.reap(child)
             await asyncio.sleep(0.02)
         assert left() == []
     server.cancel()

@@ -48,9 +48,9 @@ def _slow_hash(slow: Slow) -> SimpleNamespace:
 def _headrace(slow: Slow) -> None:
     from headrace_cli.launch import process
     from headrace_cli.launch.display import progress
-    from headrace_cli.launch.supervisor import Deadlines, Supervisor
+    from headrace_cli.launch.supervisor import Supervisor, SupervisorDeadlines
 
-    filled = process.filled
+    filled = process.fill_placeholders
 
     def through_here(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:
         words = filled(argv, values)
@@ -63,7 +63,7 @@ def _headrace(slow: Slow) -> None:
     patch.object(progress, "PLAIN_EVERY_S", progress.ASK_EVERY_S).start()
     defaults = Supervisor.__init__.__kwdefaults__
     assert defaults is not None
-    defaults["deadlines"] = Deadlines(stop_s=slow.stop_s)
+    defaults["deadlines"] = SupervisorDeadlines(stop_s=slow.stop_s)
 
 
 def _coordinator(slow: Slow) -> None:

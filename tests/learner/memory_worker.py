@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from headrace.config.estimates.activations import longest_trajectory
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
 from headrace.protocol.token_spans import Reward, Span
@@ -28,7 +27,7 @@ CPU = torch.device("cpu")
 def longest(config: RunConfig) -> Shard:
     """The last window of a finished answer of the greatest length, and the whole answer."""
     length = config.task.max_response_length
-    ids = np.random.default_rng(0).integers(3, VOCABULARY, longest_trajectory(config))
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, config.longest)
     rewards, start = [Reward(1.0, length - 1)], length - config.window
     sequence = BatchSequence(
         trajectory_id=0,

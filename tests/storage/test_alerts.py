@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.metrics.health_ranges import BANDS, alerts, sentence
+from headrace.metrics.health_ranges import BANDS, alert_sentence, alerts
 from headrace_cli.cli import main
 from storage import queries
 from tests.dashboard.odd_runs import collapse
@@ -38,7 +38,7 @@ def test_a_run_says_what_its_series_say(collapsed: Path) -> None:
 def test_show_has_the_same_entries(collapsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary, found = queries.run_summary(collapsed), queries.band_alerts(collapsed)
     assert summary["bands"] == [alert.as_row() for alert in found]
-    assert summary["alerts"][: len(found)] == [sentence(alert) for alert in found]
+    assert summary["alerts"][: len(found)] == [alert_sentence(alert) for alert in found]
     assert main(["show", collapsed.name, "--root", str(collapsed.parent)]) == 0
     text = capsys.readouterr().out
     assert f"entropy under 0.02 for {FOR + 3} updates, since update 5" in text

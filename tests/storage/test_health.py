@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.run_files.run_folder import NOW
+from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import queries
 from storage.queries.stacks import last_stack
 from tests.dashboard.scripted_run import write_run
@@ -107,7 +107,7 @@ def test_a_judge_that_stays_away_is_given_up(run_dir: Path) -> None:
 
 
 def test_the_last_word_is_whole_or_none(run_dir: Path) -> None:
-    path = run_dir / NOW
+    path = run_dir / LIVE_STATE_FILE
     path.unlink(missing_ok=True)
     assert queries.last_word(run_dir) is None
     waits = [{"for": "the learner's update 3", "age_s": 4.5}]

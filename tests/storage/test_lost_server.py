@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Incident, UpdateCommitted
-from headrace.run_files.run_folder import NOW
+from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import projection
 from storage.audit import audit_run, repair
 from storage.database.engine import open_reader
@@ -45,7 +45,7 @@ def rows(run_dir: Path, url: str | None = None) -> dict[str, list[Any]]:
 
 
 def said(run_dir: Path) -> dict[str, Any]:
-    return dict(json.loads((run_dir / NOW).read_text()))
+    return dict(json.loads((run_dir / LIVE_STATE_FILE).read_text()))
 
 
 def test_what_came_while_the_server_was_away_is_in_sql_afterwards(

@@ -1,1 +1,1 @@
-"""What a configuration needs of memory, from its sizes."""
+"""Estimates of a configuration's memory, from its sizes."""

@@ -1,12 +1,12 @@
-"""What the learner's forward pass keeps until its backward pass, reckoned from shapes.
+"""Estimate of the learner's activation memory, from shapes.
 
-In: the shapes of a model and of a pack, the learner's settings. Out: bytes by part, at the moment
-of an update when most is alive. Nothing here grows with the square of a length: attention is a
-fused kernel that keeps no scores, except for the short sequences named below.
+In: the shapes of a model and of a pack, the learner's settings. Out: bytes by part, at an update's
+peak. Nothing here grows with the square of a length: attention is a fused kernel that keeps no
+scores, except for the short sequences named below.
 
 The terms are those of a decoder with two norms, attention and a gated feed-forward network in each
 layer (Llama, Qwen; Mistral's sliding window takes a tenth more). `tests/learner/test_memory.py`
-holds them against updates.
+compares them with updates.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,16 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
 
 EXPLICIT_LENGTH = 512
-"""Up to this length attention on a CPU in bfloat16 keeps its scores
-(`learner.models.attention`)."""
+"""Maximum length of CPU attention in bfloat16 that keeps scores (`learner.models.attention`)."""
 LOGITS_BYTES = 16
 """For each read token and entry of the vocabulary: the log-probability that is kept, and at most
 three float32 numbers beside it while its entropy is computed."""
 ENTROPY_GRADIENT_BYTES = 8
 """Two more where the entropy is part of the loss."""
 STREAM_BYTES = 200
-"""For each token: ids, places, logprobs, advantages, masks and what the loss has seen."""
+"""For each token: ids, positions, logprobs, advantages, masks and the loss's inputs."""
 HEAP_SLACK = 0.4
-"""What stays resident beside what is allocated, on a CPU where freed blocks are kept: glibc keeps
+"""Resident share beyond allocated activations, on a CPU where freed blocks are kept: glibc keeps
 those of less than `HEAP_BLOCK`, and before version 2.38 does not find one of the right size again.
 Measured 0.15 to 0.55 of what layers keep. With activation checkpointing they are given back (see
 `headrace_cli.launch.plan`)."""
@@ -41,11 +40,7 @@ class Widths(NamedTuple):
     product: int
 
 
-WIDTHS = {
-    "float32": Widths(4, 4),
-    "bf16_autocast": Widths(4, 2),
-    "bfloat16": Widths(2, 2),
-}
+WIDTHS = {"float32": Widths(4, 4), "bf16_autocast": Widths(4, 2), "bfloat16": Widths(2, 2)}
 
 
 class PackShape(NamedTuple):
@@ -116,14 +111,9 @@ class Activations:
         return ", ".join(f"{name} {size / MIB:,.0f}" for name, size in parts.items() if size)
 
 
-def longest_trajectory(config: RunConfig) -> int:
-    """Tokens of the longest prompt with the longest response."""
-    return config.longest
-
-
 def policy_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a policy update that may take most; the longest trajectory's is the first."""
-    longest, budget = longest_trajectory(config), config.learner.micro_batch_tokens
+    longest, budget = config.longest, config.learner.micro_batch_tokens
     window = config.window
     # Right answers' earlier windows have a loss, too, where their likelihood is in it.
     whole = config.algorithm.penalties.positive_nll_coef != 0.0
@@ -137,9 +127,8 @@ def policy_packs(config: RunConfig) -> list[PackShape]:
 
 def value_packs(config: RunConfig) -> list[PackShape]:
     """The packs of a value update that may take most; the longest trajectory's is the first."""
-    longest = longest_trajectory(config)
-    own = PackShape(longest, config.task.max_response_length, longest)
-    return [own, _full(config.learner.micro_batch_tokens, longest)]
+    own = PackShape(config.longest, config.task.max_response_length, config.longest)
+    return [own, _full(config.learner.micro_batch_tokens, config.longest)]
 
 
 def _full(budget: int, longest: int) -> PackShape:
@@ -230,6 +219,5 @@ def layer_bytes(shape: ModelShape, pack: PackShape, precision: str, *, on_gpu: b
 
 
 def _keeps_scores(pack: PackShape, product: int, *, on_gpu: bool) -> bool:
-    """Whether attention multiplies by itself and keeps its scores, as `learner.models.attention`
-    does."""
+    """Return whether attention keeps its scores, as `learner.models.attention` does."""
     return not on_gpu and product == 2 and pack.length * pack.seen <= EXPLICIT_LENGTH**2

@@ -1,4 +1,4 @@
-"""How much memory a run will take, estimated from its configuration before anything starts.
+"""Estimate of the memory that a run takes, from its configuration.
 
 In: a configuration and the machine. Out: bytes by part, on the host or on a GPU. The constants are
 resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU); the estimate
@@ -8,7 +8,7 @@ should be right to within a third, and names its parts so that a user sees which
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config.estimates.activations import largest_activations, longest_trajectory
+from headrace.config.estimates.activations import largest_activations
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
@@ -41,7 +41,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes by part, and which key shrinks each."""
 
     parts: dict[str, int]
@@ -53,7 +53,7 @@ class Estimate:
 
     @property
     def advice(self) -> str:
-        """What to do about the largest part."""
+        """Advice on the largest part."""
         largest = max(self.parts, key=lambda name: self.parts[name])
         key = LOWERED_BY.get(largest)
         if key is None:
@@ -67,8 +67,8 @@ class Estimate:
 
 
 def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict[str, int]:
-    """Of one rank by part: the weights of policy and value model and of models that never change,
-    the optimizers' state where it is not on the host, the gradients of the model in training."""
+    """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
+    state unless it is on the host, gradients of the model in training."""
     learner, ranks = config.learner, config.learner.ranks
     algorithm = config.algorithm
     fits = algorithm.fits_value
@@ -105,14 +105,13 @@ def _teacher(config: RunConfig) -> ModelShape | None:
 
 
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Keys and values that one rank carries over: of all trajectories in play at their longest, or
-    as much as it may."""
+    """Return a rank's carried key and value bytes: of all longest trajectories, or the limit."""
     learner, algorithm = config.learner, config.algorithm
     if learner.context != "carried":
         return 0
     models = 1 + (algorithm.value is not None) + (algorithm.kl is not None)
     width = 2 if learner.precision == "float32" else 1
-    tokens = longest_trajectory(config) * -(-config.schedule.bound // learner.ranks)
+    tokens = config.longest * -(-config.schedule.bound // learner.ranks)
     needed = tokens * shape.kv_bytes_per_token * width * models
     return min(needed, int(learner.carried_gib * 2**30))
 
@@ -122,7 +121,7 @@ def stored_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estimate:
+def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> MemoryEstimate:
     """Bytes of main memory that a run takes."""
     generator, reward, learner = config.generator, config.reward, config.learner
     vllm = generator.engine == "vllm"
@@ -153,13 +152,13 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
         parts[f"judge {name}"] = VLLM_PROCESSES + on_host
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
-    return Estimate(parts)
+    return MemoryEstimate(parts)
 
 
-def gpu_memory(config: RunConfig, shape: ModelShape) -> Estimate:
+def gpu_memory(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Bytes of one GPU that a learner rank takes."""
     rank = trained_bytes(config, shape, on_gpu=True)
     rank.pop(OFFLOADED, None)
     on_device = int(config.learner.carried_on_device_gib * 2**30)
     carried = {"carried keys": min(carried_bytes(config, shape), on_device)}
-    return Estimate(rank | largest_activations(config, shape, on_gpu=True).parts() | carried)
+    return MemoryEstimate(rank | largest_activations(config, shape, on_gpu=True).parts() | carried)

@@ -16,7 +16,7 @@ from headrace.host.hardware import MIB
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What an estimate of memory needs to know about a decoder with gated feed-forward layers."""
+    """Sizes of a decoder with gated feed-forward layers, as memory estimates use them."""
 
     parameters: int
     hidden: int
@@ -88,14 +88,14 @@ def model_shape(folder: Path) -> ModelShape:
 
 
 def _parameters(shape: ModelShape, *, tied: bool) -> int:
-    """Matrices alone: what a shape says where there are no weights to look at."""
+    """Estimate the number of parameters from the matrices, where there are no weights."""
     attention = 2 * shape.hidden * (shape.query_width + shape.key_width)
     layer = attention + 3 * shape.hidden * shape.intermediate
     return shape.layers * layer + shape.vocabulary * shape.hidden * (1 if tied else 2)
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:
-    """How many numbers each tensor of a safetensors file has, from its header alone."""
+    """Return the number of elements of each tensor, from a safetensors file's header."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(min(length, 64 * MIB)))

@@ -1,16 +1,14 @@
-"""Models by hub name: found in the local cache, or downloaded before anything else starts.
+"""Models by hub name, found in the local cache or downloaded at the start.
 
 In: a path as the recipe gives it. Out: a local folder, so that every process reads the same files.
 Only weights in safetensors, the configuration and the tokenizer are taken.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, TypeVar
 
-from headrace.config.sections.model import JudgeConfig
 from headrace.config.sections.reward_model import RewardModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -31,7 +29,7 @@ def named_model(name: str) -> str:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path can only be meant as `owner/name` on the hub."""
+    """Return whether a path can only be meant as `owner/name` on the hub."""
     if not HUB_NAME.fullmatch(path) or path.startswith("."):
         return False
     return not Path(path.split("/")[0]).is_dir()
@@ -54,39 +52,30 @@ def with_local_model(config: C, *, download: bool) -> C:
             changed["algorithm"] = config.algorithm.model_copy(
                 update={"kl": kl.model_copy(update=local)}
             )
-        judges = _local_judges(config.reward.judges, download=download)
+        judges = {
+            name: judge.model_copy(update={"path": _local(key, judge.path, download=download)})
+            for name, judge in config.reward.judges.items()
+            for key in (f"reward.judges.{name}.path",)
+        }
         if judges != config.reward.judges:
             changed["reward"] = config.reward.model_copy(update={"judges": judges})
     return config.model_copy(update=changed) if changed else config
-
-
-def _local_judges(judges: Mapping[str, JudgeConfig], *, download: bool) -> dict[str, JudgeConfig]:
-    """The judges of a run with local folders."""
-    paths = {
-        name: _local(f"reward.judges.{name}.path", judge.path, download=download)
-        for name, judge in judges.items()
-    }
-    return {name: judges[name].model_copy(update={"path": path}) for name, path in paths.items()}
 
 
 def _local(key: str, path: str, *, download: bool) -> str:
     """The folder of a model, or the path as it is where there is none."""
     if Path(path).is_dir() or not is_hub_name(path):
         return path
-    return _snapshot(key, path, download=download) or path
-
-
-def _snapshot(key: str, name: str, *, download: bool) -> str | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return snapshot_download(name, allow_patterns=FILES, local_files_only=not download)
+        return snapshot_download(path, allow_patterns=FILES, local_files_only=not download)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         if not download:
-            return None
+            return path
         reason = shorten(str(error).strip().splitlines()[0], 120, placeholder=" ...")
         raise UserError(
-            f"{key} = {name!r}: no such model folder here, and the hub has no answer ({reason}); "
+            f"{key} = {path!r}: no such model folder here, and the hub has no answer ({reason}); "
             "name a folder that has the model, or begin once where there is a network"
         ) from error

@@ -18,7 +18,7 @@ from headrace.config.sections.reward_model import RewardModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.foreign_keys import PEER_KEYS
 
-Seen = dict[tuple[str, ...], tuple[str, str]]
+KeysSoFar = dict[tuple[str, ...], tuple[str, str]]
 """Last name, type, default and meaning of the keys so far; the section and title of the first."""
 HEAD = f"""\
 # Configuration
@@ -52,14 +52,14 @@ What `headrace reward train`, `rank train` and `sft` read
 
 def page(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
     """The whole page; the arguments are the column names that a dataset is searched for."""
-    seen: Seen = {}
+    seen: KeysSoFar = {}
     parts = [HEAD, *_recipe("The root", RunConfig, seen)]
     parts += [_columns(prompt_keys, answer_keys), _peers(), REWARD_MODELS]
     parts += _recipe("The root of a reward model", RewardModelConfig, seen)
     return "\n".join(parts)
 
 
-def _recipe(title: str, root: type[BaseModel], seen: Seen) -> list[str]:
+def _recipe(title: str, root: type[BaseModel], seen: KeysSoFar) -> list[str]:
     """All sections of one form of recipe; one that both forms have stands with the first."""
     parts = [_list(title, "", _own_keys(root), seen)]
     for name, field in root.model_fields.items():
@@ -68,7 +68,9 @@ def _recipe(title: str, root: type[BaseModel], seen: Seen) -> list[str]:
     return parts
 
 
-def _section(name: str, model: type[BaseModel], seen: Seen, *, many: bool = False) -> list[str]:
+def _section(
+    name: str, model: type[BaseModel], seen: KeysSoFar, *, many: bool = False
+) -> list[str]:
     """Keys of a section, its sub-sections after it, each kind apart."""
     kind, text = kind_of(model), inspect.getdoc(model) or ""
     title = f"`[[{name}]]`" if many else f"`[{name}]`"
@@ -94,7 +96,7 @@ def _own_keys(model: type[BaseModel]) -> list[Key]:
     return [key for key in keys(model) if "." not in key.name]
 
 
-def _list(title: str, text: str, rows: list[Key], seen: Seen) -> str:
+def _list(title: str, text: str, rows: list[Key], seen: KeysSoFar) -> str:
     """A section: the keys that no section before explains, then the names of the others."""
     lines = [f"## {title}", "", *([" ".join(text.split()), ""] if text else [])]
     own, others = list[str](), dict[str, list[str]]()

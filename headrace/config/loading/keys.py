@@ -22,7 +22,7 @@ class Key(NamedTuple):
     default: str
     meaning: str
     section: str
-    """Which kind of a section it belongs to (for example `egae`); empty where there is one only."""
+    """Kind of section that the key belongs to (e.g. `egae`); empty where there is only one."""
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:

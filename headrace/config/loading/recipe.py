@@ -1,4 +1,4 @@
-"""From a TOML recipe and dotted overrides to a `RunConfig`, or to a `RewardModelConfig`.
+"""Loader of TOML recipes and dotted overrides to a `RunConfig` or `RewardModelConfig`.
 
 In: a file, and `a.b.c=value` strings. Out: a frozen configuration with relative paths of models and
 datasets resolved against the recipe's folder, then the working directory. Every mistake is a
@@ -38,7 +38,7 @@ PATH_OPTIONS = {
 """The options of a kind of rewards that are paths."""
 _FILE_IN_NAME = re.compile(r"(agent:)?(.*?)((?<=\.py):\w+)?", re.S)
 """A path, alone or in the name of an environment."""
-LONGEST_LINE = 1000
+MAX_LINE_CHARACTERS = 1000
 """Characters of a mistake that are shown."""
 Table = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
@@ -65,8 +65,7 @@ def _tables(path: Path, overrides: Sequence[str]) -> tuple[Table, dict[str, str]
 
 
 _NOT_TOML = (ValueError, RecursionError)
-"""What Python's reader raises: also for numbers of thousands of digits, and for brackets without
-end."""
+"""Errors of Python's TOML reader, also for numbers of thousands of digits and endless brackets."""
 
 
 def read_toml(path: Path) -> Table:
@@ -128,8 +127,7 @@ def deep_merge(base: Table, extra: Table) -> None:
 
 
 def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
-    """Make paths absolute that exist in one of the folders; others stay as they are (a hub name, or
-    a mistake that the checks name)."""
+    """Make paths absolute that exist in a folder; others stay for the checks, or are hub names."""
     for place, key in _path_places(table):
         value = place.get(key)
         if not isinstance(value, str) or value == NULL:
@@ -149,8 +147,7 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
 
 
 def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
-    """Tables and keys in them where a path may stand: keys of sections, and options of kinds that
-    ask a reward model, and of environments."""
+    """Yield tables and keys that may hold a path, in sections, judges, sources and environments."""
     for dotted in PATH_KEYS:
         place: Any = table
         *sections, key = dotted.split(".")
@@ -197,8 +194,8 @@ def validated(root: type[C], data: Table, source: str, overridden: dict[str, str
 
 def _one_line(text: str) -> str:
     """A key may have any characters, and any number of them."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:LONGEST_LINE])
-    return shown + (" ..." if len(text) > LONGEST_LINE else "")
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MAX_LINE_CHARACTERS])
+    return shown + (" ..." if len(text) > MAX_LINE_CHARACTERS else "")
 
 
 def _with_nulls(value: Any) -> Any:
@@ -239,7 +236,9 @@ def _describe(
     if kind == "missing":
         return f"{where}: {key} is missing; it has no default"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        known = str(context.get("expected_tags", "")) or _tags(root, key)
+        known = str(context.get("expected_tags", "")) or ", ".join(
+            f"{kind_of(model)!r}" for model in _section(root, key, {})
+        )
         return f"{where}: {key}.kind must be one of {known}"
     got = json.dumps(problem["input"], default=str)
     return f"{where}: {key} = {got[:80]}: {_wanted(problem['msg'])}"
@@ -291,12 +290,8 @@ def _section(root: type[BaseModel], dotted: str, data: Table) -> list[type[BaseM
     return models
 
 
-def _tags(root: type[BaseModel], dotted: str) -> str:
-    return ", ".join(f"{kind_of(model)!r}" for model in _section(root, dotted, {}))
-
-
 def _hint(root: type[BaseModel], key: str, data: Table) -> str:
-    """What was probably meant: a peer's key, a neighbour, a key elsewhere, another kind's key."""
+    """Return a hint: a peer's key, a neighbour, a key elsewhere, another kind's key."""
     parent, _, name = key.rpartition(".")
     models = _section(root, parent, data)
     neighbours = [field for model in models for field in model.model_fields]

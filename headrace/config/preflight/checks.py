@@ -23,7 +23,7 @@ from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_fr
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 REFERENCE = "algorithm.kl.reference_path"
-SHM_BYTES = 512 * MIB
+MIN_SHM_BYTES = 512 * MIB
 """For the ranks of one host: NCCL takes some 10 MiB for each pair of ranks and channel where GPUs
 have no peer access, so that Docker's 64 MiB are too little for two."""
 
@@ -43,15 +43,15 @@ def check_recipe(config: RunConfig) -> None:
 
 
 def never_ends(config: RunConfig) -> bool:
-    """Whether a run goes on until somebody stops it."""
+    """Return whether a run goes on until somebody stops it."""
     stop = config.stop
     limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy, stop.after_warmup)
     return not config.evaluation.only and not any(limits)
 
 
 def ignores_age(config: RunConfig) -> bool:
-    """Whether a stream's old tokens are trained as if the present policy had sampled them: plain
-    policy gradient has no ratio, and the ratio to the sampler no weight."""
+    """Return whether old tokens are trained as if the present policy had sampled them: plain policy
+    gradient has no ratio, and the ratio to the sampler no weight."""
     schedule, algorithm = config.schedule, config.algorithm
     return (
         schedule.mode == "streaming"
@@ -106,8 +106,7 @@ def check_model(config: RunConfig) -> ModelShape:
 
 
 def check_sampler(config: RunConfig, *, on_gpu: bool) -> None:
-    """UserError where vLLM 0.32 would sample by another function than transformers has for the
-    family, which is the learner's."""
+    """UserError where vLLM 0.32 samples by another function than transformers (the learner)."""
     if config.generator.engine != "vllm":
         return
     shape = json.loads((Path(config.model.path) / "config.json").read_text())
@@ -152,13 +151,13 @@ def _check_port(config: RunConfig) -> None:
 
 
 def check_gpus(config: RunConfig, hardware: Hardware) -> None:
-    """UserError where GPUs that a recipe or the environment asks for are not there or cannot work.
-    A CPU runs tensor parallel ranks without any."""
+    """UserError where requested GPUs are missing or cannot work. A CPU runs tensor parallel
+    ranks."""
     ranks, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
     count, shm = len(hardware.gpus), hardware.shm_bytes
     vllm = hardware.torch_cuda and config.generator.engine == "vllm" and config.generator.count
     asks = vllm or (ranks and config.learner.device == "cuda")
-    several = max(ranks, width) > 1 and shm is not None and shm < SHM_BYTES
+    several = max(ranks, width) > 1 and shm is not None and shm < MIN_SHM_BYTES
     for wrong, text in (
         (hardware.misnamed, f"{hardware.misnamed}; CUDA ignores it and what follows"),
         (
@@ -183,7 +182,7 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
         (
             count and several,
             f"{SHARED_MEMORY} has {(shm or 0) / MIB:.0f} MiB free, and the ranks of NCCL and vLLM "
-            f"want {SHM_BYTES // MIB}: start the container with --shm-size=8g or --ipc=host",
+            f"want {MIN_SHM_BYTES // MIB}: start the container with --shm-size=8g or --ipc=host",
         ),
     ):
         if wrong:
@@ -191,7 +190,7 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
 
 
 def is_too_old(hardware: Hardware) -> bool:
-    """Whether the driver is of an older CUDA than torch; within a major version all go together."""
+    """Return whether the driver's CUDA major version is older than torch's."""
     versions = (hardware.driver_cuda, hardware.torch_cuda or "")
     driver, torch = (int(version.partition(".")[0] or 0) for version in versions)
     return 0 < driver < torch

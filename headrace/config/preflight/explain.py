@@ -1,4 +1,4 @@
-"""What a recipe means in numbers, before anything starts.
+"""Explanation of a recipe in numbers, before anything starts.
 
 In: a configuration (and the model's shape and the machine, where known). Out: `Fact`s: a name, a
 value with its unit, and where it comes from. Nothing is measured; everything is arithmetic.
@@ -7,8 +7,6 @@ value with its unit, and where it comes from. Nothing is measured; everything is
 from typing import NamedTuple
 
 from headrace.config.estimates.activations import (
-    Activations,
-    longest_trajectory,
     policy_activations,
     policy_packs,
     value_activations,
@@ -50,7 +48,7 @@ def prefix_cost(length: int, window: int) -> float:
 def facts(config: RunConfig) -> list[Fact]:
     """Batch arithmetic, windows, staleness and lambda of a recipe."""
     schedule, length, window = config.schedule, config.task.max_response_length, config.window
-    windows = -(-length // window)
+    windows, policy = -(-length // window), config.learner.policy
     units = schedule.batch_windows
     unit_tokens = window if schedule.unit == "window" else length
     found = [
@@ -58,28 +56,17 @@ def facts(config: RunConfig) -> list[Fact]:
         Fact("windows per trajectory", windows, "windows", "of the longest response"),
         Fact("updates spanned", windows, "updates", "at least, by the longest trajectory"),
         Fact("tokens per update", units * unit_tokens, "tokens", "at most, of the policy"),
-        Fact(
-            "groups per update",
-            round(units / schedule.num_generations, 2),
-            "groups",
-            "batch_windows / num_generations, if every response fits one window",
-        ),
+        Fact("groups per update", round(units / schedule.num_generations, 2), "groups",
+             "batch_windows / num_generations, if every response fits one window"),
         Fact("chunk", config.chunk_tokens, "tokens", "most tokens of one message"),
         _prefix_cost(config),
-        Fact(
-            "optimizer steps per update",
-            config.learner.policy.epochs * config.learner.policy.minibatches,
-            "steps",
-            "policy: epochs x minibatches",
-        ),
-    ]
+        Fact("optimizer steps per update", policy.epochs * policy.minibatches, "steps",
+             "policy: epochs x minibatches"),
+    ]  # fmt: skip
     if isinstance(config.task, MixtureConfig):
         found += _mixture(config.task)
-    found += _staleness(config)
-    found += _lambda(config)
-    found += _groups(config)
-    found += _overlong(config)
-    found += _units(config)
+    for part in (_staleness, _lambda, _groups, _overlong, _units):
+        found += part(config)
     value = config.algorithm.value
     if value is not None and value.warmup_updates:
         meaning = "train the value model alone before the policy moves"
@@ -124,19 +111,11 @@ def _staleness(config: RunConfig) -> list[Fact]:
     seats = config.generator.count * config.generator.seats
     found = [
         Fact("staleness bound", schedule.max_staleness, "updates", "sampling to training, at most"),
-        Fact(
-            "back-pressure",
-            bound,
-            "windows",
-            "open plus ready at most: (max_staleness + 1) x batch_windows, or max_in_play",
-        ),
-        Fact(
-            "in flight",
-            min(seats, bound),
-            "trajectories",
-            f"generators hold {seats}, the bound allows {bound}",
-        ),
-    ]
+        Fact("back-pressure", bound, "windows",
+             "open plus ready at most: (max_staleness + 1) x batch_windows, or max_in_play"),
+        Fact("in flight", min(seats, bound), "trajectories",
+             f"generators hold {seats}, the bound allows {bound}"),
+    ]  # fmt: skip
     if ignores_age(config):
         meaning = "the loss has no ratio; algorithm.ratio.kind = tis weights tokens by their age"
         found.append(Fact("correction for age", "none", "", meaning))
@@ -144,8 +123,7 @@ def _staleness(config: RunConfig) -> list[Fact]:
 
 
 def _lambda(config: RunConfig) -> list[Fact]:
-    """Lambda at typical lengths, and the share of the last token's reward that reaches the first
-    token."""
+    """Explain lambda at typical lengths, and the share of the final reward at the first token."""
     advantages = config.algorithm.advantages
     if not isinstance(advantages, EgaeConfig):
         return []
@@ -182,8 +160,7 @@ def _groups(config: RunConfig) -> list[Fact]:
 
 
 def _lone(advantages: GroupAdvantageConfig, size: int) -> float:
-    """The advantage of the only response with reward 1 in a group of `size`, where all others have
-    0."""
+    """Return the advantage of the only response with reward 1, where all others have 0."""
     centred = 1.0 if advantages.baseline == "leave_one_out" else 1.0 - 1.0 / size
     squares = (size - 1) / size
     match advantages.scale:
@@ -204,7 +181,7 @@ def _overlong(config: RunConfig) -> list[Fact]:
 
 
 def _units(config: RunConfig) -> list[Fact]:
-    """When sources that do not score one whole answer are asked, and what waits for them."""
+    """Explain when group and line sources score, and what waits for their scores."""
     reward, cuts = config.reward, config.schedule.unit == "window"
     found = []
     for name, source in reward.each().items():
@@ -255,8 +232,8 @@ def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> li
 
 
 def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact]:
-    """What the longest trajectory takes in an update, beside models and optimizers."""
-    tokens, budget = longest_trajectory(config), config.learner.micro_batch_tokens
+    """Explain the longest trajectory's memory in an update, besides models and optimizers."""
+    tokens, budget = config.longest, config.learner.micro_batch_tokens
     alone = f"goes through a model by itself: over learner.micro_batch_tokens = {budget:,}"
     meaning = alone if tokens > budget else f"shares packs of up to {budget:,} tokens with others"
     found = [Fact("longest trajectory", tokens, "tokens", f"prompt and response; {meaning}")]
@@ -268,7 +245,10 @@ def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact
             activations(each, shape, packs(each)[0], on_gpu=on_gpu)
             for each in (config, _other_checkpointing(config))
         )
-        found.append(Fact(name, round(taken.total / MIB), "MiB", _said(config, taken, other)))
+        word = "without" if config.learner.gradient_checkpointing else "with"
+        other_text = f"{other.total / MIB:,.0f} {word} learner.gradient_checkpointing"
+        meaning = f"{taken.text()}; {other_text}"
+        found.append(Fact(name, round(taken.total / MIB), "MiB", meaning))
     return found
 
 
@@ -276,8 +256,3 @@ def _other_checkpointing(config: RunConfig) -> RunConfig:
     learner = config.learner
     turned = {"gradient_checkpointing": not learner.gradient_checkpointing}
     return config.model_copy(update={"learner": learner.model_copy(update=turned)})
-
-
-def _said(config: RunConfig, taken: Activations, other: Activations) -> str:
-    word = "without" if config.learner.gradient_checkpointing else "with"
-    return f"{taken.text()}; {other.total / MIB:,.0f} {word} learner.gradient_checkpointing"

@@ -1,10 +1,10 @@
-"""Whether a folder can be the value model that a policy starts with.
+"""Check of the folder that a policy's value model starts from.
 
 In: the folders of a value model (a critic of another run, a reward model, a line reward model) and
-of a policy. Out: nothing, or a UserError of one line. Headers and JSON files are read, never a
-weight. A value model reads the policy's token ids and starts with all of its own weights: a
-tokenizer that numbers tokens otherwise, too few embeddings, or no head of one number would make it
-one that knows nothing, without a word.
+of a policy. Out: nothing, or a UserError of one line. Only headers and JSON files are read, no
+weights. A value model reads the policy's token ids and starts with all of its own weights: with a
+tokenizer that numbers tokens otherwise, too few embeddings, or no head of one number, it would know
+nothing, and no error would say so.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 from headrace.config.estimates.model_shape import model_shape, tensor_sizes
 from headrace.errors import UserError
 
-HEAD = "score.weight"
+HEAD_WEIGHT = "score.weight"
 """The head's name in models for token classification."""
 
 
 def check_value_model(folder: Path, policy: Path) -> None:
-    """UserError where the folder has no head of one number, or does not read the policy's tokens.
-    A folder without a tokenizer, as checkpoints have it, is taken at its word."""
+    """UserError where the folder has no head of one number, or does not read the policy's tokens. A
+    folder without a tokenizer, such as a checkpoint, passes."""
     named = f"model.critic_path = {str(folder)!r}"
     try:
         sizes: dict[str, int] = {}
@@ -29,15 +29,15 @@ def check_value_model(folder: Path, policy: Path) -> None:
         shape, other = model_shape(folder), model_shape(policy)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{named}: cannot read it: {error}") from error
-    if HEAD not in sizes:
+    if HEAD_WEIGHT not in sizes:
         raise UserError(
-            f"{named}: it has no {HEAD}, so it is no value model; name a critic of another run, or "
-            "a reward model with a scalar head"
+            f"{named}: it has no {HEAD_WEIGHT}, so it is no value model; name a critic of another "
+            "run, or a reward model with a scalar head"
         )
-    if sizes[HEAD] != shape.hidden:
+    if sizes[HEAD_WEIGHT] != shape.hidden:
         raise UserError(
-            f"{named}: its head says {sizes[HEAD] // shape.hidden} numbers for each token, and a "
-            "value is one"
+            f"{named}: its head says {sizes[HEAD_WEIGHT] // shape.hidden} numbers for each token, "
+            "and a value is one"
         )
     if shape.vocabulary < other.vocabulary:
         raise UserError(
@@ -48,8 +48,8 @@ def check_value_model(folder: Path, policy: Path) -> None:
 
 
 def check_tokens(key: str, folder: Path, policy: Path) -> None:
-    """UserError, with the key where the folder is named, where the tokenizers of a folder and of
-    the policy number tokens otherwise; a folder without one is taken at its word."""
+    """UserError, naming the key, where the tokenizers of a folder and of the policy number tokens
+    otherwise; a folder without one passes."""
     named = f"{key} = {str(folder)!r}"
     try:
         ours, theirs = _vocabulary(folder), _vocabulary(policy)
@@ -63,7 +63,7 @@ def check_tokens(key: str, folder: Path, policy: Path) -> None:
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Ids of all tokens; None where there is no `tokenizer.json` that says so."""
+    """Return the ids of all tokens; None without a `tokenizer.json` that has them."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""An algorithm as data: every slot of `learner.algorithms.registry.Algorithm` is named here."""
+"""An algorithm as data: each slot of `learner.algorithms.registry.Algorithm`."""
 
 from typing import Annotated, Literal
 
@@ -47,7 +47,7 @@ class GroupAdvantageConfig(StrictModel):
     kind: Literal["group"]
 
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
-    """What is subtracted from a reward."""
+    """Baseline that is subtracted from a reward."""
 
     scale: Literal["sample_std", "population_std", "none"] = "sample_std"
     """Divide by the group's standard deviation + 1e-6: of a sample (n - 1, as verl and DAPO), of a
@@ -84,13 +84,13 @@ class ValueTargetConfig(StrictModel):
     """Lambda of the value target; 1 is the Monte-Carlo return."""
 
     value_clip_low: float | None = Field(default=None, gt=0)
-    """How far below the old value the clipped one may go (T-PPO recipe: 0.5). None: no clip."""
+    """Maximum distance of the clipped value below the old (T-PPO recipe: 0.5). None: no clip."""
 
     value_clip_high: float | None = Field(default=None, gt=0)
-    """How far above it (T-PPO recipe: 0.6)."""
+    """Maximum distance above it (T-PPO recipe: 0.6)."""
 
     aggregate: Literal["sample_mean", "token_mean"] = "sample_mean"
-    """How token losses become one number."""
+    """Aggregation of token losses into one number."""
 
     warmup_updates: int = Field(default=0, ge=0)
     """Updates that train the value model alone, on a fixed policy (VC-PPO)."""
@@ -106,8 +106,7 @@ class ValueTargetConfig(StrictModel):
     """End the warm-up once the explained variance reaches this."""
 
     context: Literal["none", "anchor"] = "none"
-    """What the value model alone reads after the prompt. anchor: the answer to beat, for sources of
-    kind `pairwise`."""
+    """Context of the value model alone. anchor: the answer to beat, with sources `pairwise`."""
 
 
 class BehaviourRatioConfig(StrictModel):
@@ -172,8 +171,7 @@ class ClippedLossConfig(StrictModel):
 
 
 class ReinforceLossConfig(StrictModel):
-    """Plain policy gradient, nothing clipped. Only a weighted ratio (tis, decoupled) corrects for
-    age."""
+    """Plain policy gradient without clipping. Only a weighted ratio corrects for age."""
 
     kind: Literal["reinforce"]
 
@@ -215,11 +213,10 @@ class KlConfig(StrictModel):
 
 
 class OverlongConfig(StrictModel):
-    """What long responses cost (DAPO section 3.4); the verifier's own score stays as it is."""
+    """Penalty of long responses (DAPO section 3.4); the verifier's own score stays as it is."""
 
     cache: int | None = Field(default=None, ge=1)
-    """The penalty grows from 0 to -1 over this many tokens before max_response_length. None: no
-    penalty."""
+    """Tokens before max_response_length over which the penalty grows to -1. None: no penalty."""
 
     factor: float = Field(default=1.0, gt=0)
     """Multiplies the penalty."""
@@ -245,20 +242,19 @@ class AlgorithmConfig(StrictModel):
     """A label for tables and plots."""
 
     advantages: AdvantageConfig
-    """How rewards and values become the policy's advantages."""
+    """The policy's advantages, from rewards and values."""
 
     value: ValueTargetConfig | None = None
     """The value model. None: critic-free."""
 
     turns: Literal["episode", "turn"] = "episode"
-    """Credit over an environment's turns. episode: over all sampled tokens. turn: each turn counts
-    as an answer (PAG)."""
+    """Credit over turns. episode: over all sampled tokens. turn: each turn is an answer (PAG)."""
 
     admit: Literal["all", "mixed_groups"] = "all"
     """mixed_groups: drop groups with equal scores, before shaping, and issue others (DAPO)."""
 
     overlong: OverlongConfig | None = None
-    """What long responses cost. None: nothing."""
+    """Penalty of long responses. None: none."""
 
     ratio: RatioConfig = BehaviourRatioConfig(kind="behaviour")
     """The importance ratio."""
@@ -278,10 +274,10 @@ class AlgorithmConfig(StrictModel):
 
     @property
     def fits_value(self) -> bool:
-        """Whether there is a value model that is fitted, and not trained by gradient."""
+        """Return whether the value model is fitted, and not trained by gradient."""
         return self.value is not None and self.value.fit == "least_squares"
 
     @property
     def reads_anchors(self) -> bool:
-        """Whether the value model reads anchors."""
+        """Return whether the value model reads anchors."""
         return self.value is not None and self.value.context == "anchor"

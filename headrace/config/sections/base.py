@@ -1,4 +1,4 @@
-"""The base of every configuration model: strict, frozen, documented by attribute docstrings."""
+"""Base of the configuration models: strict, frozen, with attribute docstrings."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -26,14 +26,13 @@ class EnvironmentConfig(StrictModel):
     """`[reward]` scores the last turn besides. Lists of tools are always scored."""
 
     calls: Literal["auto", "hermes", "qwen", "llama"] = "auto"
-    """How calls of tools are written. auto: by the chat template."""
+    """Format of tool calls. auto: by the chat template."""
 
     tools: list[dict[str, Any]] = Field(default=[])
     """JSON schemas for the chat template; found at a run's start."""
 
     template: Literal["extend", "append"] = "extend"
-    """extend: a chat template that changes earlier turns is refused. append: it is taken, earlier
-    turns stay as sampled."""
+    """extend: refuse a chat template that changes earlier turns. append: keep them as sampled."""
 
     rewritten: Literal["fail", "branch"] = "fail"
     """An agent's request whose messages differ from what was said. fail: it is refused. branch: it
@@ -43,8 +42,7 @@ class EnvironmentConfig(StrictModel):
     """Processes that answer the coordinator."""
 
     children: int = Field(default=2, ge=1)
-    """Environment processes per worker. One that hangs is killed, its other episodes are
-    rebuilt."""
+    """Environment processes per worker. A hanging one is killed, its other episodes rebuilt."""
 
     max_turns: int = Field(default=8, ge=1)
     """Maximum number of turns; then the episode is truncated."""
@@ -54,12 +52,10 @@ class EnvironmentConfig(StrictModel):
     `task.max_response_length`, the bound of all turns."""
 
     max_inserted: int = Field(default=1024, ge=1)
-    """Maximum number of inserted tokens per episode; an answer is cut to the rest, or the episode
-    is truncated."""
+    """Maximum number of inserted tokens per episode; an answer is cut, or the episode truncated."""
 
     max_context: int | None = Field(default=None, ge=1)
-    """Maximum number of tokens of a sequence; then it is truncated. None: the sum of the other
-    limits."""
+    """Maximum tokens of a sequence; then it is truncated. None: the sum of the other limits."""
 
     timeout_s: float = Field(default=30.0, gt=0)
     """Deadline of a step in seconds."""
@@ -72,10 +68,10 @@ class EnvironmentConfig(StrictModel):
 
     @property
     def is_agent(self) -> bool:
-        """Whether it asks for turns of the policy itself, at an endpoint."""
+        """Return whether it requests turns of the policy itself, at an endpoint."""
         return self.name == "command" or self.name.startswith("agent:")
 
     @property
     def call_format(self) -> Literal["hermes", "qwen", "llama"]:
-        """How calls are written, where the template does not say."""
+        """Format of tool calls where the template does not say it."""
         return "hermes" if self.calls == "auto" else self.calls

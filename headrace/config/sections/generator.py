@@ -1,4 +1,4 @@
-"""How trajectories are generated."""
+"""Generators and their sampling."""
 
 from typing import Literal
 
@@ -24,8 +24,8 @@ class FireConfig(StrictModel):
     """End tokens are no candidates (a hot one would make an empty response)."""
 
     correction: Literal["mask", "ratio", "recompute"] = "mask"
-    """What the policy learns from a hot token. mask: nothing. ratio: weighted by policy over hot
-    sampler, at most `ratio_cap`. recompute: as the policy's own (biased)."""
+    """Training on a hot token. mask: none. ratio: weighted by policy over hot sampler, at most
+    `ratio_cap`. recompute: as the policy's own (biased)."""
 
     ratio_cap: float = Field(default=2.0, ge=1)
     """Maximum weight with `correction = "ratio"`; usual: 2 to 10."""
@@ -45,8 +45,7 @@ class GeneratorConfig(StrictModel):
     """Trajectories sampled concurrently by a generator. None: 256 on a GPU, else 128."""
 
     ahead: int | None = Field(default=None, ge=0)
-    """Trajectories held beyond those, to begin the moment another ends. None: an eighth of
-    `max_num_seqs`."""
+    """Trajectories held beyond those, to begin when another ends. None: `max_num_seqs` / 8."""
 
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of tokens per chunk. None: min(window, 256)."""
@@ -77,8 +76,7 @@ class GeneratorConfig(StrictModel):
     """Run without torch.compile and CUDA graphs. None: on a CPU, where compiling takes 15 s."""
 
     stream_interval: int = Field(default=8, ge=1)
-    """Tokens that vLLM gathers before it hands them over: fewer wake-ups, the same tokens and
-    versions."""
+    """Tokens per hand-over of vLLM: fewer wake-ups, the same tokens and versions."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
     """Keys and values when new weights arrive in streaming mode: keep them (versions mix), or

@@ -1,4 +1,4 @@
-"""How batches become gradients: optimizers, packing, precision, ranks."""
+"""The learner: optimizers, packing, precision, ranks."""
 
 from typing import Literal
 
@@ -86,16 +86,14 @@ class LearnerConfig(StrictModel):
     """Keep optimizer state in host memory (ZeRO 1 and up)."""
 
     gradient_checkpointing: bool | None = None
-    """Recompute layers in the backward pass; `headrace config explain` states the memory. None: on
-    GPUs."""
+    """Recompute layers in the backward pass (memory: `headrace config explain`). None: on GPUs."""
 
     compile: bool | None = None
     """Fuse the operations of a layer by torch.compile, which takes a C compiler (without one layers
     stay as written) and up to a minute of the first update. None: on GPUs, but not at ZeRO 3."""
 
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Maximum number of tokens per forward pass, context included; a longer trajectory has its
-    own."""
+    """Maximum tokens per forward pass, context included; a longer trajectory has its own."""
 
     context: Literal["full", "frozen", "carried"] = "full"
     """A later window's prefix. full: recomputed, gradients flow. frozen: recomputed without.
@@ -133,8 +131,7 @@ class LearnerConfig(StrictModel):
     """Torch threads of a rank on a CPU."""
 
     lockstep_threads: int | None = Field(default=None, ge=1)
-    """The same in `synchronous` and `windowed`, where generators are idle. None: the cores per
-    rank."""
+    """The same in `synchronous` and `windowed` (generators are idle). None: the cores per rank."""
 
     cpus: list[int] | None = None
     """Cores on a CPU machine. None: all but the generators' when streaming; else all."""

@@ -1,4 +1,4 @@
-"""The models of a run: policy and value model, and those that judge (`[reward.judges.NAME]`)."""
+"""Models of a run: policy, value model, and judges (`[reward.judges.NAME]`)."""
 
 from typing import Literal
 
@@ -22,20 +22,17 @@ class ModelConfig(StrictModel):
     bfloat16 model agree better, for more time. The value model's head is always float32."""
 
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """Whether prompts pass through the chat template. auto: chat messages do, plain strings do
-    not."""
+    """Use of the chat template for prompts. auto: for chat messages, not for plain strings."""
 
     freeze_vision: bool = True
-    """Do not train the vision tower and projector of policy and value model; an image's embeddings
-    are then computed once."""
+    """Freeze vision tower and projector of both models; an image is then embedded once."""
 
     trust_remote_code: bool = Field(default=False)
     """Run Python code shipped in the model folder. Off unless you trust its author."""
 
 
 class JudgeConfig(StrictModel):
-    """A model that the run serves with vLLM to sources of kind `judge`, which name it with the
-    option `judge`."""
+    """A model that the run serves with vLLM to sources of kind `judge` (their option `judge`)."""
 
     path: str
     """A Hugging Face model folder or hub name."""
@@ -50,8 +47,7 @@ class JudgeConfig(StrictModel):
     """Precision of weights and forward pass."""
 
     chat_template: str | None = None
-    """File with the chat template. None: the folder's; a model without one is asked with `api =
-    "completions"`."""
+    """File with the chat template. None: the folder's; without any, use `api = "completions"`."""
 
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """Memory for keys and values on a CPU."""
@@ -66,8 +62,7 @@ class JudgeConfig(StrictModel):
     """Run without torch.compile and CUDA graphs."""
 
     cpus: list[int] | None = None
-    """Cores on a CPU machine. None: the last one, where at least three are left to others; else
-    any."""
+    """Cores on a CPU machine. None: the last one if three are left to others, else any."""
 
     trust_remote_code: bool = Field(default=False)
     """Run Python code shipped inside the model folder. Off unless you trust its author."""

@@ -10,7 +10,7 @@ from headrace.config.sections.base import StrictModel
 _PASSWORD = re.compile(r"(?P<before>://[^:/@]*:(?=[^@]*@)|password=)[^@&]*")
 
 
-def masked(url: str) -> str:
+def mask_password(url: str) -> str:
     """The address of a database with stars for its password."""
     return _PASSWORD.sub(r"\g<before>***", url)
 
@@ -40,8 +40,7 @@ class EvaluationConfig(StrictModel):
     """Evaluate the final policy."""
 
     every_updates: int | None = Field(default=None, ge=1)
-    """Evaluate every n updates, training paused and its clock stopped, if the policy has moved.
-    None: never."""
+    """Evaluate every n updates if the policy moved; training and clock pause. None: never."""
 
     spacing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the training time so far that may pass between evaluations; those of `every_updates`
@@ -55,7 +54,7 @@ class EvaluationConfig(StrictModel):
 
 
 class StopConfig(StrictModel):
-    """When a run ends by itself: the first condition that holds."""
+    """Stop conditions: a run ends at the first that holds."""
 
     updates: int | None = Field(default=None, ge=1)
     """Updates, value warm-up included."""
@@ -81,17 +80,17 @@ class CheckpointConfig(StrictModel):
     last; until then the coordinator keeps what it would need in memory. None: only at the end."""
 
     keep_last: int = Field(default=2, ge=1)
-    """How many stay on disk."""
+    """Number of checkpoints that stay on disk."""
 
 
 class StorageConfig(StrictModel):
-    """Where metrics and tokens go."""
+    """Storage of metrics and tokens."""
 
     database: str | None = None
     """A SQLAlchemy URL (postgresql+psycopg://...). None: SQLite in the run folder."""
 
     commit_interval_ms: float = Field(default=30.0, gt=0)
-    """How long arrivals gather before a journal write with one fsync and one transaction."""
+    """Time that arrivals gather before a journal write with one fsync and one transaction."""
 
     segment_mib: float = Field(default=64.0, gt=0)
     """Size at which a journal segment is sealed."""
@@ -101,8 +100,8 @@ class StorageConfig(StrictModel):
 
     @property
     def has_password(self) -> bool:
-        """Whether the database's address holds one."""
-        return self.database is not None and self.database != masked(self.database)
+        """Return whether the database's address holds one."""
+        return self.database is not None and self.database != mask_password(self.database)
 
 
 class TransportConfig(StrictModel):
@@ -130,8 +129,7 @@ class TransportConfig(StrictModel):
     """Time without progress that ends the run with what waits."""
 
     self_test_s: float | None = Field(default=300.0, gt=0)
-    """Seconds for each part of the self-test before training: first weights, an answer, its reward.
-    None: no self-test."""
+    """Seconds of each self-test: first weights, an answer, its reward. None: no self-test."""
 
     @property
     def part_bytes(self) -> int:

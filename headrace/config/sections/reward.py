@@ -1,4 +1,4 @@
-"""How finished trajectories are scored: by which sources, and which prompt goes to which."""
+"""Scoring of finished trajectories: sources of rewards, and the prompts' route."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
 """The name of a recipe's only source."""
 JUDGES_CONCURRENCY = 32
-"""Responses that a child of a judge's source has in flight, where nothing else is said."""
+"""Default number of responses that a child of a judge's source has in flight."""
 
 
 class WeightedFunction(StrictModel):
@@ -40,11 +40,11 @@ class SourceConfig(StrictModel):
     """One of several sources of rewards; `[reward.route]` says which prompts it scores."""
 
     kind: Kind = "math"
-    """What judges an answer; docs/reward-kinds.md explains each kind."""
+    """Kind of scoring; docs/reward-kinds.md explains each."""
 
     unit: Unit = "trajectory"
-    """What is scored at once: a response, all responses to a prompt, or the complete lines of a
-    response (`reward.process`)."""
+    """Unit that is scored at once: a response, all responses to a prompt, or the complete lines of
+    a response (`reward.process`)."""
 
     options: dict[str, Any] = Field(default={})
     """Options of the kind: docs/reward-kinds.md."""
@@ -55,15 +55,13 @@ class SourceConfig(StrictModel):
     rLLM."""
 
     functions: tuple[WeightedFunction, ...] = ()
-    """Several functions, in the place of `function`. The first that applies to a response says
-    whether it is right."""
+    """Functions in the place of `function`. The first that applies says what is right."""
 
     adapter: Adapter | None = None
     """Calling convention. None: by the arguments' names."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
-    """Text right before the final answer (such as `#`); the last one counts. None: math-verify
-    finds the answer."""
+    """Text before the final answer (such as `#`); the last counts. None: math-verify finds it."""
 
     require_finish: bool = True
     """A response without an end token counts as wrong."""
@@ -96,12 +94,11 @@ class SourceConfig(StrictModel):
     """Scoring child processes per worker."""
 
     concurrency: int | None = Field(default=None, ge=1)
-    """Responses (or groups) scored concurrently per child, for judges (None: 32) and coroutines
-    (None: 1)."""
+    """Responses or groups scored at once per child: judges (None: 32), coroutines (None: 1)."""
 
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one response. A child that misses it is replaced; one that scores many gives the
-    response up."""
+    """Deadline of one response. A late child is replaced; one that scores many gives the response
+    up."""
 
     @field_validator("format")
     @classmethod
@@ -113,7 +110,7 @@ class SourceConfig(StrictModel):
         return format
 
     def pays_itself(self) -> bool:
-        """Whether its scores are rewards as they are."""
+        """Return whether its scores are rewards as they are."""
         return self.kind == "function" and self.score_range is None
 
     def names(self) -> tuple[str, ...]:
@@ -123,7 +120,7 @@ class SourceConfig(StrictModel):
 
 
 class RouteConfig(StrictModel):
-    """Which source scores a prompt: by column, else by task, else the default."""
+    """Route of a prompt to a source: by column, else by task, else the default."""
 
     column: str | None = None
     """Column of the dataset (a dot reaches into a nested one)."""
@@ -162,14 +159,14 @@ class ProcessConfig(StrictModel):
 
 
 class RewardConfig(SourceConfig):
-    """What scores responses. With `[reward.sources.NAME]` the keys of a source stand in their
-    tables; without, these are the only source, `default`."""
+    """Sources that score responses. With `[reward.sources.NAME]` the keys of a source stand in
+    their tables; without, these are the only source, `default`."""
 
     sources: dict[SourceName, SourceConfig] = Field(default={})
     """Sources by name."""
 
     route: RouteConfig = RouteConfig()
-    """Which prompt goes to which source."""
+    """Route of prompts to sources."""
 
     judges: dict[SourceName, JudgeConfig] = Field(default={})
     """Models of our own that judge, by name. docs/reward-kinds.md."""
@@ -179,10 +176,10 @@ class RewardConfig(SourceConfig):
     what they should. None: nobody does."""
 
     alerts: AlertConfig = AlertConfig()
-    """When the monitors of rewards raise an alert."""
+    """Alerts of the reward monitors."""
 
     process: ProcessConfig = ProcessConfig()
-    """What lines earn beside the outcome."""
+    """Rewards of lines beside the outcome."""
 
     token_ids: bool = False
     """Send token ids to the reward workers; on where a function takes them."""
@@ -213,7 +210,7 @@ class RewardConfig(SourceConfig):
         return None if name is None else self.each().get(name)
 
     def strays(self) -> list[str]:
-        """Keys of a source that stand beside `sources`, where nobody would read them."""
+        """Return keys of a source beside `sources`, which would be ignored."""
         if not self.sources:
             return []
         fields = SourceConfig.model_fields.items()
@@ -227,7 +224,7 @@ class RewardConfig(SourceConfig):
         return frozenset() if by_name else frozenset({self.audit.source})
 
     def audit_judges(self) -> frozenset[str]:
-        """Judges of the run that nobody asks but a source that only audits."""
+        """Return judges of the run that only auditing sources use."""
         audits, asked = self.audit_only(), {True: set[str](), False: set[str]()}
         for name, source in self.each().items():
             judge = source.options.get("judge") if source.kind == "judge" else None
@@ -250,7 +247,7 @@ class RewardConfig(SourceConfig):
 
 
 def _value(columns: Mapping[str, Any], dotted: str) -> str | None:
-    """What a row says under a name, as text; None where it says nothing."""
+    """Return a row's value under a name, as text; None where it has none."""
     value: Any = columns.get(dotted)
     if dotted not in columns:
         value = columns

@@ -1,4 +1,4 @@
-"""The recipe of a reward model: what it starts from, what it learns by, from which data."""
+"""Recipe of a reward model: start, objective and data."""
 
 from typing import Annotated, Literal
 
@@ -45,7 +45,7 @@ class PairwiseConfig(StrictModel):
     """Cross-entropy of the word over the vocabulary, plus the contradiction of both orders."""
 
     template: str = TEMPLATE
-    """What the model reads; `{question}`, `{rule}`, `{first}` and `{second}`, each once."""
+    """Text that the model reads; `{question}`, `{rule}`, `{first}` and `{second}`, each once."""
 
     rule: str = "the better answer is right and says how it was found"
     """The rule of examples without their own."""
@@ -83,7 +83,7 @@ class LinesConfig(StrictModel):
     """A scalar head, read at line ends; mean squared error against the labels."""
 
     separator: str = Field(default="\n", min_length=1)
-    """What ends a line; its score is read at that token."""
+    """End of a line; its score is read at that token."""
 
 
 class ContrastiveConfig(StrictModel):
@@ -132,7 +132,7 @@ ObjectiveConfig = Annotated[
 
 
 class _DataConfig(StrictModel):
-    """What every source of examples has."""
+    """Keys of every source of examples."""
 
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts held out by hash."""
@@ -282,7 +282,7 @@ class TrainingConfig(StrictModel):
 
 
 class EngineConfig(StrictModel):
-    """How the learner's engine computes; one process."""
+    """Computation of the learner's engine; one process."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU when there is one."""
@@ -316,7 +316,7 @@ class RewardModelConfig(StrictModel):
     """Folder that holds the run folders."""
 
     out: str | None = None
-    """Where the trained model goes. None: `model` in the run folder."""
+    """Folder of the trained model. None: `model` in the run folder."""
 
     seed: int = 0
     """Seed of the order of examples and of whatever is drawn."""

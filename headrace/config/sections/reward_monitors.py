@@ -1,4 +1,4 @@
-"""How rewards are watched: which answers a second source scores too, and what raises an alert."""
+"""Monitoring of rewards: audits by a second source, and alerts."""
 
 from pydantic import Field
 
@@ -20,8 +20,8 @@ class AuditConfig(StrictModel):
 
 
 class AlertConfig(StrictModel):
-    """When monitors raise an alert, an event that changes nothing: once per crossing, again after
-    five good updates. None: off."""
+    """Thresholds of alerts, which change nothing: once per crossing, again after five good updates.
+    None: off."""
 
     gap_rise: float | None = Field(default=0.15, gt=0)
     """Rise of reward minus audited reward above its first value, beyond two standard errors."""

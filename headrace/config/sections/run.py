@@ -13,7 +13,7 @@ from headrace.config.sections.process import (
     StopConfig,
     StorageConfig,
     TransportConfig,
-    masked,
+    mask_password,
 )
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.schedule import ScheduleConfig
@@ -52,19 +52,17 @@ class RunConfig(StrictModel):
         if not self.storage.has_password:
             return self
         assert self.storage.database is not None
-        storage = self.storage.model_copy(update={"database": masked(self.storage.database)})
+        storage = self.storage.model_copy(update={"database": mask_password(self.storage.database)})
         return self.model_copy(update={"storage": storage})
 
     @property
     def self_tests(self) -> bool:
-        """Whether a generator answers a prompt before it gets a lease; an evaluation by itself is
-        its own test."""
+        """Return whether generators answer a test prompt first; an evaluation is its own test."""
         return self.transport.self_test_s is not None and not self.evaluation.only
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a sequence: the prompt and all that policy and environment may
-        write."""
+        """Maximum tokens of a sequence: the prompt and all that policy and environment write."""
         answered = self.task.max_prompt_length + self.task.max_response_length
         if self.environment is None:
             return answered
@@ -73,14 +71,14 @@ class RunConfig(StrictModel):
 
     @property
     def prefix_is_fresh(self) -> bool:
-        """Whether generators read every prefix with the weights that go on with it. A stream
+        """Return whether generators read every prefix with the weights that continue it. A stream
         without staleness works in rounds."""
         in_rounds = self.schedule.mode != "streaming" or self.schedule.max_staleness == 0
         return in_rounds or self.generator.kv_on_update == "recompute"
 
     @property
     def is_scored(self) -> bool:
-        """Whether reward workers score answers: not where an environment alone pays."""
+        """Return whether reward workers score answers: not where an environment alone pays."""
         return self.environment is None or self.environment.scored
 
     @property

@@ -1,4 +1,4 @@
-"""When tokens are generated and when they are trained: the three modes of the schedule."""
+"""Schedule of generation and training, in three modes."""
 
 from typing import Literal
 
@@ -19,14 +19,13 @@ class ScheduleConfig(StrictModel):
     max_response_length. `synchronous` trains whole responses."""
 
     across_turns: bool = True
-    """Whether a window goes on over an environment's turns. false: it ends with the turn."""
+    """Let a window go on over an environment's turns. false: it ends with the turn."""
 
     unit: Literal["window", "trajectory", "group"] = "window"
-    """What the policy half of a batch consists of."""
+    """Unit of the policy half of a batch."""
 
     batch_windows: int = Field(default=64, ge=1)
-    """Units (windows, or trajectories) in a batch; in `synchronous` and `windowed` also the number
-    of slots."""
+    """Units (windows, trajectories) in a batch; slots in `synchronous` and `windowed`."""
 
     num_generations: int = Field(default=1, ge=1)
     """Trajectories per prompt (the group)."""

@@ -1,4 +1,4 @@
-"""Where prompts and answers come from: a dataset file, a generator of problems, or a mixture."""
+"""Source of prompts and answers: a dataset file, generated problems, or a mixture."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from headrace.config.sections.base import StrictModel
 
 
 class TaskBase(StrictModel):
-    """What every task has: the length limits that all roles share."""
+    """Keys of every task: the length limits that all roles share."""
 
     max_prompt_length: int = Field(default=512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are skipped, counted and shown."""
@@ -23,7 +23,7 @@ class TaskBase(StrictModel):
 
 
 class ProceduralConfig(TaskBase):
-    """What tasks have whose problems are made, not read: a Pareto law of the problem's size."""
+    """Keys of tasks with generated problems: a Pareto law of the problem's size."""
 
     min_terms: int = Field(default=3, ge=1)
     """Minimum number of terms of a problem."""
@@ -146,7 +146,7 @@ class RewritingConfig(ProceduralConfig):
     """Maximum number of them."""
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 
 
 class ShapesConfig(ProceduralConfig):
@@ -172,12 +172,12 @@ class ShapesConfig(ProceduralConfig):
 
 
 class BandsConfig(StrictModel):
-    """How often prompts are asked again, by the pass rate of their last answers."""
+    """Frequency at which prompts are asked again, by the pass rate of their last answers."""
 
-    edges: tuple[Share, ...] = (0.2, 0.8)
+    edges: tuple[UnitInterval, ...] = (0.2, 0.8)
     """Pass rates between bands, ascending."""
 
-    ask: tuple[Share, ...] = (1.0, 1.0, 0.1)
+    ask: tuple[UnitInterval, ...] = (1.0, 1.0, 0.1)
     """Probability that a prompt of each band is asked at its turn: one more than edges."""
 
     def asked(self, rate: float) -> float:
@@ -203,8 +203,7 @@ class DatasetConfig(TaskBase):
     """Column of the prompt (a dot reaches into a nested one). None: `prompt` or an alias below."""
 
     answer_key: str | None = None
-    """Column of the answer. None: `answer` or an alias below. "": rows have none, and rewards read
-    none."""
+    """Column of the answer. None: `answer` or an alias below. "": none, and rewards read none."""
 
     prompt_template: str | None = None
     """A format string with `{prompt}` that wraps every plain-text prompt."""
@@ -224,20 +223,10 @@ class DatasetConfig(TaskBase):
 
 
 SingleTask = (
-    ChainSumsConfig
-    | TrackingConfig
-    | GraphWalkConfig
-    | ShiftRegisterConfig
-    | StraightLineConfig
-    | ProductsConfig
-    | FirstDigitConfig
-    | HiddenLetterConfig
-    | RewritingConfig
-    | ShapesConfig
+    ChainSumsConfig | TrackingConfig | GraphWalkConfig | ShiftRegisterConfig | StraightLineConfig
+    | ProductsConfig | FirstDigitConfig | HiddenLetterConfig | RewritingConfig | ShapesConfig
     | DatasetConfig
-)
-
-
+)  # fmt: skip
 DomainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 

@@ -1,1 +1,1 @@
-"""Which combinations of values cannot work, and what to change."""
+"""Contradictory combinations of values, and what to change."""

@@ -1,4 +1,4 @@
-"""A recipe's algorithm, compiled to what the coordinator needs to know when it makes a batch.
+"""A recipe's algorithm, compiled to the coordinator's rules for batches.
 
 In: the configuration. Out: plain rules about masks and contents. Promise: this is the only place
 outside the learner that knows what an algorithm is.
@@ -15,8 +15,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.protocol.token_spans import MarkName
 
 KlOfPrompt = Callable[[str], float | None]
-"""From a row's columns as JSON to the KL coefficient of its source of rewards; None: none of its
-own."""
+"""KL coefficient of a row's source of rewards, from its columns as JSON; None: the common one."""
 
 
 def _none_of_its_own(info: str) -> float | None:
@@ -25,15 +24,15 @@ def _none_of_its_own(info: str) -> float | None:
 
 @dataclass(frozen=True)
 class BatchRules:
-    """What a batch holds and leaves out.
+    """Contents and masks of a batch.
 
     Attributes:
         boundary_mask: last sampled tokens of a window whose trajectory goes on that are kept out of
         the loss. skips_truncated: answers that met the length limit are kept out of the policy's
-        loss. max_age: most updates between the sampling of a token and its training. compares:
-        whose scores an advantage needs beside its own: nobody's, the whole group's, or a group of
-        the trajectory alone. value_logprobs: the value model's half needs the sampler's logprobs.
-        value_statistics: windows bring what the sampler thought of the tokens before them.
+        loss. max_age: maximum number of updates between the sampling of a token and its training.
+        compares: whose scores an advantage needs beside its own: nobody's, the whole group's, or a
+        group of the trajectory alone. value_logprobs: the value model's half needs the sampler's
+        logprobs. value_statistics: windows bring statistics of the sampler's logprobs before them.
         mixed_groups: groups in which all scores are equal are not trained. masked_marks: tokens
         with such a mark are kept out of the loss. by_turn: credit ends with a turn.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
@@ -81,7 +80,7 @@ def batch_rules(config: RunConfig) -> BatchRules:
 
 
 def _kl_of_prompt(config: RunConfig) -> KlOfPrompt:
-    """By the source that a prompt is routed to: what it is does not wait for its answer's end."""
+    """Return KL coefficients by the source that a prompt is routed to, known before its answer."""
     every = {name: source.kl_coefficient for name, source in config.reward.each().items()}
     own = {name: value for name, value in every.items() if value is not None}
     if not own:

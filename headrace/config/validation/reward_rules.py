@@ -1,4 +1,4 @@
-"""Rules of the reward section: combinations of values that cannot work, for each source.
+"""Rules of the reward section: contradictory values, for each source.
 
 In: the section. Out: one line for every rule that it breaks, with the key where it stands.
 """

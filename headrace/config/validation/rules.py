@@ -1,4 +1,4 @@
-"""Rules of a configuration: combinations of values that cannot work, and what to change.
+"""Rules of a configuration: contradictory values, and what to change.
 
 In: a configuration. Out: `RULES`, one for each contradiction: a key, when its value is wrong, and
 what to say. They are facts about the values alone; what a machine must have is in
@@ -44,7 +44,7 @@ def _needs_group(config: RunConfig) -> bool:
 
 
 def _lambda_stays(config: RunConfig) -> bool:
-    """Whether the length-adaptive lambda is at its floor for every possible length."""
+    """Return whether the adaptive lambda is at its floor for every possible length."""
     egae = _egae(config)
     if egae is None or egae.length_adaptive_alpha is None:
         return False
@@ -71,7 +71,7 @@ def _warmup(config: RunConfig) -> int:
 
 
 def _too_long_for_a_message(config: RunConfig) -> bool:
-    """Whether one answer, with all that is known of its tokens, can be too large for a message."""
+    """Return whether one answer, with all data of its tokens, can exceed a message."""
     longest = longest_part_bytes(
         opening=config.task.max_prompt_length,
         length=config.longest - config.task.max_prompt_length,

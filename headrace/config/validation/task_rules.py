@@ -1,4 +1,4 @@
-"""What a task's own keys must say together: mixtures, their schedules, and bands.
+"""Rules of a task's own keys: mixtures, their schedules, and bands.
 
 In: a task's configuration. Out: a line for each rule that it breaks.
 """

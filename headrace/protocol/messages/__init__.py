@@ -1,1 +1,1 @@
-"""What processes say to each other."""
+"""Messages between processes."""

@@ -1,4 +1,4 @@
-"""What a batch is made of: sequences, and the segments of them that a loss reads.
+"""Parts of a batch: sequences, and the segments of them that a loss reads.
 
 The coordinator compiles a batch and the learner executes it: everything that decides what a token
 counts for is a stream here, and nothing here knows an algorithm. Positions count tokens from the
@@ -55,25 +55,23 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Of the distribution each token was really sampled from; 0 where there is none (inserted
     tokens) or it was not finite (then the weight is 0)."""
     loss_weights: Float32
-    """How much each token counts in the policy's loss; 0 takes it out."""
+    """Weight of each token in the policy's loss; 0 takes it out."""
     spans: list[Span]
-    """Which weights sampled what, clipped to the window."""
+    """Weight versions that sampled the tokens, clipped to the window."""
     rewards: list[Reward] = []
-    """What was earned where, before any shaping; positions in the window."""
+    """Rewards by position in the window, before any shaping."""
     coefficients: list[Coefficient] = []
     marks: list[Mark] = []
     finished: bool = False
     score: float = 0.0
     correct: bool = False
     turns: list[TurnRun] = []
-    """Where credit ends with a turn: those in the window, up to its end; the first may have begun
-    before it."""
+    """Turns up to the window's end, if credit ends with a turn; the first may begin before it."""
     confidence: list[float] = []
     """[5] the sampler's logprobs before the window (`headrace.trajectory.logprob_statistics`);
     empty where no value model reads them."""
     row: str = ""
-    """Of one that is finished, the columns of its prompt's row as JSON, where the ranker learns
-    from them."""
+    """Columns of a finished one's prompt as JSON, where the ranker learns from them."""
 
 
 class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +87,12 @@ class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Float32
     coefficients: list[Coefficient] = []
     turns: list[TurnRun] = []
-    """Where credit ends with a turn: all of them."""
+    """All turns, where credit ends with a turn."""
     marks: list[Mark] = []
 
 
 class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of all scored trajectories of one group, and their lengths in sampled tokens, in
-    the order of `trajectory_ids`."""
+    """Scores and sampled lengths of a group's scored trajectories, in `trajectory_ids`' order."""
 
     group_id: int
     trajectory_ids: list[int]

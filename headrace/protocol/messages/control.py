@@ -1,8 +1,8 @@
-"""Every message on the wire, in the order in which a run says them.
+"""Every message on the wire, in the order in which a run sends them.
 
 The coordinator has one ROUTER, every other process a DEALER. Structs are frozen and tagged; the
 codec takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field
-changes its meaning. Positions count tokens from the end of a sequence's opening (see `streams`).
+changes its meaning. Positions count tokens from the end of a sequence's opening: see `token_spans`.
 """
 
 import hashlib
@@ -33,11 +33,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Hello(Message, frozen=True, kw_only=True, tag=True):
     """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
-    the socket begins with it. A generator's capacity is how many trajectories it holds at once. A
-    learner says which update its weights are from (0: the starting policy), the batch that was
-    trained in it, and the checkpoint that it was restored from. It counts its Hellos in `greeting`
-    and acts on nothing but the Welcome that answers the last one: whatever was sent before is
-    void."""
+    the socket begins with it. `capacity`: trajectories that a generator holds at once. A learner
+    sends the update that its weights are from (0: the starting policy), the batch that was trained
+    in it, and the checkpoint that it was restored from. It counts its Hellos in `greeting` and acts
+    only on the Welcome that answers the last one: whatever was sent before is void."""
 
     role: Role
     name: fields.Name
@@ -46,22 +45,22 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     protocol: fields.Count = PROTOCOL_VERSION
     capacity: fields.Position = 0
     chosen: fields.Line = ""
-    """What a generator chose for its host of the keys that the recipe leaves open, and why."""
+    """Values that a generator chose for its host of keys that the recipe leaves open, and why."""
     update: fields.Count = 0
     batch_id: fields.Count | None = None
-    """None: none yet, or a checkpoint that does not say."""
+    """None: none yet, or the checkpoint does not have it."""
     resumed_from: fields.Line | None = None
     greeting: fields.Count = 0
     leases: list[fields.Count] = msgspec.field(default_factory=list)
     """Those that a generator still works on, or has chunks of that are not acknowledged."""
     leases_until: fields.LeaseBorder = -1
-    """As it heard last in a `Heartbeat`: leases from there on may still be on their way to it."""
+    """From its last `Heartbeat`: leases from there on may still be on their way to it."""
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
-    """Answer to Hello. `config` is the resolved configuration as JSON (empty for a monitor). For a
-    learner, `publish_as` is the version under which it publishes its weights at once, `lineage` the
-    line of updates that they are on, and `greeting` that of the Hello."""
+    """Answer to Hello. `config`: the resolved configuration as JSON, empty for a monitor. For a
+    learner, `publish_as` is the version under which it publishes its weights at once, `lineage`
+    their line of updates, and `greeting` that of the Hello."""
 
     run_id: str
     run_dir: str
@@ -73,8 +72,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag=True):
 
 class Restore(Message, frozen=True, kw_only=True, tag=True):
     """Answer to a learner whose weights are not on the surviving line of updates: load the newest
-    checkpoint that is, and say Hello. `line` has (update, batch_id) of every place on it that can
-    still be gone back to; (0, None) is the starting model."""
+    checkpoint on it, and say Hello. `line`: (update, batch_id) of every place on it that can still
+    be restored; (0, None) is the starting model."""
 
     reason: str
     line: list[tuple[int, int | None]]
@@ -87,22 +86,22 @@ class Refused(Message, frozen=True, kw_only=True, tag=True):
 
 
 class AskHello(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to a process that it hears and does not know: say Hello (again)."""
+    """Coordinator to an unknown process: send Hello (again)."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
-    """A sign of life, both ways. A process sends it from a thread of its own. To a generator it
-    says besides that all its leases with ids below `leases_until` were sent before it: those that
-    have not come by then never will."""
+    """A sign of life, both ways, from a thread of its own in a process. To a generator, also: all
+    its leases with ids below `leases_until` were sent before; those that have not arrived never
+    will."""
 
     leases_until: fields.LeaseBorder = -1
 
 
 class Progress(Message, frozen=True, kw_only=True, tag=True):
-    """Learner or generator to coordinator, in the place of a heartbeat: the stage of its work and
-    how many units of it are done (of `total`; 0: of how many is not known). It is said when that
-    has moved, and never otherwise, so it counts for the stall time-out. An empty stage: nothing is
-    under way. A learner says it before its Hello, too, because it loads its models first."""
+    """Learner or generator to coordinator, in the place of a heartbeat: the stage of its work, and
+    `done` of `total` units (0: unknown). It is sent only when that has moved, so it counts for the
+    stall time-out. An empty stage: nothing is under way. A learner sends it before its Hello, too,
+    because it loads its models first."""
 
     stage: fields.Line
     done: fields.Count = 0
@@ -131,7 +130,7 @@ class Goodbye(Message, frozen=True, kw_only=True, tag=True):
 
 
 class FireSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the hot first token of a response is drawn: at `temperature` from the `top_k` most likely
+    """Sampling of a response's hot first token: at `temperature` from the `top_k` most likely
     tokens (-1: all) and, of these, the nucleus `top_p`; `ban_eos`: end tokens are no candidates."""
 
     temperature: float
@@ -181,8 +180,7 @@ class Leases(Message, frozen=True, kw_only=True, tag=True):
 
 class Hold(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to generator: end these leases now. Tokens beyond position `at` (a window border;
-    -1: no border, keep all that exist) are thrown away; the last chunk has finish `held` (sent even
-    if it has no tokens)."""
+    -1: none, keep all) are thrown away; the last chunk, sent even if empty, has finish `held`."""
 
     leases: list[tuple[int, int]]
     """(lease_id, at)"""
@@ -204,7 +202,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
     error: fields.Prose | None = None
     streams: Streams | None = None
-    """None: the policy sampled every token, and nothing else is to be said of them."""
+    """None: the policy sampled every token, and they have no other data."""
 
 
 class Chunks(Message, frozen=True, kw_only=True, tag=True):
@@ -222,8 +220,7 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Resend(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to generator: chunks before one that came are missing. Send again what is not
-    acknowledged."""
+    """Coordinator to generator: earlier chunks are missing; resend what is not acknowledged."""
 
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
@@ -254,7 +251,7 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> str:
-        """What a score's record says of it."""
+        """Name of the version in a score's record."""
         return f"{self.version}-{self.digest}"
 
 
@@ -273,8 +270,7 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
 
 
 def weights_digest(path: Path) -> str:
-    """XXH3 of 128 bits, in hexadecimal: it finds damage. Who may send weights is settled by the
-    keys."""
+    """Return XXH3 of 128 bits in hexadecimal: it finds damage; keys settle who sends weights."""
     import xxhash
 
     with path.open("rb") as file:
@@ -311,15 +307,15 @@ class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     """One response to score. `text` is the decoded response without special tokens, `finished` is
     False for one cut at the length limit; `info` is a JSON object as text, and `messages` a JSON
-    list where the row's prompt is a chat and a function or a judge is to see it; its images are
-    named by their SHA-256, and are files of that name in the folder `media`. Token ids come along
-    only where one asks for them; the response's are those that were sampled. `source` is the
-    source of rewards that scores it, and `unit` what it scores at once.
+    list where the row's prompt is a chat that a function or a judge reads; its images are named by
+    their SHA-256, and are files of that name in the folder `media`. Token ids come only where
+    requested; the response's are the sampled ones. `source` scores it, and `unit` is what it scores
+    at once.
 
     line: the response may go on; it is here up to the last of `line_ends`, with its token ids.
     group: `siblings` are the ended responses of a prompt, and the item's own response is empty.
-    With `audit` the source scores it besides the prompt's own, and nothing trains on what it
-    says."""
+    With `audit` the source scores it besides the prompt's own, and its score trains nothing.
+    """
 
     trajectory_id: int
     prompt: str
@@ -335,13 +331,13 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "default"
     unit: Literal["trajectory", "group", "line"] = "trajectory"
     line_ends: list[int] = []
-    """Which of `completion_ids`, counted from 0, end the lines to score."""
+    """Indices in `completion_ids`, from 0, of the tokens that end the lines to score."""
     lines: list[str] = []
     """The texts of these lines."""
     siblings: list["ScoreItem"] = []
     audit: bool = False
     model: ModelVersion | None = None
-    """Which version is to score, where the run trains the model that does."""
+    """Version that is to score, where the run trains the model that does."""
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -358,7 +354,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
     rewards: list[Reward] = []
-    """What was earned where; empty: all of it at the last sampled token."""
+    """Rewards by position; empty: all of it at the last sampled token."""
     correct: bool = False
     parts: dict[str, float] = {}
     seconds: fields.Seconds = 0.0
@@ -371,7 +367,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     audit: bool = False
     """As in its ScoreItem."""
     model: fields.Name | None = None
-    """The version and digest of the model that scored, where the kind says it."""
+    """Version and digest of the model that scored, where the kind has one."""
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):
@@ -466,8 +462,8 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Trouble(Message, frozen=True, kw_only=True, tag=True):
-    """Learner to coordinator: something that a user should know now. `waits`: the learner goes on
-    when it is over, and then says so with an empty text."""
+    """Learner to coordinator: a problem that a user should know now. `waits`: the learner waits for
+    its end, and then sends an empty text."""
 
     kind: fields.Label
     text: fields.Prose
@@ -486,13 +482,12 @@ class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `update` is the last that is in the weights;
-    `gauges` are numbers by metric name. `waits`: whom the run waits for and for what, with the
-    seconds since that last moved; `stalled`: nobody has made progress for too long, and the run is
-    about to end for it. `troubles` are the last things that a user should know. `doing`: how far
-    each process says it is; `moved_s`: seconds since anybody made progress, a disk that is waited
-    for apart; `checkpoint`: the update of the newest checkpoint on this line, 0 where there is
-    none."""
+    """Coordinator to monitor: the state of the run. `update` is the last in the weights; `gauges`
+    are numbers by metric name. `waits`: what the run waits for, with the seconds since that last
+    moved; `stalled`: no process has made progress for too long, and the run is about to end.
+    `troubles`: the last things that a user should know. `doing`: each process's progress;
+    `moved_s`: seconds since any progress, waits for a disk apart; `checkpoint`: the update of the
+    newest checkpoint on this line, or 0."""
 
     run_id: str
     phase: str

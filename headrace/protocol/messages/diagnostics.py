@@ -1,4 +1,4 @@
-"""What the learner reports about single tokens: the one list that wire, store, export and page use.
+"""Token diagnostics of the learner: one list for wire, store, export and page.
 
 Adding a figure is one line in `TOKEN_COLUMNS` and one array from the learner.
 """
@@ -12,8 +12,8 @@ from headrace.protocol.token_spans import Float32
 
 
 class TokenColumn(NamedTuple):
-    """A figure of each token. `singular` names it in tables with one row per token; `scale` says
-    how a page colours it: from low to high, or around 0."""
+    """A figure of each token. `singular` names it in tables with one row per token; `scale` is its
+    colour scale on a page: from low to high, or around 0."""
 
     name: str
     singular: str
@@ -23,40 +23,20 @@ class TokenColumn(NamedTuple):
 
 
 TOKEN_COLUMNS = (
-    TokenColumn(
-        "learner_logprobs",
-        "learner_logprob",
-        "nats",
-        "sequential",
-        "logprob under the learner's weights when the update began",
-    ),
-    TokenColumn(
-        "values",
-        "value",
-        "reward",
-        "diverging",
-        "what the value model expected before the token, when the update began",
-    ),
-    TokenColumn(
-        "advantages",
-        "advantage",
-        "reward",
-        "diverging",
-        "how much better the token was than expected, as the policy's loss read it",
-    ),
-    TokenColumn(
-        "returns",
-        "return",
-        "reward",
-        "diverging",
-        "discounted shaped reward from the token to the end; known in last windows only",
-    ),
-)
+    TokenColumn("learner_logprobs", "learner_logprob", "nats", "sequential",
+                "logprob under the learner's weights when the update began"),
+    TokenColumn("values", "value", "reward", "diverging",
+                "what the value model expected before the token, when the update began"),
+    TokenColumn("advantages", "advantage", "reward", "diverging",
+                "how much better the token was than expected, as the policy's loss read it"),
+    TokenColumn("returns", "return", "reward", "diverging",
+                "discounted shaped reward from the token to the end; known in last windows only"),
+)  # fmt: skip
 COLUMN_NAMES = tuple(column.name for column in TOKEN_COLUMNS)
 
 
 class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the learner saw of one window: `columns` has an array for each name of `TOKEN_COLUMNS`,
+    """The learner's figures of one window: `columns` has an array for each name of `TOKEN_COLUMNS`,
     one float32 for each position from `start` on, NaN where there is no figure. `lam` is the lambda
     of the window's advantages."""
 

@@ -1,4 +1,4 @@
-"""What coordinator, environment workers and their children say of episodes.
+"""Messages of coordinator, environment workers and their children on episodes.
 
 In: turns of the policy as text. Out: what an environment answers. Promise: needs msgspec alone, so
 that a child can run in a Python that has nothing else.
@@ -26,7 +26,7 @@ class PolicyTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InsertedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What an environment says to the policy."""
+    """A message of an environment to the policy."""
 
     role: Role
     content: fields.Prose
@@ -52,7 +52,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Names what a replay has to say again."""
+        """Return a digest of what a replay has to repeat."""
         said = msgspec.msgpack.encode(
             (self.messages, self.reward, self.done, self.success, self.act, self.tools)
         )
@@ -81,10 +81,9 @@ class StepAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a StepAsk. `diverged`: an episode that was built again answered otherwise
-    than before; `lost`: it cannot be built again; `rewritten`: its agent changed its history.
-    `branched`: no answer, but its agent began a branch, to which the coordinator has to give a
-    trajectory before it asks again."""
+    """Result of a StepAsk. `diverged`: a rebuilt episode answered otherwise than before; `lost`: it
+    cannot be rebuilt; `rewritten`: its agent changed its history. `branched`: no answer, but its
+    agent began a branch, to which the coordinator has to give a trajectory before it asks again."""
 
     trajectory_id: fields.Count
     turn: fields.Position

@@ -1,4 +1,4 @@
-"""Where the judges of a run can be reached: a file for each, in a folder of the run.
+"""Addresses of a run's judges: a file for each, in a folder of the run.
 
 In: the address that a judge serves at. Out: the same, to the caller. The file is there as soon as
 the judge answers; it is replaced when the judge was started again, and only its owner may read it,
@@ -26,7 +26,7 @@ class JudgeAddress(msgspec.Struct, frozen=True):
 
 
 def write_address(folder: Path, name: str, address: JudgeAddress) -> None:
-    """Say where a judge is."""
+    """Write the address of a judge."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     draft = path.with_suffix(f".{address.pid}.part")
@@ -37,12 +37,12 @@ def write_address(folder: Path, name: str, address: JudgeAddress) -> None:
 
 
 def forget_address(folder: Path, name: str) -> None:
-    """What an earlier process of this judge said holds no longer."""
+    """Remove the address of an earlier process of this judge."""
     (folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def read_address(folder: Path, name: str) -> JudgeAddress | None:
-    """Where a judge is; None while it has not said so."""
+    """Return the address of a judge; None while it has not written one."""
     try:
         return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=JudgeAddress)
     except (OSError, msgspec.MsgspecError):

@@ -1,8 +1,8 @@
-"""Messages between a sampler (a generator's engine without a run) and its parent process.
+"""Messages between a sampler (an engine without a run) and its parent process.
 
-One JSON object a line over the sampler's stdin and stdout. In: the run's configuration (`RunConfig`
-as JSON) on the first line, then `Ask`s. Out: `Ready` or `Unfit`, then one `Written` (or `Refused`)
-an `Ask`, in the order in which they end.
+One JSON object per line over the sampler's stdin and stdout. In: the run's configuration
+(`RunConfig` as JSON) on the first line, then `SampleRequest`s. Out: `Ready` or `Unfit`, then one
+`Written` (or `Refused`) per request, in the order in which they end.
 """
 
 import msgspec
@@ -11,9 +11,8 @@ MAX_LINE_BYTES = 1 << 26
 """Longest line that either side reads."""
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Go on from `prompt_ids`, of which the last `position` belong to the response already, with at
-    most `max_tokens` tokens."""
+class SampleRequest(msgspec.Struct, frozen=True):
+    """Sample at most `max_tokens` after `prompt_ids`, whose last `position` are the response's."""
 
     number: int
     prompt_ids: list[int]
@@ -33,8 +32,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """The tokens that were sampled for an `Ask`, and the sampler's logprobs; `finished`: the last
-    of them is an end token."""
+    """Sampled tokens of a request with their logprobs; `finished`: the last is an end token."""
 
     number: int
     ids: list[int]
@@ -43,18 +41,18 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """An `Ask` that cannot be served."""
+    """A request that cannot be served."""
 
     number: int
     error: str
 
 
-Answer = Ready | Unfit | Written | Refused
+SamplerReply = Ready | Unfit | Written | Refused
 
-answer_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-ask_decoder: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+answer_decoder: msgspec.json.Decoder[SamplerReply] = msgspec.json.Decoder(SamplerReply)
+ask_decoder: msgspec.json.Decoder[SampleRequest] = msgspec.json.Decoder(SampleRequest)
 
 
-def line_of(message: Ask | Answer) -> bytes:
+def line_of(message: SampleRequest | SamplerReply) -> bytes:
     """A message as a line."""
     return msgspec.json.encode(message) + b"\n"

@@ -1,1 +1,1 @@
-"""What the journal holds."""
+"""Records of the journal."""

@@ -1,11 +1,11 @@
-"""What the coordinator writes down, in the order in which it happened: the journal is a sequence of
-these records, SQL is their projection, and replaying them rebuilds the coordinator.
+"""Records of the journal: SQL projects them, a replay rebuilds the coordinator.
 
-Only the coordinator makes records and only `storage` reads or writes them on disk. Positions count
-tokens from the end of a sequence's opening (see `streams`), runs of them are [start, end). Every
-record is frozen and tagged with its class name. What happens to a window is written down, never
-inferred: each step of its life is a record that names it, so a reader needs no rule of the
-coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage` refuses other ones.
+Only the coordinator makes records, in the order of events, and only `storage` reads or writes them
+on disk. Positions count tokens from the end of a sequence's opening (see `token_spans`), runs of
+them are [start, end). Every record is frozen and tagged with its class name. What happens to a
+window is recorded, never inferred: each step of its life is a record that names it, so a reader
+needs no rule of the coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage`
+refuses other ones.
 """
 
 import time
@@ -19,16 +19,9 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
 DropReason = Literal[
-    "boundary_mask",
-    "stale",
-    "filtered",
-    "overlong",
-    "zero_weight",
-    "value_warmup",
-    "reward_failed",
-    "non_finite",
-    "discarded_at_end",
-]
+    "boundary_mask", "stale", "filtered", "overlong", "zero_weight", "value_warmup",
+    "reward_failed", "non_finite", "discarded_at_end",
+]  # fmt: skip
 RECORD_FORMAT = 2
 TrajectoryStatus = Literal["running", "finished", "truncated", "aborted", "failed"]
 ScoreStatus = Literal["ok", "timeout", "crashed", "invalid"]
@@ -62,7 +55,7 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     media: list[MediaRun] = []
     """The images of the opening."""
     processor: str = ""
-    """What made its tokens of images, and with which settings; "" where there are none."""
+    """Image processor of its image tokens, with its settings; "" where there are none."""
     aside: Int32 | None = None
     """Tokens that the value model reads between the opening and position 0."""
     domain: str = ""
@@ -94,7 +87,7 @@ class ChunkArrived(Record, frozen=True, kw_only=True, tag=True):
     spans: list[Span]
     finish: str | None = None
     streams: Streams | None = None
-    """None: the policy sampled every token, and nothing else is to be said of them."""
+    """None: the policy sampled every token, and they have no other data."""
 
 
 class TrajectoryEnded(Record, frozen=True, kw_only=True, tag=True):
@@ -114,10 +107,9 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     status: ScoreStatus
     reward: float | None
     rewards: list[Reward] = []
-    """What was earned where, besides what `LinesScored` has paid; empty: all of it at the last
-    sampled token."""
+    """Rewards besides those of `LinesScored`; empty: all of it at the last sampled token."""
     correct: bool | None = None
-    """Whether the answer is right."""
+    """True for a right answer."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
@@ -127,8 +119,8 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
 
 
 class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
-    """A trajectory of the audited share was scored by a second source, `source`. Nothing trains on
-    it; `reward` and `correct` are None where `status` is not ok."""
+    """A second source, `source`, scored an audited trajectory; nothing trains on it. `reward` and
+    `correct` are None where `status` is not ok."""
 
     trajectory_id: int
     source: str
@@ -141,17 +133,17 @@ class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
 
 
 class LineScore(msgspec.Struct, frozen=True, array_like=True):
-    """What a source says of the line that ends at `position`; None: it is neutral."""
+    """Score of the line that ends at `position`; None: it is neutral."""
 
     position: int
     score: float | None
 
 
 class LinesScored(Record, frozen=True, kw_only=True, tag=True):
-    """A source answered for lines of a trajectory, perhaps of one that goes on: all that end before
-    position `through` and that it was not asked for before. `lines` is empty where `status` is not
-    ok. `rewards` are what lines earn on account, in windows that no update has had yet; those of
-    the last window wait for the outcome."""
+    """A source scored lines of a trajectory, which may go on: all that end before position
+    `through` and were not requested before. `lines` is empty where `status` is not ok. `rewards`
+    are earned on account, in windows that no update has had yet; those of the last window wait for
+    the outcome."""
 
     trajectory_id: int
     source: str
@@ -192,14 +184,13 @@ class WindowsReady(Record, frozen=True, kw_only=True, tag=True):
 
     window_ids: list[int]
     lines: dict[int, LinesState] = {}
-    """What became of the lines that end in a window, where a source was to score them: all were
-    scored, their deadline had passed (late), or their scoring failed. What the latter two lack
-    their tokens are trained without."""
+    """State of the lines that end in a window, where a source was to score them: all were scored,
+    their deadline had passed (late), or their scoring failed. In the latter two cases tokens are
+    trained without the missing scores."""
 
 
 class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
-    """The answers turned out to end with these windows. The windows are final now, and wait for the
-    reward."""
+    """The answers ended with these windows, which are final now and wait for the reward."""
 
     window_ids: list[int]
 
@@ -322,8 +313,8 @@ class Milestone(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(Record, frozen=True, kw_only=True, tag=True):
-    """What the coordinator's state is after all records before this one, so that a restart need not
-    read those. It changes nothing. `state` is the coordinator's own
+    """The coordinator's state after all records before this one, so that a restart need not read
+    those. It changes nothing. `state` is the coordinator's own
     (`coordinator.persistence.snapshots`); prompts and tokens are not in it, because the journal has
     them: those that it still needs stand at the first milestone's record or later."""
 
@@ -393,7 +384,7 @@ class ProcessChanged(Record, frozen=True, kw_only=True, tag=True):
 
 
 class MetricsSampled(Record, frozen=True, kw_only=True, tag=True):
-    """Gauges between updates (about once a second): who works, who waits, how much is in flight."""
+    """Gauges between updates (about once a second): work, waits, tokens in flight."""
 
     update: int
     metrics: dict[str, float]

@@ -23,7 +23,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _ALIGN = 8
-LONGEST_REASON = 500
+MAX_REASON_CHARACTERS = 500
 """Characters of a reason: msgspec's repeats what it did not know."""
 T = TypeVar("T")
 
@@ -69,7 +69,9 @@ class Codec(Generic[T]):
         try:
             return self._decoder.decode(header[3:])
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-            raise ProtocolError(f"malformed message: {str(error)[:LONGEST_REASON]}") from error
+            raise ProtocolError(
+                f"malformed message: {str(error)[:MAX_REASON_CHARACTERS]}"
+            ) from error
 
     def _take_array(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray) or value.ndim != 1:

@@ -1,6 +1,6 @@
 """CURVE keys: who may connect to a socket of a run, and that nobody reads along.
 
-Comes in: a folder with the key pairs `server` and `client`. Goes out: sockets that encrypt; the
+In: a folder with the key pairs `server` and `client`. Out: sockets that encrypt; the
 binding side lets in only holders of the client key, and counts who was turned away. Promises: keys
 are never readable by others than their owner, not even for a moment; who is turned away costs no
 memory that lasts. Beside `sockets.py` the only file that imports zmq.
@@ -28,7 +28,7 @@ _FAILED = (
 
 
 def has_curve() -> bool:
-    """Whether this build of libzmq can encrypt."""
+    """Return whether this build of libzmq can encrypt."""
     return bool(zmq.has("curve"))
 
 
@@ -48,13 +48,13 @@ def make_keys(folder: Path) -> None:
 
 
 def has_keys(folder: Path) -> bool:
-    """Whether all four key files are there."""
+    """Return whether all four key files are there."""
     names = (SERVER_KEY, CLIENT_KEY)
     return all((folder / f"{n}.key{s}").is_file() for n in names for s in ("", "_secret"))
 
 
 def damaged_keys(folder: Path) -> Iterator[str]:
-    """Which key pairs of a folder are not whole, or are no pair."""
+    """Yield the key pairs of a folder that are not whole, or are no pair."""
     for name in (SERVER_KEY, CLIENT_KEY):
         try:
             public, _ = zmq.auth.load_certificate(folder / f"{name}.key")
@@ -66,8 +66,7 @@ def damaged_keys(folder: Path) -> Iterator[str]:
 
 
 def load_key(folder: str, name: str, *, secret: bool) -> tuple[bytes, bytes | None]:
-    """Public and, if asked for, secret key; UserError where there is none, or others can read the
-    secret."""
+    """Return public and, if asked, secret key. UserError: none, or the secret is open to others."""
     path = Path(folder) / f"{name}.key{'_secret' if secret else ''}"
     try:
         mode = path.stat().st_mode
@@ -93,8 +92,8 @@ def enter(socket: zmq.Socket[Any], folder: str) -> None:
     socket.curve_serverkey, _ = load_key(folder, SERVER_KEY, secret=False)
 
 
-class Gate:
-    """Guards a socket that is about to be bound, until it is closed."""
+class CurveAuthenticator:
+    """Key check of a socket that is about to be bound, until it is closed."""
 
     def __init__(self, socket: zmq.Socket[Any], folder: str) -> None:
         """UserError where there are no usable keys."""
@@ -105,9 +104,9 @@ class Gate:
         socket.curve_publickey = public
         socket.curve_server = True
         context = zmq.Context(shadow=socket.context.underlying)
-        # Without it CURVE would let in whoever knows the server's public key.
+        # Without it CURVE would let in any holder of the server's public key.
         self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.configure_curve_callback("*", _OnlyKey(allowed))
+        self._authenticator.configure_curve_callback("*", _SingleKeyProvider(allowed))
         self._authenticator.start()
         self.denied = 0
         """Connections that were turned away so far."""
@@ -128,16 +127,16 @@ class Gate:
         self._events.close(linger=0)
 
     def close(self) -> None:
-        """Before the socket is closed: end the count."""
+        """End the count, before the socket is closed."""
         self._socket.monitor(None, 0)
         self._thread.join()
 
     def stop(self) -> None:
-        """After the socket is closed: let nobody in any more."""
+        """Refuse all, after the socket is closed."""
         self._authenticator.stop()
 
 
-class _OnlyKey:
+class _SingleKeyProvider:
     """Lets in the holder of one public key (asked by pyzmq's authenticator)."""
 
     def __init__(self, public: bytes) -> None:

@@ -1,10 +1,10 @@
-"""Messages between two processes that arrive once and in their order, whatever connections break.
+"""Messages between two processes, delivered once and in order over broken connections.
 
-Comes in: messages to send, and those that arrive, each with its place. Goes out: frames to send,
-and whether what arrived is handed on. ZeroMQ loses what lies in a socket's buffer when a connection
-is reset. So each end numbers what it sends, keeps it until the other end has had it, and says with
-every message how much of the other's it has had. A receiver that learns of a number that it lacks
-asks for what is missing (`Missing`), and all of it is sent again.
+In: messages to send, and those that arrive, each with its place. Out: frames to send, and whether
+what arrived is handed on. ZeroMQ loses what lies in a socket's buffer when a connection is reset.
+So each end numbers what it sends, keeps it until the other end has had it, and says with every
+message how much of the other's it has had. A receiver that learns of a number that it lacks asks
+for what is missing (`Missing`), and all of it is sent again.
 
 Promises: as long as both processes live and the coordinator knows the other one, every numbered
 message is handed on exactly once, after those before it. A `Heartbeat` has no number: it carries
@@ -25,25 +25,24 @@ from headrace.protocol.transport.codec import Codec
 
 Frames = list[bytes]
 _PLACE = struct.Struct("<QQQ")
-ASK_AGAIN_S, LONGEST_ASK_S = 0.5, 30.0
-"""Who has asked for what is missing asks again after so long, and each time after twice as long,
-until something has come."""
+ASK_AGAIN_S, MAX_ASK_AGAIN_S = 0.5, 30.0
+"""Time until missing messages are requested again; it doubles each time until one has come."""
 RESEND_EVERY_S = 0.4
-"""What was just sent again is not sent again at once."""
+"""Minimum time between two resends."""
 
 
-class Place(NamedTuple):
-    """The third frame of a message: where it stands among those of a delivery."""
+class DeliveryHeader(NamedTuple):
+    """Third frame of a message: its place among those of a delivery."""
 
     delivery: int
-    """The key of the delivery; 0 where the sender has not heard it yet."""
+    """Key of the delivery; 0 where the sender does not know it yet."""
     number: int
-    """How many numbered messages the sender has sent, up to this one."""
+    """Numbered messages that the sender has sent, up to this one."""
     seen: int
-    """How many of the receiver's the sender has had."""
+    """Numbered messages of the receiver's that the sender has received."""
 
     @classmethod
-    def of(cls, frame: bytes) -> "Place":
+    def of(cls, frame: bytes) -> "DeliveryHeader":
         """The place in a frame; ProtocolError where there is none."""
         if len(frame) != _PLACE.size:
             raise ProtocolError(f"a place has {_PLACE.size} bytes, got {len(frame)}")
@@ -52,8 +51,8 @@ class Place(NamedTuple):
 
 class Delivery:
     """One end. The coordinator's has a key of its own and begins with a Hello that it accepts; the
-    other process takes over whatever key it hears, for a coordinator that restarts, or forgot it,
-    knows nothing of what was before."""
+    other process follows each new key, because a coordinator that restarts, or forgot it, knows
+    nothing of what was before."""
 
     def __init__(
         self,
@@ -70,13 +69,12 @@ class Delivery:
         self._seen, self._most, self._clock = seen, most, clock
         self._sent = 0
         self._kept: deque[tuple[int, Frames]] = deque()
-        """What the other end has not had, as far as it has said, with its numbers."""
+        """Sent messages that the other end has not confirmed, with their numbers."""
         self._ask_at = self._resend_at = -math.inf
         self._patience_s = ASK_AGAIN_S
 
     def send(self, message: Message) -> Frames | None:
-        """The frames of a message; None where too much is kept. ProtocolError when it is too
-        long."""
+        """Return a message's frames; None where too much is kept. ProtocolError: it is too long."""
         frames = self._codec.encode(message)
         if not isinstance(message, Heartbeat | Missing):
             if len(self._kept) >= self._most:
@@ -85,18 +83,18 @@ class Delivery:
             self._kept.append((self._sent, frames))
         return self._placed(frames, self._sent)
 
-    def accept(self, place: Place, message: Message | None) -> tuple[bool, list[Frames]]:
-        """Whether a message that came is handed on, and what is answered at once. None: it could
-        not be read, and would not be if it came again."""
-        self._hear(place)
+    def accept(self, place: DeliveryHeader, message: Message | None) -> tuple[bool, list[Frames]]:
+        """Return whether a message is handed on, and the frames that answer it. None: it is
+        unreadable, also if it came again."""
+        self._update_from(place)
         if not isinstance(message, Heartbeat | Missing):
             if place.number == self._seen + 1:
                 self._seen, self._patience_s = place.number, ASK_AGAIN_S
                 return True, []
-            return False, self._ask(place.number)
+            return False, self._request_missing(place.number)
         if isinstance(message, Missing):
-            return False, self._again()
-        answers = self._ask(place.number)
+            return False, self._resend()
+        answers = self._request_missing(place.number)
         if self._joins:
             answers.append(self._placed(self._codec.encode(Heartbeat()), self._sent))
         return place.number <= self._seen, answers
@@ -104,7 +102,7 @@ class Delivery:
     def _placed(self, frames: Frames, number: int) -> Frames:
         return [*frames, _PLACE.pack(self._key, number, self._seen)]
 
-    def _hear(self, place: Place) -> None:
+    def _update_from(self, place: DeliveryHeader) -> None:
         """Follow another delivery's key; let go of what the other end has had."""
         if self._joins and place.delivery != self._key:
             self._key, self._seen = place.delivery, 0
@@ -112,16 +110,17 @@ class Delivery:
             while self._kept and self._kept[0][0] <= place.seen:
                 self._kept.popleft()
 
-    def _ask(self, number: int) -> list[Frames]:
-        """Ask for what is missing up to a number, if anything is, and nobody has just asked."""
+    def _request_missing(self, number: int) -> list[Frames]:
+        """Request missing messages up to a number, if there are any, and none was just
+        requested."""
         now = self._clock()
         if number <= self._seen or now < self._ask_at:
             return []
         self._ask_at = now + self._patience_s
-        self._patience_s = min(2 * self._patience_s, LONGEST_ASK_S)
+        self._patience_s = min(2 * self._patience_s, MAX_ASK_AGAIN_S)
         return [self._placed(self._codec.encode(Missing()), self._sent)]
 
-    def _again(self) -> list[Frames]:
+    def _resend(self) -> list[Frames]:
         """All that the other end has not had."""
         now = self._clock()
         if now < self._resend_at:

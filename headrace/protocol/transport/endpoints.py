@@ -1,10 +1,10 @@
-"""The ends of a connection: messages to frames and back, with deliveries, and without a socket.
+"""Ends of a connection: messages to frames and back, with deliveries, without sockets.
 
-Comes in: messages to send, and frames that arrived. Goes out: frames, messages, and what is
-answered at once. What is no message is counted, and told to `on_reject` where there is one; nothing
-here raises for what arrives. A process's sockets have the identity NAME~SECRET, with a new random
-secret for each process: nobody else can guess it, so that it distinguishes a process from another
-one that uses the same name.
+In: messages to send, and frames that arrived. Out: frames, messages, and what is answered at once.
+What is no message is counted, and told to `on_reject` where there is one; nothing here raises for
+what arrives. A process's sockets have the identity NAME~SECRET, with a new random secret for each
+process: nobody else can guess it, so that it distinguishes a process from another one that uses the
+same name.
 """
 
 import re
@@ -15,7 +15,7 @@ from headrace.errors import ProtocolError, UserError
 from headrace.protocol.fields import NAME
 from headrace.protocol.messages.control import Hello, Message
 from headrace.protocol.transport.codec import Codec, message_codec
-from headrace.protocol.transport.delivery import Delivery, Frames, Place
+from headrace.protocol.transport.delivery import Delivery, DeliveryHeader, Frames
 
 _MARK = "~"
 PULSE_SUFFIX = "#pulse"
@@ -23,8 +23,7 @@ PULSE_SUFFIX = "#pulse"
 
 
 def identity_of(name: str) -> str:
-    """An identity for the sockets of one process. UserError where the coordinator would not take
-    the name."""
+    """Return an identity for a process's sockets. UserError: the name is not allowed."""
     if not re.match(NAME, name):
         raise UserError(
             f"{name!r} cannot be the name of a process: letters, digits, '.', '_' and '-' can, "
@@ -41,20 +40,20 @@ def name_of(identity: str) -> str | None:
 
 def _read(
     codec: Codec[Message], frames: Sequence[bytes], problem: Callable[[str], None]
-) -> tuple[Place | None, Message | None]:
+) -> tuple[DeliveryHeader | None, Message | None]:
     """A message's place in a delivery, if it has one, and the message, if it can be read."""
     place = None
     try:
         if len(frames) == 3:
-            place, frames = Place.of(frames[2]), frames[:2]
+            place, frames = DeliveryHeader.of(frames[2]), frames[:2]
         return place, codec.decode(frames)
     except ProtocolError as error:
         problem(str(error))
         return place, None
 
 
-class RoleEnd:
-    """What a role says and hears. A delivery begins with its first Hello."""
+class RoleEndpoint:
+    """A role's end of its connection. A delivery begins with its first Hello."""
 
     def __init__(self, max_bytes: int) -> None:
         self._codec = message_codec(max_bytes=max_bytes)
@@ -83,8 +82,8 @@ class RoleEnd:
         self.rejected += 1
 
 
-class RouterEnd:
-    """What a router says to each process and hears from it."""
+class RouterEndpoint:
+    """A router's end of its connections to all processes."""
 
     def __init__(
         self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None
@@ -96,11 +95,10 @@ class RouterEnd:
         self._deliveries: dict[str, Delivery] = {}
         """By identity."""
         self._last = ("", 0)
-        """Who said what was heard last, and its number."""
+        """Identity and number of the last received message."""
 
     def begin_delivery(self, identity: str) -> None:
-        """What was heard last is a Hello that is accepted: the delivery begins with it, unless one
-        has begun."""
+        """Accept the last received Hello: the delivery begins with it, unless one has begun."""
         if identity not in self._deliveries:
             name, number = self._last
             self._deliveries[identity] = Delivery(
@@ -111,12 +109,11 @@ class RouterEnd:
             )
 
     def end_delivery(self, identity: str) -> None:
-        """This process is gone, or has to say Hello again."""
+        """End the delivery of a process that is gone, or has to send Hello again."""
         self._deliveries.pop(identity, None)
 
     def encode(self, identity: str, message: Message) -> Frames | None:
-        """The frames of a message; None where its receiver has left too much unread. ProtocolError
-        when it is too long."""
+        """Return a message's frames; None: too much is unread. ProtocolError: it is too long."""
         delivery = self._deliveries.get(identity)
         return self._codec.encode(message) if delivery is None else delivery.send(message)
 

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets that carry messages: with `curve.py` the only file that imports zmq.
+"""ZeroMQ sockets that carry messages; beside `curve.py` the only importer of zmq.
 
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
@@ -22,21 +22,21 @@ import zmq.asyncio
 
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Heartbeat, Message
-from headrace.protocol.transport.curve import Gate, enter
+from headrace.protocol.transport.curve import CurveAuthenticator, enter
 from headrace.protocol.transport.delivery import Frames
-from headrace.protocol.transport.endpoints import PULSE_SUFFIX, RoleEnd, RouterEnd
+from headrace.protocol.transport.endpoints import PULSE_SUFFIX, RoleEndpoint, RouterEndpoint
 
 LINGER_MS = 2000
 
-MOST_WAITING = 10_000
+MAX_QUEUED_MESSAGES = 10_000
 """Messages of one connection that wait in a router's memory; what follows waits at the sender."""
 
-MOST_UNREAD = 10_000
+MAX_UNREAD_MESSAGES = 10_000
 """Messages that a router keeps for one connection that does not read; more are not sent."""
 
 
 class LinkSettings(Protocol):
-    """What a link needs of the transport section."""
+    """Keys of the transport section that a link uses."""
 
     @property
     def max_message_mib(self) -> float: ...
@@ -47,7 +47,7 @@ class LinkSettings(Protocol):
 
 @dataclass(frozen=True)
 class Link:
-    """Where and how to connect: address, size limit, key folder."""
+    """Connection settings: address, size limit, key folder."""
 
     address: str
     max_bytes: int = 64 << 20
@@ -60,7 +60,7 @@ class Link:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address never leaves this machine."""
+    """Return whether an address never leaves this machine."""
     if host == "localhost":
         return True
     try:
@@ -69,9 +69,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _Bound:
-    """A bound ROUTER, its context and its key check, for both kinds of routers. Errors: UserError
-    where the address or the keys are wrong."""
+class _BoundSocket:
+    """ROUTER, context and key check of both kinds of routers. UserError: wrong address or keys."""
 
     _kind: ClassVar[type[zmq.Context[Any]]] = zmq.Context
 
@@ -89,20 +88,20 @@ class _Bound:
                 f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
                 "transport.curve_keys=DIR"
             )
-        self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
+        self._end = RouterEndpoint(max_bytes, MAX_UNREAD_MESSAGES, on_reject)
         self._context = context = self._kind()
-        self._gate: Gate | None = None
+        self._gate: CurveAuthenticator | None = None
         # Of asyncio or not, as the context is.
         self._socket: Any = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
-        self._socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         try:
             if curve_keys:
-                self._gate = Gate(self._socket, curve_keys)
+                self._gate = CurveAuthenticator(self._socket, curve_keys)
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             self.close()
@@ -120,12 +119,12 @@ class _Bound:
 
     @property
     def rejected(self) -> int:
-        """How many arrivals were no messages."""
+        """Number of arrivals that were no messages."""
         return self._end.rejected
 
     @property
     def denied(self) -> int:
-        """How many connections had no key, or another one."""
+        """Number of connections that had no key, or another one."""
         return self._gate.denied if self._gate is not None else 0
 
     def close(self) -> None:
@@ -138,18 +137,17 @@ class _Bound:
         self._context.term()
 
 
-class Router(_Bound):
+class Router(_BoundSocket):
     """The coordinator's socket: bind, receive from all, send to one."""
 
     _kind = zmq.asyncio.Context
 
     def begin_delivery(self, identity: str) -> None:
-        """What was received last is a Hello that is accepted: from it on messages of and to this
-        process arrive once and in their order."""
+        """Accept the last Hello: from it on messages both ways arrive once and in order."""
         self._end.begin_delivery(identity)
 
     def end_delivery(self, identity: str) -> None:
-        """This process is gone, or has to say Hello again."""
+        """End the delivery of a process that is gone, or has to send Hello again."""
         self._end.end_delivery(identity)
 
     async def receive(self) -> tuple[str, Message]:
@@ -158,15 +156,14 @@ class Router(_Bound):
             name, message, answers = self._end.decode(await self._socket.recv_multipart())
             for frames in answers:
                 if not await self._put(name, frames):
-                    break  # Who lacks something asks again.
+                    break  # A receiver that lacks it requests it again.
             if message is not None:
                 return name, message
             await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
-        messages. ProtocolError when it is too long. Where a delivery has begun, what could not be
-        sent now is sent when its receiver is connected again."""
+        """Send; False: not connected, or too much unread. ProtocolError: it is too long. In a
+        delivery, what could not be sent now is sent when its receiver is connected again."""
         frames = self._end.encode(name, message)
         return frames is not None and await self._put(name, frames)
 
@@ -178,9 +175,8 @@ class Router(_Bound):
         return True
 
 
-class BlockingRouter(_Bound):
-    """A router without an event loop and without deliveries, for requests that are answered: who
-    asked asks again. One thread only."""
+class BlockingRouter(_BoundSocket):
+    """Router without event loop and deliveries, for requests that are repeated. One thread only."""
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
@@ -191,8 +187,7 @@ class BlockingRouter(_Bound):
         return None
 
     def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
-        messages. ProtocolError when it is too long."""
+        """Send; False: not connected, or too much unread. ProtocolError: it is too long."""
         frames = self._end.encode(name, message)
         assert frames is not None, "no delivery has begun"
         try:
@@ -225,9 +220,8 @@ def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
     return bool(socket.poll(_milliseconds(timeout_s)))
 
 
-class _Connected:
-    """A DEALER and its context, for both kinds of dealers. Errors: UserError where the address or
-    the keys are wrong."""
+class _ConnectedSocket:
+    """DEALER and context of both kinds of dealers. UserError: the address or the keys are wrong."""
 
     def __init__(
         self, context: zmq.Context[Any], link: Link, name: str, *, shared: bool = False
@@ -236,7 +230,7 @@ class _Connected:
         self._context, self._shared = context, shared
         # Of asyncio or not, as the context is.
         self._socket: Any = context.socket(zmq.DEALER)
-        self._end = RoleEnd(link.max_bytes)
+        self._end = RoleEndpoint(link.max_bytes)
         self._address = link.address
         try:
             self._socket.setsockopt(zmq.IDENTITY, name.encode())
@@ -261,7 +255,7 @@ class _Connected:
 
     @property
     def rejected(self) -> int:
-        """How many arrivals were no messages."""
+        """Number of arrivals that were no messages."""
         return self._end.rejected
 
     def close(self) -> None:
@@ -271,8 +265,8 @@ class _Connected:
             self._context.term()
 
 
-class Dealer(_Connected):
-    """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
+class Dealer(_ConnectedSocket):
+    """A role's socket, for asyncio. `context`: a shared one, which the caller ends."""
 
     def __init__(
         self, link: Link, name: str, *, context: zmq.asyncio.Context | None = None
@@ -318,7 +312,7 @@ class Dealer(_Connected):
                 return message
 
 
-class BlockingDealer(_Connected):
+class BlockingDealer(_ConnectedSocket):
     """A role's socket, without an event loop. One thread only."""
 
     def __init__(self, link: Link, name: str) -> None:
@@ -346,7 +340,7 @@ class BlockingDealer(_Connected):
         return None
 
 
-class Pulse(contextlib.AbstractContextManager["Pulse"]):
+class HeartbeatSender(contextlib.AbstractContextManager["HeartbeatSender"]):
     """Heartbeats from a thread and a socket of their own (`IDENTITY#pulse`), or what `says` gives
     instead (None: nothing), so that a process in a long step is not taken for dead."""
 
@@ -362,7 +356,7 @@ class Pulse(contextlib.AbstractContextManager["Pulse"]):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
-    def __enter__(self) -> "Pulse":
+    def __enter__(self) -> "HeartbeatSender":
         self._thread.start()
         return self
 

@@ -10,11 +10,8 @@ from typing import BinaryIO
 
 
 def take_streams(*, buffering: int = -1) -> tuple[BinaryIO, BinaryIO]:
-    """Keep stdin and stdout for messages; leave others an empty stdin and stderr.
-
-    Args:
-        buffering: of stdin, as in `open`; 0 for who waits for its file descriptor.
-    """
+    """Keep stdin and stdout for messages; leave others an empty stdin and stderr. `buffering`: of
+    stdin, as in `open`; 0 for a caller that waits for its file descriptor."""
     source, sink = os.fdopen(os.dup(0), "rb", buffering), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

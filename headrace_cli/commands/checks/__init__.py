@@ -1,1 +1,1 @@
-"""What a run needs before it starts."""
+"""Checks of a run before it starts."""

@@ -1,8 +1,8 @@
-"""Whether the prompts of a run have anchors, before anything starts.
+"""Check that the prompts of a run have anchors, before anything starts.
 
-In: a configuration. Out: nothing, or a UserError of one line. Of a dataset every prompt is looked
-at; of a task that makes its prompts the held-out ones and the first, because nobody knows how far a
-run will get: what lacks its anchor later is an `invalid` scoring.
+In: a configuration. Out: nothing, or a UserError of one line. Every prompt of a dataset is checked;
+of a task that generates its prompts, the held-out ones and the first, because nobody knows how far
+a run will get: a prompt that lacks its anchor later gives an `invalid` scoring.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def _prompts(config: RunConfig) -> Iterator[Any]:
 
 
 def _scores(config: RunConfig, name: str, row: Any) -> bool:
-    """Whether a source scores the answers to a row, for training or for the audit."""
+    """Return whether a source scores the answers to a row, for training or for the audit."""
     reward = config.reward
     audits = reward.audit is not None and reward.audit.source == name
     return audits or reward.route_of(config.task.kind, lambda: row.info) == name

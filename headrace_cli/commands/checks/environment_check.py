@@ -11,9 +11,9 @@ from headrace.errors import UserError
 
 
 def check_environment(config: RunConfig) -> RunConfig:
-    """The configuration with the schemas of its environment's tools; UserError where it cannot be
-    made, where nobody pays or `[reward]` would not, where no chat shows the tools, and where the
-    chat template cannot be extended by what an environment says."""
+    """Return the configuration with its environment's tool schemas. UserError where it cannot be
+    created, where nothing scores or `[reward]` is ignored, where no chat shows the tools, and where
+    the chat template cannot be extended by the environment's messages."""
     environment = config.environment
     if environment is None:
         return config
@@ -45,7 +45,7 @@ def check_environment(config: RunConfig) -> RunConfig:
 
 
 def _call_format(environment: EnvironmentConfig, template: str) -> str:
-    """How the policy's chat template has calls written; Hermes's where it shows no tools."""
+    """Return the chat template's format of tool calls; Hermes's where it shows no tools."""
     if environment.calls != "auto":
         return environment.calls
     if "<function=" in template:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config.device_defaults import Resolved, resolve_learner
+from headrace.config.device_defaults import ResolvedConfig, resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
 from headrace.data.image_processor import sees_images
@@ -23,13 +23,12 @@ from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import plan_processes
 
-FIRST_ROWS = 1_000
+CHECKED_IMAGE_ROWS = 1_000
 """Maximum number of checked rows with images, and of the other rows."""
 
 
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
-    """UserError where the run could not begin: machine, data, images, templates, database, cores
-    and rewards are looked at."""
+    """Check machine, data, images, templates, database, cores and rewards, or raise UserError."""
     found = resolve_learner(config, on_gpu=bool(hardware.gpus), bfloat16=hardware.bfloat16)
     for check in start_checks(found.config, hardware):
         check()
@@ -41,7 +40,7 @@ def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
     return checked
 
 
-def say_overruled(config: RunConfig, found: Resolved) -> None:
+def say_overruled(config: RunConfig, found: ResolvedConfig) -> None:
     """Say which of the learner's keys that a recipe states it does not get."""
     for choice in found.choices if not config.evaluation.only else ():
         if getattr(config.learner, choice.key.partition(".")[2]) not in (None, "auto"):
@@ -49,7 +48,7 @@ def say_overruled(config: RunConfig, found: Resolved) -> None:
 
 
 def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], object]]:
-    """What `check_start` looks at beside images and rewards, each by itself."""
+    """Return the checks of `check_start` except images and rewards, each by itself."""
     return [
         lambda: check_machine(config, place_judges(config, hardware)[1]),
         lambda: check_data(config),
@@ -88,8 +87,8 @@ def check_data(config: RunConfig) -> None:
 
 
 def image_problems(config: RunConfig) -> list[str]:
-    """A line for each row of the data with an image that is missing, damaged, or none that can be
-    used. Decoded are those of the first rows, and a sample of the others, which it says."""
+    """Return a line for each row with an image that is missing, damaged or unusable. Images of the
+    first rows are decoded, and a sample of the others, with a notice."""
     from tasks.datasets.source import every_row, image_files
     from tasks.rows import images_in
 
@@ -97,12 +96,13 @@ def image_problems(config: RunConfig) -> list[str]:
         return []
     found: list[str] = []
     rows = [row for row in every_row(config.task) if images_in(row.prompt)]
-    step = max(1, -(-(len(rows) - FIRST_ROWS) // FIRST_ROWS))
-    chosen = rows[:FIRST_ROWS] + rows[FIRST_ROWS::step]
+    step = max(1, -(-(len(rows) - CHECKED_IMAGE_ROWS) // CHECKED_IMAGE_ROWS))
+    chosen = rows[:CHECKED_IMAGE_ROWS] + rows[CHECKED_IMAGE_ROWS::step]
     if step > 1:
         print(
             f"images of {len(chosen):,} of {len(rows):,} rows are looked at: of the first "
-            f"{FIRST_ROWS:,} and one in {step} of the others; the run skips rows with bad ones",
+            f"{CHECKED_IMAGE_ROWS:,} and one in {step} of the others; the run skips rows with bad "
+            "ones",
             file=sys.stderr,
         )
     for row in chosen:
@@ -123,8 +123,8 @@ def _need_template(config: RunConfig, why: str) -> None:
 
 
 def check_family(config: RunConfig) -> None:
-    """UserError where the learner would not compute the policy's family of models, or its value
-    model's, as the family's own code does."""
+    """UserError where the learner would compute a model's family otherwise than the family's
+    code."""
     try:
         shape = json.loads(Path(config.model.path, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.launch.display.units import duration, size
 
-LARGE_ROW = 200
+LARGE_ROW_BYTES = 200
 """Estimated bytes per token row: reached only by text with most of the columns."""
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def export(arguments: argparse.Namespace) -> int:
     each = written.num_bytes / max(1, written.rows)
     if not written.rows:
         print(f"no row of {arguments.kind} matches", arguments.where or "", file=sys.stderr)
-    elif arguments.kind == "tokens" and each > LARGE_ROW:
+    elif arguments.kind == "tokens" and each > LARGE_ROW_BYTES:
         print(
             f"{each:,.0f} bytes a row: as text, each has the facts of its trajectory again. "
             "Parquet has them once and takes about a hundredth; --columns names fewer",
@@ -68,8 +68,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Rows are millions of small values that hold one another in no circle, and to look for circles
-    among them is an eighth of the work."""
+    """Turn off garbage collection, an eighth of the work on millions of values without cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -81,7 +80,7 @@ def _without_collector() -> Iterator[None]:
 
 @contextmanager
 def _bar(kind: str) -> "Iterator[Callable[[ExportProgress], None] | None]":
-    """A bar on a terminal; nothing where nobody sees it."""
+    """Yield a progress bar's update on a terminal, else None."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""`headrace score` and `headrace select`: which prompts a policy should train on (Pre-PPO).
+"""`headrace score` and `select`: the choice of a policy's training prompts (Pre-PPO).
 
 In: a recipe, of which a run without a learner answers every training prompt some times; then that
 run, and how many prompts to keep. Out: what the answers earned, which exports and queries of the
@@ -19,7 +19,7 @@ from headrace.data.media import data_url, named_image
 from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
-from headrace_cli.commands.run.evaluate import evaluated
+from headrace_cli.commands.run.evaluate import evaluate_once
 from headrace_cli.launch.supervisor import DONE
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 
 
 SCORE = "score"
-"""What runs of `headrace score` are called."""
+"""Name of the runs of `headrace score`."""
 
 
 def score(arguments: argparse.Namespace) -> int:
-    """Answer every training prompt some times, score the answers, and print what came out by source
-    of rewards."""
+    """Answer every training prompt some times; print the scores by source of rewards."""
     if arguments.resume is None:
         if arguments.recipe is None:
             raise UserError("name a RECIPE, or --resume RUN")
@@ -42,7 +41,7 @@ def score(arguments: argparse.Namespace) -> int:
             f"name={SCORE}", f"evaluation.samples={arguments.samples}",
             "evaluation.rows=training", f"evaluation.num_prompts={arguments.prompts}",
         ]  # fmt: skip
-    run_dir, code = evaluated(arguments)
+    run_dir, code = evaluate_once(arguments)
     if code == DONE:
         from storage.queries import score_summary
 
@@ -148,7 +147,7 @@ def _written(image: Any, row: "Row", folder: Path) -> str:
 
 
 def _scores(run_dir: Path, rows: "dict[str, Row]", domain: str | None) -> "Iterator[PromptScore]":
-    """What each prompt earned. UserError where rows and scores are of different prompts."""
+    """Yield the scores of each prompt. UserError where rows and scores are of different prompts."""
     from storage.queries import prompt_scores
     from tasks.datasets.selection import PromptScore
 

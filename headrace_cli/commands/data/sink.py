@@ -1,5 +1,4 @@
-"""`headrace sink`: stream a run's metrics to TensorBoard, Trackio, Weights & Biases, MLflow or a
-file.
+"""`headrace sink`: stream a run's metrics to TensorBoard, wandb, MLflow or others.
 
 In: a run, a sink. Out: whatever the sink makes. What wakes it: the clock. How it ends: with the
 run, with --once when all metrics were sent, or by Ctrl-C. Promises: it reads the run's store from a
@@ -38,17 +37,16 @@ class RunFacts(NamedTuple):
 
 
 class Sink(Protocol):
-    """What a sink does. It may be slow and may raise: its caller is a separate process."""
+    """Interface of a sink. It may be slow and may raise: its caller is a separate process."""
 
     def open(self, run: RunFacts) -> None:
         """Begin, or go on."""
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        """Numbers of one step, measured at `at` seconds since the epoch. When it returns they are
-        where they belong."""
+        """Store the numbers of a step, measured `at` seconds since the epoch, before returning."""
 
     def close(self) -> None:
-        """The run has ended, or nobody listens any more."""
+        """The run has ended, or the stream was stopped."""
 
 
 class Jsonl:
@@ -93,12 +91,10 @@ class TensorBoard:
 
 
 class Trackio:
-    """Trackio's own projects on this machine: the recipe's name is the project, the run's id the
-    run; see them with `trackio show`."""
+    """Trackio's projects on this machine, by the recipe's name and run id; see `trackio show`."""
 
     def open(self, run: RunFacts) -> None:
-        """Begin a run, or go on with the one of this id. Trackio would measure the machine beside
-        it, and that is the sink's own process."""
+        """Begin or continue the run of this id, without measurements of the sink's own process."""
         import trackio
 
         self._trackio, config = trackio, dict(run.config)
@@ -183,8 +179,7 @@ SINKS: dict[str, type[Sink]] = {
 
 
 def sink_of(name: str) -> Sink:
-    """A sink by its name, or by a file of one's own (`path/my_sink.py`, with a class `Sink`);
-    UserError where there is none."""
+    """Return a sink by its name or file (`my_sink.py`, with a class `Sink`); UserError: none."""
     if name.endswith(".py"):
         made = getattr(_module_of(Path(name)), "Sink", None)
     elif name in SINKS:
@@ -219,14 +214,14 @@ if TYPE_CHECKING:
 
 POSITION = "position.json"
 LOOK_EVERY_S = 2.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
-TRIES = 5
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+MAX_FAILURES = 5
 """Maximum number of consecutive failures of a sink once the run has ended."""
 Sleep = Callable[[float], None]
 
 
 def sink(arguments: argparse.Namespace) -> int:
-    """Tell a sink everything that it does not know yet."""
+    """Stream all unsent metrics to a sink."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     run_folder.read_config(run_dir)
     target = sink_of(arguments.sink)
@@ -235,35 +230,34 @@ def sink(arguments: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error}); name a folder with --out") from error
-    told = Teller(target, run_dir, folder)
-    count = told.follow(once=arguments.once)
+    streamer = MetricStreamer(target, run_dir, folder)
+    count = streamer.stream(once=arguments.once)
     print(f"{count:,} step{'s' * (count != 1)} of {run_dir.name} to {arguments.sink} ({folder})")
     return 0
 
 
-class Teller:
-    """Tells one sink of one run."""
+class MetricStreamer:
+    """Stream of one run's metrics to one sink."""
 
     def __init__(
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
     ) -> None:
-        """`folder`: the sink's, where its position is kept as well. UserError: the sink has figures
-        of another run."""
+        """`folder`: the sink's, with its position. UserError: it has figures of another run."""
         self._sink, self._run_dir, self._folder, self._sleep = target, run_dir, folder, sleep
         self._place = folder / POSITION
         self._position = self._last_position()
         self._is_open = False
         self._steps = self._failures = 0
 
-    def follow(self, *, once: bool) -> int:
-        """Go on until the run has ended; return the number of sent steps. RunFailedError: the sink
-        fails again and again, and the run is over."""
+    def stream(self, *, once: bool) -> int:
+        """Stream until the run has ended; return the number of steps. RunFailedError: as
+        `_failed`."""
         try:
             while True:
                 # Looked at before the news, so that none is missed.
                 over = once or not self._goes_on()
                 try:
-                    count = self._tell()
+                    count = self._send_new()
                 except UserError:
                     raise
                 except Exception as error:  # a sink is somebody else's code
@@ -276,8 +270,8 @@ class Teller:
         finally:
             self._close()
 
-    def _tell(self) -> int:
-        """Tell what is new; how many steps that was."""
+    def _send_new(self) -> int:
+        """Send the new metrics; return the number of steps."""
         from storage.queries import news
 
         if not self._is_open:
@@ -296,18 +290,17 @@ class Teller:
         return len(found)
 
     def _failed(self, error: Exception, *, over: bool) -> None:
-        """Say so once, wait, and have the sink opened again. RunFailedError where the run is over
-        and it was tried often enough."""
+        """Report once, wait, reopen the sink. RunFailedError: MAX_FAILURES after the run's end."""
         self._close()
         self._failures += 1
         failures = self._failures
         first = str(error).strip().splitlines()
         line = f"{type(error).__name__}: {first[0] if first else 'no reason given'}"
-        if over and failures >= TRIES:
+        if over and failures >= MAX_FAILURES:
             raise RunFailedError(f"the sink failed {failures} times in a row: {line}") from error
         if failures == 1:
             print(f"sink: {line}; tries again, the run is not held up", file=sys.stderr)
-        self._sleep(min(FIRST_WAIT_S * 2 ** (failures - 1), LONGEST_WAIT_S))
+        self._sleep(min(FIRST_WAIT_S * 2 ** (failures - 1), MAX_WAIT_S))
 
     def _close(self) -> None:
         if self._is_open:
@@ -329,7 +322,7 @@ class Teller:
         return RunFacts(self._run_dir.name, config.name, plain, self._folder)
 
     def _last_position(self) -> "Position":
-        """Where an earlier call came to."""
+        """Return the position that an earlier call reached."""
         from storage.queries import Position
 
         own = self._run_dir.name

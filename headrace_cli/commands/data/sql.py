@@ -14,11 +14,11 @@ from typing import Any
 
 from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
-from headrace_cli.commands.data.tables import aligned
+from headrace_cli.commands.data.tables import align_columns
 
-CELL = 60
+MAX_CELL_CHARACTERS = 60
 """Characters of a table's cell at most."""
-Row = Sequence[Any]
+ResultRow = Sequence[Any]
 
 
 def sql(arguments: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def sql(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_csv(names: Sequence[str], rows: Iterator[Row], *, safe: bool) -> None:
+def _print_csv(names: Sequence[str], rows: Iterator[ResultRow], *, safe: bool) -> None:
     """Text is in quotes, so that none is read as a number or as nothing."""
     from storage.exports.text import FORMULA
 
@@ -57,7 +57,7 @@ def _print_csv(names: Sequence[str], rows: Iterator[Row], *, safe: bool) -> None
         print(",".join(map(cell, row)))
 
 
-def _print_json(names: Sequence[str], rows: Iterator[Row]) -> None:
+def _print_json(names: Sequence[str], rows: Iterator[ResultRow]) -> None:
     """A list with an object for each row. Values of one name: the last one counts."""
     begun = False
     for row in rows:
@@ -79,10 +79,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _print_table(names: Sequence[str], rows: Iterator[Row], limit: int) -> None:
+def _print_table(names: Sequence[str], rows: Iterator[ResultRow], limit: int) -> None:
     shown = list(islice(rows, limit) if limit else rows)
     cells = [[_cell(value) for value in row] for row in shown]
-    for line in aligned(names, cells, shown):
+    for line in align_columns(names, cells, shown):
         print(line)
     if limit and next(rows, None) is not None:
         print("... and more: --limit 0 prints all of them", file=sys.stderr)
@@ -94,4 +94,4 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = visible(" ".join(str(value).splitlines()))
-    return text if len(text) <= CELL else text[: CELL - 3] + "..."
+    return text if len(text) <= MAX_CELL_CHARACTERS else text[: MAX_CELL_CHARACTERS - 3] + "..."

@@ -30,15 +30,14 @@ def figure_lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rows under the names of their columns; numbers to the right. Columns without any value are
-    left out."""
+    """Yield rows under column names, numbers to the right, columns without any value left out."""
     names = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
     cells = [[cell(row.get(name), name) for name in names] for row in rows]
     values = [[row.get(name) for name in names] for row in rows]
-    return aligned(names, cells, values)
+    return align_columns(names, cells, values)
 
 
-def aligned(
+def align_columns(
     names: Sequence[str], cells: Sequence[Sequence[str]], values: Sequence[Sequence[Any]]
 ) -> Iterator[str]:
     """Cells under the names of their columns; those whose `values` are numbers to the right."""

@@ -1,4 +1,4 @@
-"""`headrace audit`: is the account of a run right, and what to do where its journal is not.
+"""`headrace audit`: verify a run's token accounting, or repair its journal.
 
 Exit codes: 0 balanced and nothing found, or repaired so that it can be resumed; 1 something is
 wrong (with --repair: it cannot be resumed), 2 there is no run.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Count again, check, and say what was found; with --repair, mend the journal first."""
+    """Recount, check, and print the findings; with --repair, repair the journal first."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     mended = _repair(run_dir, arguments) if arguments.repair else None
     report = _report(run_dir)
@@ -74,7 +74,7 @@ def _print(report: "Report") -> None:
 
 
 def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Mend the journal and say what was lost; with --json, on standard error."""
+    """Repair the journal and print the losses; with --json, on standard error."""
     from storage.audit import repair
 
     done = repair(run_dir)

@@ -1,12 +1,12 @@
-"""`headrace replay`: one update made again from what is stored, and where the numbers differ.
+"""`headrace replay`: recompute one update from stored data and report differences.
 
 In: a run, the number of an update. Out: a table of quantities, or JSON. From the journal and the
 token diagnostics alone: the batch, its shares, masks, lambdas, advantages, returns and figures.
 Where the weights of the update's start are at hand also the update itself, with its models, on as
 many learner ranks as then. Exit codes: 0 all that was compared agrees, 1 something differs, 2 there
 is no such run or update. NaN means that a number is not known: where both are known they are
-compared; one that is known on the stored side alone is counted as not made, one on the other side
-alone differs.
+compared; one that is known on the stored side alone is counted as not recomputed, one on the other
+side alone differs.
 """
 
 import argparse
@@ -33,13 +33,13 @@ from headrace.protocol.records.record_types import TakenWindow
 from headrace.run_files import run_folder
 from headrace.run_files.update_log import AppliedUpdate, read_applied
 
-MOST = 5
+MAX_NAMED_DIFFERENCES = 5
 """Maximum number of differences named per quantity."""
 Array = npt.NDArray[np.float64]
 
 
-class Difference(NamedTuple):
-    """A number that differs: whose it is, its place there, and both accounts of it."""
+class NumberDifference(NamedTuple):
+    """A number that differs: its owner, its place there, and its values on both sides."""
 
     whose: str
     place: int | None
@@ -47,17 +47,15 @@ class Difference(NamedTuple):
     recomputed: float | None
 
 
-class Quantity(NamedTuple):
-    """What came of comparing one kind of number.
+class QuantityComparison(NamedTuple):
+    """Comparison of one kind of number.
 
     Attributes:
-        name: what it is. source: what it was made from, `store` or `models`. tolerance: how far two
-        numbers may lie apart, as a share of the stored one where that is
-            over 1.
-        compared: how many numbers both accounts have. differing: how many of them lie further
-        apart, or are known to one account only. unmade: how many are stored and could not be made
-        again. largest: the largest distance of two numbers, as the tolerance counts it. worst: some
-        that differ, the largest difference first.
+        name: what it is. source: its origin, `store` or `models`. tolerance: maximum distance of
+        two numbers, as a share of the stored one where that is over 1. compared: count of numbers
+        on both sides. differing: count of those further apart, or known on one side only. unmade:
+        count of stored ones that could not be recomputed. largest: the largest distance of two
+        numbers, as the tolerance counts it. worst: some that differ, the largest difference first.
     """
 
     name: str
@@ -67,10 +65,10 @@ class Quantity(NamedTuple):
     differing: int
     unmade: int
     largest: float
-    worst: list[Difference]
+    worst: list[NumberDifference]
 
 
-class Row(NamedTuple):
+class ReplayRow(NamedTuple):
     """Numbers of one owner: their places from `first` on (None: it has no places)."""
 
     whose: str
@@ -80,12 +78,12 @@ class Row(NamedTuple):
 
 
 def quantity(
-    name: str, rows: Iterable[Row], *, source: str, tolerance: float, lacks: bool = False
-) -> Quantity:
-    """Compare rows. `lacks`: a number that was not made has a reason, and does not differ."""
+    name: str, rows: Iterable[ReplayRow], *, source: str, tolerance: float, lacks: bool = False
+) -> QuantityComparison:
+    """Compare rows. `lacks`: there is a reason for missing numbers, so that they do not differ."""
     compared = differing = unmade = 0
     largest = 0.0
-    worst: list[tuple[float, Difference]] = []
+    worst: list[tuple[float, NumberDifference]] = []
     for row in rows:
         known, made = ~np.isnan(row.stored), ~np.isnan(row.recomputed)
         with np.errstate(invalid="ignore"):
@@ -100,20 +98,19 @@ def quantity(
         differing += int(differs.sum())
         largest = max(largest, float(apart[np.isfinite(apart)].max(initial=0.0)))
         places = np.flatnonzero(differs)
-        order = places[np.argsort(-apart[places], kind="stable")[:MOST]]
+        order = places[np.argsort(-apart[places], kind="stable")[:MAX_NAMED_DIFFERENCES]]
         for place in order.tolist():
             where = None if row.first is None else row.first + place
             pair = _number(row.stored[place]), _number(row.recomputed[place])
-            worst.append((float(apart[place]), Difference(row.whose, where, *pair)))
-        worst = sorted(worst, key=lambda found: -found[0])[:MOST]
-    return Quantity(
+            worst.append((float(apart[place]), NumberDifference(row.whose, where, *pair)))
+        worst = sorted(worst, key=lambda found: -found[0])[:MAX_NAMED_DIFFERENCES]
+    return QuantityComparison(
         name, source, tolerance, compared, differing, unmade, largest, [d for _, d in worst]
     )
 
 
-def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -> list[Row]:
-    """Rows of the numbers that were made again and are stored by name; a list has a place for each
-    of its numbers."""
+def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -> list[ReplayRow]:
+    """Return rows of recomputed numbers stored by name; a list has a place for each number."""
     rows = []
     for name in sorted(set(stored) & set(recomputed)):
         both = (np.atleast_1d(np.array(x[name], np.float64)) for x in (stored, recomputed))
@@ -123,14 +120,14 @@ def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -
 
 def row_of(
     whose: str, first: int | None, stored: npt.NDArray[Any], recomputed: npt.NDArray[Any]
-) -> Row:
-    """A row of two accounts that need not be of one length: what one of them lacks is not known."""
+) -> ReplayRow:
+    """Return a row of two arrays that may differ in length; missing numbers are not known."""
     size = max(stored.size, recomputed.size)
     padded = (
         np.concatenate([x.astype(np.float64), np.full(size - x.size, np.nan)])
         for x in (stored, recomputed)
     )
-    return Row(whose, first, *padded)
+    return ReplayRow(whose, first, *padded)
 
 
 def _number(value: float) -> float | None:
@@ -146,33 +143,33 @@ if TYPE_CHECKING:
 
 STORE, MODELS = "store", "models"
 MASKS, RANKS = "masks", "ranks"
-EXACT = 1e-5
-"""How far a number that needs no model may lie from the stored one: both are float32."""
-OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
-"""Figures that no two computations share."""
-Written = Mapping[int, AppliedUpdate]
-"""What each rank wrote down of a batch."""
-Stored = Mapping[int, TokenDiagnostics]
-"""What the learner reported, by window."""
+EXACT_TOLERANCE = 1e-5
+"""Tolerance of numbers that need no model: both are float32."""
+TIMING_PREFIXES = ("timing_s/", "perf/tokens_per_s")
+"""Prefixes of figures that no two computations share."""
+AppliedByRank = Mapping[int, AppliedUpdate]
+"""Each rank's record of a batch."""
+StoredDiagnostics = Mapping[int, TokenDiagnostics]
+"""The learner's token diagnostics, by window."""
 
 
 @dataclass
-class Replay:
-    """What came of it: quantities compared, and for what was not made again, why."""
+class ReplayReport:
+    """Compared quantities, and the reasons for what was not recomputed."""
 
     past: "PastBatch"
-    stored: Stored
-    quantities: list[Quantity] = field(default_factory=list)
+    stored: StoredDiagnostics
+    quantities: list[QuantityComparison] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
     device: str | None = None
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing differs."""
         return not any(q.differing for q in self.quantities)
 
     def compare(
-        self, name: str, rows: Iterable[Row], tolerance: float, source: str = STORE
+        self, name: str, rows: Iterable[ReplayRow], tolerance: float, source: str = STORE
     ) -> None:
         """Add a quantity; numbers that are lacking do not differ."""
         lacks = source == STORE and name in self.lacking
@@ -202,7 +199,7 @@ class Replay:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Make an update again and say what differs."""
+    """Recompute an update and report differences."""
     if not arguments.tolerance >= 0:
         raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
@@ -224,8 +221,8 @@ def replay(arguments: argparse.Namespace) -> int:
 # -- from the store --------------------------------------------------------------------------------
 
 
-def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
-    """Everything that can be made again without a model."""
+def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
+    """Compare everything that can be recomputed without a model."""
     from coordinator.training.replayed_batch import past_batch
     from learner.algorithms.registry import build_algorithm
     from learner.batching.shards import merged
@@ -246,7 +243,7 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
         fire=config.generator.fire,
     )  # fmt: skip
     made = recount(algorithm, shard, stored, version=past.recorded.version)
-    found = Replay(past, stored, lacking=dict(made.lacking))
+    found = ReplayReport(past, stored, lacking=dict(made.lacking))
     by_rank = written.get(past.recorded.batch_id or 0, {})
     if not by_rank:
         found.lacking[RANKS] = "no rank wrote down what it trained"
@@ -258,16 +255,15 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
         for key, lam in zip(ids, made.lams, strict=True)
         if key in stored
     ]
-    found.compare("lambda", lams, EXACT)
+    found.compare("lambda", lams, EXACT_TOLERANCE)
     for name, column in made.columns.items():
-        found.compare_tokens(name, dict(zip(ids, column, strict=True)), EXACT)
-    found.compare_figures({**made.metrics, **past.prepared.metrics}, EXACT)
+        found.compare_tokens(name, dict(zip(ids, column, strict=True)), EXACT_TOLERANCE)
+    found.compare_figures({**made.metrics, **past.prepared.metrics}, EXACT_TOLERANCE)
     return found
 
 
 def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
-    """What ranks wrote down of an update, by batch and rank. Where a rank wrote twice of a batch,
-    because it died over it, the last line counts."""
+    """Return the ranks' records of an update, by batch and rank; the last of a repeated one."""
     found: dict[int, dict[int, AppliedUpdate]] = {}
     for name, line in read_applied(run_dir):
         if line.update == update:
@@ -275,7 +271,7 @@ def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
     return found
 
 
-def _rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterator[Row]:
+def _rank_rows(written: AppliedByRank, shares: Sequence[Sequence["Shard"]]) -> Iterator[ReplayRow]:
     """The rank of each window that was trained and of each value trajectory."""
     stored: dict[tuple[str, int], int] = {}
     for rank, line in written.items():
@@ -291,15 +287,15 @@ def _rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterato
         yield row_of(f"{kind} {key}", None, *both)
 
 
-def _mask_rows(past: "PastBatch") -> Iterator[Row]:
-    """What was kept out of the loss, and why, by the records and by the rules."""
+def _mask_rows(past: "PastBatch") -> Iterator[ReplayRow]:
+    """Yield masks of the loss with their reasons, by the records and by the rules."""
     recorded = {window.window_id: window for window in past.recorded.windows}
     for taken in past.prepared.taken.windows:
         window = past.windows[taken.window_id]
         both = (
             _codes(each, window.start, window.end) for each in (recorded[taken.window_id], taken)
         )
-        yield Row(f"trajectory {window.trajectory_id}", window.start, *both)
+        yield ReplayRow(f"trajectory {window.trajectory_id}", window.start, *both)
 
 
 def _codes(window: TakenWindow, start: int, end: int) -> Array:
@@ -315,8 +311,8 @@ def _codes(window: TakenWindow, start: int, end: int) -> Array:
 # -- with the models -------------------------------------------------------------------------------
 
 
-def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: float) -> None:
-    """The update itself, where the weights of its start are there."""
+def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, tolerance: float) -> None:
+    """Recompute the update itself, where the weights of its start are there."""
     from learner.replay.rerun import obstacle, rerun, weights_after
 
     past, update = found.past, found.past.commit.update
@@ -336,7 +332,7 @@ def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: flo
         columns = {row.window_id: row.columns[name] for row in again.done.diagnostics}
         found.compare_tokens(name, columns, tolerance, MODELS)
     every = again.done.metrics.items()
-    figures = {name: value for name, value in every if not name.startswith(OF_THE_CLOCK)}
+    figures = {name: value for name, value in every if not name.startswith(TIMING_PREFIXES)}
     found.compare_figures(figures, tolerance, MODELS)
     after = weights_after(run_dir, update, past.recorded.batch_id)
     if not after:
@@ -346,17 +342,16 @@ def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: flo
         found.compare(f"weights of the {name}", rows, tolerance, MODELS)
 
 
-def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[Row]:
-    """Tensors by name, their numbers counted from the first one; one at a time is in memory as
-    float64."""
+def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[ReplayRow]:
+    """Yield tensors by name, numbers counted from the first; one at a time is float64 in memory."""
     for name in stored:
-        yield Row(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
+        yield ReplayRow(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
 
 
-# -- told ------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
-def _plain(found: Replay, run: str) -> dict[str, Any]:
+def _plain(found: ReplayReport, run: str) -> dict[str, Any]:
     commit, taken = found.past.commit, found.past.recorded
     return {
         "run": run,
@@ -372,14 +367,14 @@ def _plain(found: Replay, run: str) -> dict[str, Any]:
     }
 
 
-def _worst(q: Quantity) -> Iterator[dict[str, Any]]:
+def _worst(q: QuantityComparison) -> Iterator[dict[str, Any]]:
     """Differences as JSON has them."""
     for d in q.worst:
         both = {"stored": _told(q, d.stored), "recomputed": _told(q, d.recomputed)}
         yield d._asdict() | both
 
 
-def _told(q: Quantity, value: float | None) -> float | str | None:
+def _told(q: QuantityComparison, value: float | None) -> float | str | None:
     """A number as JSON has it, a mask by its name."""
     if q.name == MASKS and value is not None:
         from storage.queries import REASONS
@@ -388,7 +383,7 @@ def _told(q: Quantity, value: float | None) -> float | str | None:
     return str(value) if value is not None and math.isinf(value) else value
 
 
-def _print(found: Replay, run: str) -> None:
+def _print(found: ReplayReport, run: str) -> None:
     console = Console(highlight=False)
     commit, taken = found.past.commit, found.past.recorded
     console.print(

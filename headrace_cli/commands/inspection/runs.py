@@ -1,4 +1,4 @@
-"""`headrace runs`, `show`, `stop` and `dashboard`: what ran, and the run that is going on."""
+"""`headrace runs`, `show`, `stop` and `dashboard`: past runs, and live ones."""
 
 import argparse
 import json
@@ -15,10 +15,10 @@ from rich.text import Text
 from headrace.errors import UserError, visible
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
-from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
+from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, print_line
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
-from headrace_cli.launch.plan import LARGEST_PORT, dashboard_argv, page_port, role_environment
+from headrace_cli.launch.plan import MAX_PORT, dashboard_argv, page_port, role_environment
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -50,7 +50,7 @@ def runs(arguments: argparse.Namespace) -> int:
 def _print_lines(lines: list[dict[str, Any]]) -> None:
     width = max(len(line["run_id"]) for line in lines)
     console = Console()
-    say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
+    print_line(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
         text, is_read = _row(line, width), line["status"] != "unreadable"
         console.print(Text(visible(text), "" if is_read else "dim"), soft_wrap=True)
@@ -97,8 +97,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left, while
-    that makes progress."""
+    """Ask a run to drain, write a checkpoint and end; wait for that while it makes progress."""
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
     if run_folder.is_reward_model(run_dir):
         raise UserError(f"{run_dir.name} trains a reward model: Ctrl-C where it runs ends it")
@@ -108,13 +107,13 @@ def stop(arguments: argparse.Namespace) -> int:
     config = run_folder.read_config(run_dir)
     monitor, screen = Monitor(config, found[0]), PlainScreen(config, Console())
     try:
-        monitor.ask()
-        if monitor.answer(timeout_s=10.0) is None:
+        monitor.request_status()
+        if monitor.latest_status(timeout_s=10.0) is None:
             raise UserError(
                 f"the coordinator of {run_dir.name} does not answer at {found[0]}; its supervisor "
                 "ends the run at Ctrl-C"
             )
-        monitor.command("stop")
+        monitor.send_command("stop")
         moved_at = time.monotonic()
         while run_folder.is_running(run_dir):
             if time.monotonic() - moved_at > arguments.timeout:
@@ -122,8 +121,8 @@ def stop(arguments: argparse.Namespace) -> int:
                     f"{run_dir.name} was asked to stop and has made no progress for "
                     f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
                 )
-            monitor.ask()
-            if status := monitor.answer(timeout_s=ASK_EVERY_S):
+            monitor.request_status()
+            if status := monitor.latest_status(timeout_s=ASK_EVERY_S):
                 screen.show(status)
                 moved_at = max(moved_at, time.monotonic() - status.moved_s)
     finally:
@@ -135,10 +134,8 @@ def stop(arguments: argparse.Namespace) -> int:
 def dashboard(arguments: argparse.Namespace) -> int:
     """Become the server of the web page of a folder of runs; the process is replaced."""
     root = Path(arguments.folder or arguments.root or "runs")
-    if not 0 <= arguments.port <= LARGEST_PORT:
-        raise UserError(
-            f"--port {arguments.port}: ports go from 1 to {LARGEST_PORT}; 0: a free one"
-        )
+    if not 0 <= arguments.port <= MAX_PORT:
+        raise UserError(f"--port {arguments.port}: ports go from 1 to {MAX_PORT}; 0: a free one")
     if not root.is_dir():
         raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
     port = page_port(arguments.host, arguments.port)

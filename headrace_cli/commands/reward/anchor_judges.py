@@ -1,8 +1,9 @@
-"""Who picks anchors: the sources of rewards of a recipe.
+"""Judges that pick anchors: the sources of rewards of a recipe.
 
-In: a recipe, and perhaps the name of the source that picks. Out: `Judges`, which say whose turn a
-prompt is and which of some answers is the best. A source of the kind `pairwise` compares them with
-its model, and needs no anchors for that; every other one scores them as in a run.
+In: a recipe, and perhaps the name of the source that picks. Out: `AnchorJudges`, which say which
+source picks for a prompt and which of some answers is the best. A source of the kind `pairwise`
+compares them with its model, and needs no anchors for that; every other one scores them as in a
+run.
 """
 
 import asyncio
@@ -20,29 +21,29 @@ from headrace.protocol.messages.control import Score, ScoreItem
 from headrace_cli.commands.reward.sampling import UnjudgedError
 
 
-class Candidate(NamedTuple):
+class AnchorCandidate(NamedTuple):
     """An answer that may become the anchor."""
 
     ids: list[int]
     text: str
 
 
-class Pick(NamedTuple):
+class AnchorPick(NamedTuple):
     """The place of the best answer, and its score: the reward, or how likely it beats another."""
 
     place: int
     score: float
 
 
-Compare = Callable[[Any, Sequence[str]], Pick]
+Compare = Callable[[Any, Sequence[str]], AnchorPick]
 
 
-class Judges:
+class AnchorJudges:
     """See the module's docstring."""
 
     def __init__(self, config: RunConfig, by: str | None) -> None:
-        """`by`: the source that picks, where it is not the prompt's own. UserError where a source
-        cannot be had, or cannot pick."""
+        """`by`: the picking source, if not the prompt's. UserError: a source is missing or cannot
+        pick."""
         reward = config.reward
         each = reward.each()
         if by is not None and by not in each:
@@ -92,8 +93,13 @@ class Judges:
             yield
 
     async def pick(
-        self, source: str, row: Any, shown: str, ids: Sequence[int], answers: Sequence[Candidate]
-    ) -> Pick:
+        self,
+        source: str,
+        row: Any,
+        shown: str,
+        ids: Sequence[int],
+        answers: Sequence[AnchorCandidate],
+    ) -> AnchorPick:
         """The best answer to a row, whose prompt the policy sees as `shown`; the first of equally
         good ones. UnjudgedError where none can be judged."""
         compare = self._compare.get(source)
@@ -104,7 +110,7 @@ class Judges:
         return _highest(await asyncio.gather(*map(self._desk.score, items)))
 
     def _item(
-        self, source: str, row: Any, shown: str, ids: Sequence[int], answer: Candidate
+        self, source: str, row: Any, shown: str, ids: Sequence[int], answer: AnchorCandidate
     ) -> ScoreItem:
         assert self._scorers is not None
         with_ids = self._scorers.token_ids
@@ -123,16 +129,16 @@ class Judges:
         )
 
 
-def _highest(scores: Sequence[Score]) -> Pick:
+def _highest(scores: Sequence[Score]) -> AnchorPick:
     judged = [(score.reward, -place) for place, score in enumerate(scores) if score.status == "ok"]
     if not judged:
         raise UnjudgedError(f"{scores[-1].status}: {scores[-1].error}")
     reward, place = max(judged)
-    return Pick(-place, reward)
+    return AnchorPick(-place, reward)
 
 
 def _comparison(source: SourceConfig) -> Compare:
-    """How a pairwise reward model picks."""
+    """Return the comparison of a pairwise reward model."""
     from rewards.kinds import model_folder
     from rewards.models.scorer import PairScorer
 
@@ -141,7 +147,7 @@ def _comparison(source: SourceConfig) -> Compare:
         model_folder(source.options.get("model"), "pairwise", "pairwise reward model")
     )
 
-    def compare(prompt: Any, texts: Sequence[str]) -> Pick:
+    def compare(prompt: Any, texts: Sequence[str]) -> AnchorPick:
         try:
             best = best_of(texts, lambda a, b: scorer.pair(prompt, a, b, rule=rule).r)
         except UserError as error:
@@ -151,12 +157,14 @@ def _comparison(source: SourceConfig) -> Compare:
     return compare
 
 
-def best_of(answers: Sequence[str], beats: Callable[[str, str], float]) -> Pick:
-    """The best by a knock-out: each answer meets the winner so far. `beats(a, b)`: how likely a
-    beats b; of b and a it is one minus that, so that a pair is asked about once. Where the judge
-    puts answers into an order its first one wins, however they stand; n answers take at most 2n - 3
-    questions. Its score: the mean probability to beat one of the others (1/2 for equal ones, and
-    where there are none)."""
+def best_of(answers: Sequence[str], beats: Callable[[str, str], float]) -> AnchorPick:
+    """Pick the best by a knock-out: each answer meets the winner so far.
+
+    `beats(a, b)`: how likely a beats b; of b and a it is one minus that, so that a pair is compared
+    once. Where the judge orders the answers, its first one wins, however they stand; n answers take
+    at most 2n - 3 comparisons. The score: the mean probability to beat one of the others (1/2 for
+    equal ones, and where there are none).
+    """
     known: dict[tuple[str, str], float] = {}
 
     def won(first: str, second: str) -> float:
@@ -172,4 +180,6 @@ def best_of(answers: Sequence[str], beats: Callable[[str, str], float]) -> Pick:
         if won(answer, answers[best]) > 0.5:
             best = index
     others = [*answers[:best], *answers[best + 1 :]]
-    return Pick(best, sum(won(answers[best], o) for o in others) / len(others) if others else 0.5)
+    return AnchorPick(
+        best, sum(won(answers[best], o) for o in others) / len(others) if others else 0.5
+    )

@@ -1,4 +1,4 @@
-"""`headrace reward anchors`: for each prompt the best of n answers, for rewards of pairs.
+"""`headrace reward anchors`: the best of n answers per prompt, for pairwise rewards.
 
 In: a recipe. Out: a file with one row per prompt (`headrace.data.anchors`): the answer, its score,
 who wrote it and who picked it. Answers come from the recipe's generator. They are picked by the
@@ -20,27 +20,27 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import Written
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
-from headrace_cli.commands.reward.anchor_judges import Candidate, Judges
-from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.anchor_judges import AnchorCandidate, AnchorJudges
+from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     MAX_SKIPS,
-    Asked,
+    TaskPrompt,
     UnjudgedError,
     draw_seed,
+    print_result,
     sampling_config,
     side_by_side,
-    tell,
     training_prompts,
 )
 from headrace_cli.launch.sampler import Sampler, open_sampler
 
-PROMPTS = 1024
-"""Training prompts of a task that makes them, where `--prompts` does not say it."""
+DEFAULT_PROMPTS = 1024
+"""Default number of training prompts of a task that generates them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class AnchorPrompt:
     """A prompt that gets an anchor. `text` is how the policy sees it."""
 
     place: int
@@ -52,19 +52,19 @@ class Prompt:
 
 
 def anchors(arguments: argparse.Namespace) -> int:
-    """Make the anchors and say what came of it; 1 where no prompt could get one."""
+    """Make the anchors and print a summary; 1 where no prompt could get one."""
     if arguments.best_of < 1 or (arguments.prompts is not None and arguments.prompts < 1):
         raise UserError("--best-of and --prompts are at least 1")
     config = sampling_config(arguments)
-    work = Work(config, arguments.best_of, arguments.by)
-    prompts = work.prompts(arguments.prompts)
-    file = RowFile(arguments.out, work.settings(prompts))
+    selection = AnchorSelection(config, arguments.best_of, arguments.by)
+    prompts = selection.prompts(arguments.prompts)
+    file = RowFile(arguments.out, selection.settings(prompts))
     began = time.monotonic()
     todo = [prompt for prompt in prompts if prompt.place not in file.rows]
     if todo:
-        asyncio.run(work.pick_all(todo, file, len(prompts)))
+        asyncio.run(selection.pick_all(todo, file, len(prompts)))
     if not file.rows:
-        raise RunFailedError(f"no prompt has an anchor; the last: {work.failures[-1]}")
+        raise RunFailedError(f"no prompt has an anchor; the last: {selection.failures[-1]}")
     rows = list(file.rows.values())
     file.finish(lambda row: True)
     result = {
@@ -72,46 +72,46 @@ def anchors(arguments: argparse.Namespace) -> int:
         "held_out": sum(row["held_out"] for row in rows),
         "without": len(prompts) - len(rows),
         "score": round(sum(row["anchor_score"] for row in rows) / len(rows), 4),
-        "sampled_tokens": work.tokens,
+        "sampled_tokens": selection.tokens,
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    return tell(result, work.failures, failed="no anchor", as_json=arguments.json)
+    return print_result(result, selection.failures, failed="no anchor", as_json=arguments.json)
 
 
-class Work:
-    """All prompts of one command, side by side."""
+class AnchorSelection:
+    """Selection of the anchors of all prompts, side by side."""
 
     def __init__(self, config: RunConfig, count: int, by: str | None) -> None:
-        """`count`: answers of a prompt; `by`: the source that picks, where it is not the prompt's
-        own. UserError where a source cannot pick."""
+        """`count`: answers of a prompt; `by` as in AnchorJudges. UserError: a source cannot
+        pick."""
         self._config, self._count, self._by = config, count, by
         self._tokenizer = policy_tokenizer(config)
-        self._judges = Judges(config, by)
+        self._judges = AnchorJudges(config, by)
         self.failures: list[str] = []
         """Prompts that have no anchor, in words."""
         self.tokens = 0
 
-    def prompts(self, count: int | None) -> list[Prompt]:
-        """Held-out prompts, as many as an evaluation has, and training prompts: `count` of them, or
-        all of a dataset. Each once."""
+    def prompts(self, count: int | None) -> list[AnchorPrompt]:
+        """Return held-out prompts as in an evaluation, and `count` training prompts, each once.
+        `count` None: all of a dataset, else DEFAULT_PROMPTS."""
         from rewards.models.encoding import prompt_ids, shown
         from tasks.datasets.source import DatasetSource, build_source
 
         config, mode = self._config, self._config.model.chat_template
         source = build_source(config.task, config.seed)
         held_out = [
-            Asked(row, prompt_ids(self._tokenizer, row.prompt, mode))
+            TaskPrompt(row, prompt_ids(self._tokenizer, row.prompt, mode))
             for row in source.eval_rows(config.evaluation.num_prompts)
         ]
         held_out = [one for one in held_out if len(one.ids) <= config.task.max_prompt_length]
-        found: dict[str, Prompt] = {}
+        found: dict[str, AnchorPrompt] = {}
 
-        def keep(asked: Asked, *, out: bool) -> bool:
-            """Whether it is a prompt that was not there yet."""
+        def keep(asked: TaskPrompt, *, out: bool) -> bool:
+            """Keep a prompt; return whether it is new."""
             text = shown(self._tokenizer, asked.row.prompt, mode)
             name = self._judges.source_of(asked.row)
-            new = Prompt(len(found), asked.row, asked.ids, text, name, out)
+            new = AnchorPrompt(len(found), asked.row, asked.ids, text, name, out)
             return found.setdefault(text, new) is new
 
         for one in held_out:
@@ -120,7 +120,7 @@ class Work:
         if isinstance(source, DatasetSource):
             stream = islice(stream, len(source.training))
             count = len(source.training) if count is None else count
-        left, repeated = PROMPTS if count is None else count, 0
+        left, repeated = DEFAULT_PROMPTS if count is None else count, 0
         while left and repeated < MAX_SKIPS:
             asked = next(stream, None)
             if asked is None:
@@ -129,8 +129,8 @@ class Work:
             left, repeated = left - new, 0 if new else repeated + 1
         return list(found.values())
 
-    def settings(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """What rows depend on."""
+    def settings(self, prompts: Sequence[AnchorPrompt]) -> dict[str, Any]:
+        """Return the settings that rows depend on."""
         config = self._config
         return {
             "policy": config.model.path,
@@ -143,18 +143,18 @@ class Work:
             "reward": _digest(config.reward.model_dump_json()),
         }
 
-    async def pick_all(self, prompts: Sequence[Prompt], file: RowFile, total: int) -> None:
+    async def pick_all(self, prompts: Sequence[AnchorPrompt], file: RowFile, total: int) -> None:
         """Put a row of every prompt into the file, in the order in which they are done."""
         capacity = self._config.generator.seats
         # One more than fill the engine, so that it writes while others are judged.
         at_once = -(-capacity // self._count) + 1
         async with (
-            serving_judges(self._config),
+            serve_judges(self._config),
             open_sampler(self._config) as sampler,
             self._judges.at_work(),
         ):
 
-            async def one(prompt: Prompt) -> str:
+            async def one(prompt: AnchorPrompt) -> str:
                 try:
                     file.add(await self._row(prompt, sampler))
                 except UnjudgedError as error:
@@ -164,10 +164,10 @@ class Work:
             await side_by_side(prompts, one, at_once=at_once, total=total, title="anchors")
             self.tokens = sampler.tokens
 
-    async def _row(self, prompt: Prompt, sampler: Sampler) -> dict[str, Any]:
+    async def _row(self, prompt: AnchorPrompt, sampler: Sampler) -> dict[str, Any]:
         numbers = range(self._count)
         written = await asyncio.gather(*(self._write(prompt, sampler, i) for i in numbers))
-        answers = [Candidate(a.ids, self._text(a.ids)) for a in written if a.finished]
+        answers = [AnchorCandidate(a.ids, self._text(a.ids)) for a in written if a.finished]
         if not answers:
             limit = self._config.task.max_response_length
             raise UnjudgedError(f"none of its {self._count} answers ended within {limit} tokens")
@@ -187,10 +187,10 @@ class Work:
             "anchor_samples": len(answers),
         }
 
-    async def _write(self, prompt: Prompt, sampler: Sampler, number: int) -> Written:
+    async def _write(self, prompt: AnchorPrompt, sampler: Sampler, number: int) -> Written:
         seed = draw_seed(self._config.seed, prompt.ids, (), number)
         limit = self._config.task.max_response_length
-        return await sampler.write(prompt.ids, (), max_tokens=limit, seed=seed)
+        return await sampler.sample(prompt.ids, (), max_tokens=limit, seed=seed)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

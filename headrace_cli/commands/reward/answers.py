@@ -23,8 +23,7 @@ from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 
 
 def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) -> list[ScoreItem]:
-    """One item a row; its trajectory id is its place. `media`: the folder for images; without
-    one, rows with images are a UserError."""
+    """Return an item per row, with its place as id. `media`: folder of images; None: no images."""
     from tasks.rows import images_in, with_images
 
     task = config.task

@@ -1,4 +1,4 @@
-"""The judges of a recipe where no run serves them: for `headrace reward try` and `label`."""
+"""The judges of a recipe without a run, for `headrace reward try` and `label`."""
 
 import asyncio
 import os
@@ -13,43 +13,45 @@ from headrace.host.hardware import detect
 from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
 from headrace.run_files.run_folder import write_config
 from headrace_cli.launch.plan import plan_processes
-from headrace_cli.launch.process import Child, Nursery, describe_exit
+from headrace_cli.launch.process import ChildProcess, ProcessLauncher, describe_exit
 
 LOOK_EVERY_S = 0.2
 END_S = 10.0
 
 
 @asynccontextmanager
-async def serving_judges(config: RunConfig) -> AsyncIterator[None]:
-    """Serve the judges of a recipe while the block runs, but those that only audit; UserError,
-    which ends the block, when one of them dies."""
+async def serve_judges(config: RunConfig) -> AsyncIterator[None]:
+    """Serve a recipe's judges, but those that only audit, in the block; UserError when one dies."""
     if not config.reward.judges:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="headrace-judges-") as folder, Nursery() as nursery:
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-judges-") as folder,
+        ProcessLauncher() as launcher,
+    ):
         run_dir = Path(folder)
         write_config(run_dir, config)
         specs = plan_processes(config, run_dir, detect())
-        children = [Child(spec) for spec in specs if spec.role == "judge" and spec.needed]
+        children = [ChildProcess(spec) for spec in specs if spec.role == "judge" and spec.needed]
         for child in children:
-            nursery.start(child, {})
+            launcher.start(child, {})
         os.environ[JUDGES_VARIABLE] = str(run_dir / FOLDER)
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(_watch(nursery, children))
+                watching = group.create_task(_watch(launcher, children))
                 yield
                 watching.cancel()
         except* (UserError, RunFailedError) as errors:
             raise errors.exceptions[0] from None
         finally:
             del os.environ[JUDGES_VARIABLE]
-            nursery.end(children, grace_s=END_S)
+            launcher.end(children, grace_s=END_S)
 
 
-async def _watch(nursery: Nursery, children: list[Child]) -> None:
+async def _watch(launcher: ProcessLauncher, children: list[ChildProcess]) -> None:
     while True:
         for child in children:
-            if (code := nursery.bury(child)) is not None:
+            if (code := launcher.reap(child)) is not None:
                 tail = child.tail(1).removeprefix("error: ")
                 raise UserError(f"{child.spec.name} ended ({describe_exit(code)}): {tail}")
         await asyncio.sleep(LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""`headrace reward label`: labels for the lines of answers, for training a line reward model.
+"""`headrace reward label`: labels of answers' lines, to train a line reward model.
 
 In: a recipe, and answers from a file or sampled from its policy. Out: a file with a row an answer:
 its lines, a label for each (see `rewards.labeling.line_labels`), and what it took. Completions come
@@ -26,23 +26,22 @@ from headrace.protocol.messages.control import ScoreItem
 from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.reward.answers import items_of
-from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (
     UnjudgedError,
     draw_seed,
+    print_result,
     sampling_config,
     side_by_side,
-    tell,
     training_prompts,
 )
 from headrace_cli.launch.sampler import Sampler, open_sampler
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer to be labelled. `item` is how a judge is asked about it; `ids` None: it is still to
-    be sampled, with `seed`."""
+class AnswerToLabel:
+    """Answer to be labelled. `item`: for a judge; `ids` None: still to be sampled, with `seed`."""
 
     index: int
     prompt: Any
@@ -54,7 +53,7 @@ class Answer:
     seed: int = 0
 
 
-def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
+def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[AnswerToLabel]:
     """The answers of the file, or prompts whose answers are still to be sampled."""
     from rewards.models.encoding import prompt_ids
     from tasks.datasets.answers import read_answers
@@ -75,7 +74,9 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
             ids = tokenizer(row.completion, add_special_tokens=False)["input_ids"]
         written = None if ids is None else tuple(ids)
         seed = draw_seed(config.seed, asked, (), index)
-        yield Answer(index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed)
+        yield AnswerToLabel(
+            index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed
+        )
 
 
 def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
@@ -87,7 +88,7 @@ def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any
 
 
 def label(arguments: argparse.Namespace) -> int:
-    """Label the answers and say what came of it; 1 where none could be labelled."""
+    """Label the answers and print a summary; 1 where none could be labelled."""
     if (arguments.answers is None) == (arguments.samples is None):
         raise UserError("give the answers: --answers FILE, or --samples N to have them sampled")
     if arguments.k < 1 or (arguments.samples is not None and arguments.samples < 1):
@@ -98,22 +99,22 @@ def label(arguments: argparse.Namespace) -> int:
     file = RowFile(arguments.out, settings)
     began = time.monotonic()
     todo = [answer for answer in answers if answer.index not in file.rows]
-    work = Work(config, arguments.k, fenced=arguments.fenced)
+    labeler = AnswerLabeler(config, arguments.k, fenced=arguments.fenced)
     if todo:
-        asyncio.run(work.label_all(todo, file, len(answers)))
+        asyncio.run(labeler.label_all(todo, file, len(answers)))
     rows = file.rows
     if not rows:
-        raise RunFailedError(f"no answer could be labelled; the last: {work.failures[-1]}")
+        raise RunFailedError(f"no answer could be labelled; the last: {labeler.failures[-1]}")
     wanted = "revised" if arguments.revised_only else "counted"
     kept = file.finish(lambda row: bool(row[wanted]))
     result = _summary(list(rows.values())) | {
-        "unlabelled": len(work.failures),
+        "unlabelled": len(labeler.failures),
         "rows": kept,
-        "sampled_tokens": work.tokens,
+        "sampled_tokens": labeler.tokens,
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    return tell(result, work.failures, failed="not labelled", as_json=arguments.json)
+    return print_result(result, labeler.failures, failed="not labelled", as_json=arguments.json)
 
 
 def labelling_config(arguments: argparse.Namespace) -> RunConfig:
@@ -130,9 +131,9 @@ def labelling_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _settings(
-    config: RunConfig, arguments: argparse.Namespace, answers: Sequence[Answer]
+    config: RunConfig, arguments: argparse.Namespace, answers: Sequence[AnswerToLabel]
 ) -> dict[str, Any]:
-    """What rows depend on."""
+    """Return the settings that rows depend on."""
     digest = hashlib.blake2b(digest_size=8)
     for answer in answers:
         digest.update(repr((answer.item.prompt, answer.prompt_ids, answer.ids)).encode())
@@ -149,13 +150,13 @@ def _settings(
     }
 
 
-class Work:
-    """All searches of one command, side by side."""
+class AnswerLabeler:
+    """Labeler of all answers of one command, side by side."""
 
     def __init__(
         self, config: RunConfig, k: int, *, fenced: bool | None = None, find: Any = None
     ) -> None:
-        """`find`: another way to look for the boundary than by halves."""
+        """`find`: a search of the boundary other than bisection."""
         self._config, self._k, self._fenced, self._find = config, k, fenced, find
         self._tokenizer = policy_tokenizer(config)
         self._special = frozenset(self._tokenizer.all_special_ids)
@@ -163,19 +164,19 @@ class Work:
         """Answers that could not be labelled, in words."""
         self.tokens = 0
 
-    async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
+    async def label_all(self, answers: Sequence[AnswerToLabel], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.labeling.line_labels import PrefixLabeler
         from rewards.labeling.offline_scoring import open_desk
 
         capacity = self._config.generator.seats
         async with (
-            serving_judges(self._config),
+            serve_judges(self._config),
             open_sampler(self._config) as sampler,
             open_desk(self._config.reward) as desk,
         ):
 
-            async def passes(row: Answer, ids: Sequence[int], finished: bool) -> bool:
+            async def passes(row: AnswerToLabel, ids: Sequence[int], finished: bool) -> bool:
                 score = await desk.score(self._item(row, ids, finished=finished))
                 if score.status != "ok":
                     raise UnjudgedError(f"{score.status}: {score.error}")
@@ -184,11 +185,11 @@ class Work:
             complete = self._completer(sampler)
             # Few answers leave room for several completions of a prefix at a time.
             at_once = min(self._k, max(1, capacity // len(answers)))
-            labeler: PrefixLabeler[Answer] = PrefixLabeler(
+            labeler: PrefixLabeler[AnswerToLabel] = PrefixLabeler(
                 complete, passes, k=self._k, at_once=at_once, find=self._find
             )
 
-            async def one(answer: Answer) -> str:
+            async def one(answer: AnswerToLabel) -> str:
                 try:
                     row = await self._row(answer, labeler, passes, sampler)
                 except UnjudgedError as error:
@@ -211,7 +212,7 @@ class Work:
             room = limit - len(prefix)
             if room < 1:
                 return Completion((), False)
-            written = await sampler.write(prompt, prefix, max_tokens=room, seed=seed)
+            written = await sampler.sample(prompt, prefix, max_tokens=room, seed=seed)
             return Completion(written.ids, written.finished)
 
         async def complete(
@@ -223,7 +224,7 @@ class Work:
         return complete
 
     async def _row(
-        self, answer: Answer, labeler: Any, passes: Callable[..., Any], sampler: Sampler
+        self, answer: AnswerToLabel, labeler: Any, passes: Callable[..., Any], sampler: Sampler
     ) -> dict[str, Any]:
         from rewards.answers.line_ends import cut_like, split_lines
 
@@ -231,7 +232,7 @@ class Work:
         if len(answer.prompt_ids) > task.max_prompt_length:
             raise UnjudgedError(f"its prompt has {len(answer.prompt_ids)} tokens")
         if answer.ids is None:
-            written = await sampler.write(
+            written = await sampler.sample(
                 answer.prompt_ids, (), max_tokens=task.max_response_length, seed=answer.seed
             )
             answer = replace(answer, ids=tuple(written.ids), finished=written.finished)
@@ -267,7 +268,7 @@ class Work:
             "info": json.dumps(answer.info, default=str),
         }
 
-    def _item(self, answer: Answer, ids: Sequence[int], *, finished: bool) -> ScoreItem:
+    def _item(self, answer: AnswerToLabel, ids: Sequence[int], *, finished: bool) -> ScoreItem:
         with_ids = self._config.reward.token_ids
         return msgspec.structs.replace(
             answer.item,

@@ -61,7 +61,7 @@ def _lists(path: str | None, left_out: Counter[str]) -> list[RankedList]:
 
 
 def _scores(folder: Path, lists: Sequence[RankedList]) -> list[list[float]]:
-    """What a ranker's folder says of each candidate."""
+    """Return a ranker's score of each candidate."""
     import torch
 
     from learner.ranking.model import SessionRanker

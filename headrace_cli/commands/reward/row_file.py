@@ -1,4 +1,4 @@
-"""The file that `headrace reward label` or `anchors` writes: gone on with, then whole.
+"""The resumable output file of `headrace reward label` and `anchors`.
 
 In: rows as they come. Out: `NAME.part`, a line of settings, then one row per line; at the end the
 file itself, its rows ordered by index. Promises: a command that was interrupted goes on where it
@@ -14,18 +14,17 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.run_files import run_folder
 
-Row = dict[str, Any]
+OutputRow = dict[str, Any]
 
 
 class RowFile:
     """Rows by the index of what they are about."""
 
-    def __init__(self, path: Path, settings: Row) -> None:
-        """UserError where the file is there already, where its folder is not, and where what was
-        begun has other settings."""
+    def __init__(self, path: Path, settings: OutputRow) -> None:
+        """UserError: the file exists, its folder does not, or what was begun has other settings."""
         self.path = path
         self._part = path.with_name(path.name + ".part")
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, OutputRow] = {}
         if path.exists():
             raise UserError(f"{path} is there already; give --out another name, or remove it")
         if not path.parent.is_dir():
@@ -45,13 +44,13 @@ class RowFile:
             lines = [json.dumps(settings), *map(json.dumps, self.rows.values())]
             run_folder.write_atomically(self._part, "".join(f"{line}\n" for line in lines))
 
-    def add(self, row: Row) -> None:
+    def add(self, row: OutputRow) -> None:
         """Keep a row."""
         self.rows[row["index"]] = row
         with self._part.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
 
-    def finish(self, keep: Callable[[Row], bool]) -> int:
+    def finish(self, keep: Callable[[OutputRow], bool]) -> int:
         """Write the file with the rows to keep; their number."""
         kept = [self.rows[index] for index in sorted(self.rows) if keep(self.rows[index])]
         run_folder.write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
@@ -59,7 +58,7 @@ class RowFile:
         return len(kept)
 
 
-def _read(part: Path) -> tuple[Row | None, dict[int, Row]]:
+def _read(part: Path) -> tuple[OutputRow | None, dict[int, OutputRow]]:
     """The settings and the whole rows of what was begun; None where nothing was."""
     if not part.is_file():
         return None, {}

@@ -1,7 +1,7 @@
-"""What commands share that have the recipe's generator write answers: labels of lines, anchors.
+"""Sampling from a recipe's generator, for the commands `label` and `anchors`.
 
-In: the command's options. Out: the recipe as far as it is used for that, prompts as a run has them,
-and a way to work on many things side by side with a bar where somebody looks.
+In: the command's options. Out: the part of the recipe that is used for that, prompts as a run has
+them, and a way to work on many things side by side with a bar on a terminal.
 """
 
 import argparse
@@ -27,19 +27,19 @@ from headrace.config.preflight.checks import check_dataset, check_model, check_r
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import detect
-from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.run.train import config_from_arguments
 
 T = TypeVar("T")
 MAX_SKIPS = 10_000
 
 
 class UnjudgedError(Exception):
-    """Something that no judge could score: nothing can follow from it."""
+    """No judge could score an answer: nothing can follow from it."""
 
 
 def sampling_config(arguments: argparse.Namespace) -> RunConfig:
-    """The recipe with the policy that is asked for. Value models and sources of lines are left out:
-    they may be what the answers are for."""
+    """Return the recipe with the chosen policy. Value model and line sources are left out: the
+    answers may be for training them."""
     if arguments.policy is not None:
         model = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={model}"]
@@ -49,7 +49,7 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
         "reward.process.source=null",
         "dashboard.enabled=false",
     ]
-    config = configured(arguments)
+    config = config_from_arguments(arguments)
     sources = {n: s for n, s in config.reward.sources.items() if s.unit != "line"}
     reward = config.reward.model_copy(update={"sources": sources})
     config = config.model_copy(update={"reward": reward})
@@ -60,16 +60,15 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     return resolve_generator(config, detect().gpus).config
 
 
-class Asked(NamedTuple):
+class TaskPrompt(NamedTuple):
     """A row of the task with its prompt's token ids."""
 
     row: Any
     ids: list[int]
 
 
-def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Asked]:
-    """The training prompts of the task in the order of a run, without end, those that are too long
-    left out as in a run."""
+def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[TaskPrompt]:
+    """Yield the task's training prompts in a run's order, without end and without too long ones."""
     from rewards.models.encoding import prompt_ids
     from tasks.datasets.source import build_source
 
@@ -80,7 +79,7 @@ def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Asked]:
         ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
         position += 1
         if len(ids) <= longest:
-            yield Asked(row, ids)
+            yield TaskPrompt(row, ids)
             skipped = 0
         elif (skipped := skipped + 1) == MAX_SKIPS:
             raise UserError(
@@ -132,9 +131,10 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
-def tell(result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool) -> int:
-    """Print what came of a command, a line each, and the last failure under the name `failed`, or
-    one JSON object; the exit code."""
+def print_result(
+    result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool
+) -> int:
+    """Print a result and the last failure, named `failed`, or one JSON object; the exit code."""
     if as_json:
         print(json.dumps(result))
         return 0

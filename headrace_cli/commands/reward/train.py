@@ -1,4 +1,4 @@
-"""`headrace reward train`: from a recipe (or a run to go on with) to a trained reward model.
+"""`headrace reward train`: from a recipe or an earlier run to a trained reward model.
 
 In: parsed arguments. Out: an exit code, a run folder with a model, a report and its figures on the
 terminal, which shows a bar meanwhile; elsewhere there is a line every few seconds. Ctrl-C is heard
@@ -28,9 +28,9 @@ from headrace.run_files import run_folder
 from headrace.run_files.reward_model_run import REPORT_PAGE, EvaluationLine, StepLine, read_status
 from headrace.run_files.run_folder import LATEST
 from headrace_cli.commands.run.train import root_option
-from headrace_cli.launch.display.progress import PLAIN_EVERY_S, say
+from headrace_cli.launch.display.progress import PLAIN_EVERY_S, print_line
 from headrace_cli.launch.display.units import duration
-from headrace_cli.launch.supervisor import INTERRUPTED, handled
+from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
 
 COMMANDS = {"sft": "sft", "ranker": "rank train"}
 """The commands of objectives that `reward train` is not the first for."""
@@ -51,10 +51,10 @@ class RewardScreen:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        say(self._console if self._bar is None else self._bar.console, text)
+        print_line(self._console if self._bar is None else self._bar.console, text)
 
     def step(self, line: StepLine, steps: int) -> None:
-        """A step was taken, of `steps`."""
+        """Show a step, one of `steps`."""
         now = time.monotonic()
         if self._began_at < 0:
             self._began_at, self._first_step = now, line.step
@@ -70,7 +70,7 @@ class RewardScreen:
             self.note(f"step {line.step}/{steps}  loss {loss}  {self._held_out}{ending}".rstrip())
 
     def evaluated(self, line: EvaluationLine) -> None:
-        """The held-out examples were looked at."""
+        """Show an evaluation on the held-out examples."""
         name = "accuracy" if "accuracy" in line.figures else "loss"
         value = line.figures.get(name)
         self._held_out = "" if value is None else f"held-out {name} {value:.3f}"
@@ -115,11 +115,13 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
         run_dir, config = _resumed(arguments)
         _check_objective(config, expects)
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
-    say(console, f"run        {run_dir}")
-    with run_folder.locked(run_dir), stopping() as stop:
+    print_line(console, f"run        {run_dir}")
+    with run_folder.locked(run_dir), stop_on_interrupt() as stop:
         screen = RewardScreen(console, live=console.is_terminal and not arguments.plain)
         try:
-            outcome = _train(config, run_dir, screen, stop)
+            from rewards.models.training.train import train as train_model
+
+            outcome = train_model(config, run_dir, screen, should_stop=stop)
         except UserError:
             if fresh and not read_status(run_dir).step:
                 run_folder.discard_run_folder(run_dir)
@@ -127,15 +129,15 @@ def train(arguments: argparse.Namespace, *, expects: type[Any] | None = None) ->
         finally:
             screen.close()
     if outcome.model is None:
-        say(console, f"interrupted after {outcome.step} steps; go on with:")
+        print_line(console, f"interrupted after {outcome.step} steps; go on with:")
         command = COMMANDS.get(config.objective.kind, "reward train")
-        say(console, f"  headrace {command} --resume {run_dir.name}{root_option(run_dir)}")
+        print_line(console, f"  headrace {command} --resume {run_dir.name}{root_option(run_dir)}")
         return INTERRUPTED
     if arguments.json:
         print(json.dumps({"run_id": run_dir.name, "model": str(outcome.model), **outcome.figures}))
         return 0
-    say(console, f"model      {outcome.model}")
-    say(console, f"report     {run_dir / REPORT_PAGE}")
+    print_line(console, f"model      {outcome.model}")
+    print_line(console, f"report     {run_dir / REPORT_PAGE}")
     return 0
 
 
@@ -144,12 +146,6 @@ def _check_objective(config: RewardModelConfig, expects: type[Any] | None) -> No
         kind = config.objective.kind
         command = COMMANDS.get(kind, "reward train")
         raise UserError(f"objective.kind = {kind!r} is trained by `headrace {command}`")
-
-
-def _train(config: RewardModelConfig, run_dir: Path, screen: RewardScreen, stop: Any) -> Any:
-    from rewards.models.training.train import train as train_model
-
-    return train_model(config, run_dir, screen, should_stop=stop)
 
 
 def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
@@ -187,7 +183,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
         raise UserError("--resume takes everything from the run; give no recipe and no overrides")
     root, name = Path(arguments.root or "runs"), arguments.resume
     if name == LATEST:
-        name = newest(root)
+        name = newest_reward_model(root)
     run_dir = run_folder.find_run(root, name)
     config = run_folder.read_reward_model_config(run_dir)
     if read_status(run_dir).status == "finished":
@@ -195,7 +191,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
     return run_dir, config
 
 
-def newest(root: Path) -> str:
+def newest_reward_model(root: Path) -> str:
     """The newest run that trains a reward model; UserError where there is none."""
     names = [n for n in run_folder.run_names(root) if run_folder.is_reward_model(root / n)]
     if not names:
@@ -204,9 +200,8 @@ def newest(root: Path) -> str:
 
 
 @contextmanager
-def stopping() -> Iterator[Any]:
-    """Inside, the first Ctrl-C (or SIGTERM) makes the given function true; a second one ends the
-    process at once."""
+def stop_on_interrupt() -> Iterator[Any]:
+    """Yield a function that a first Ctrl-C or SIGTERM makes true; a second one ends the process."""
     asked: list[int] = []
 
     def note(number: int, _frame: types.FrameType | None) -> None:
@@ -215,5 +210,5 @@ def stopping() -> Iterator[Any]:
         asked.append(number)
         print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr)
 
-    with handled(note, signal.SIGINT, signal.SIGTERM):
+    with signal_handler(note, signal.SIGINT, signal.SIGTERM):
         yield lambda: bool(asked)

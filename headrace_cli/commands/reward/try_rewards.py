@@ -1,4 +1,4 @@
-"""`headrace reward try`: the rewards of a recipe on finished answers in a file, without a run."""
+"""`headrace reward try`: a recipe's rewards of answers in a file, without a run."""
 
 import argparse
 import asyncio
@@ -13,13 +13,13 @@ from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
 from headrace.errors import UserError
-from headrace_cli.commands.reward.judges import serving_judges
-from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.reward.judges import serve_judges
+from headrace_cli.commands.run.train import config_from_arguments
 
 
 def try_rewards(arguments: argparse.Namespace) -> int:
-    """Score the answers in a file as a run would, and show what came of each."""
-    config = configured(arguments)
+    """Score the answers in a file as a run would, and print each result."""
+    config = config_from_arguments(arguments)
     wrong = [line for line in problems(config) if line.startswith("reward.")]
     if wrong:
         raise UserError(wrong[0])
@@ -49,7 +49,7 @@ async def _score(
     from rewards.labeling.offline_scoring import score_all
 
     sources = [item.source for item in items]
-    async with serving_judges(config):
+    async with serve_judges(config):
         async for score in score_all(config.reward, items):
             ok = score.status == "ok"
             line = {

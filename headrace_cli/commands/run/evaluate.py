@@ -16,7 +16,7 @@ from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import detect
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.commands.run.train import prepared, report, supervise
+from headrace_cli.commands.run.train import prepare_run, report, supervise
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE, USER
@@ -28,7 +28,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     arguments.overrides += [
         f"model.path={json.dumps(model)}", "model.critic_path=null", "name=eval",
     ]  # fmt: skip
-    run_dir, code = evaluated(arguments)
+    run_dir, code = evaluate_once(arguments)
     if code == DONE:
         result = _result(run_dir) | {"model": model, "recipe": arguments.recipe}
         lines = (f"{name:<18} {value}" for name, value in result.items())
@@ -36,16 +36,15 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return code
 
 
-def evaluated(arguments: argparse.Namespace) -> tuple[Path, int]:
-    """The folder of a run that evaluates once and ends, and its exit code. One that is resumed goes
-    on with the answers it has."""
+def evaluate_once(arguments: argparse.Namespace) -> tuple[Path, int]:
+    """Evaluate once; return run folder and exit code. A resumed run keeps the answers it has."""
     resumes = getattr(arguments, "resume", None) is not None
     arguments.overrides += [] if resumes else [
         "evaluation.only=true", "evaluation.before=true", "evaluation.after=false",
         "dashboard.enabled=false",
     ]  # fmt: skip
     hardware = detect()
-    run_dir, config = prepared(
+    run_dir, config = prepare_run(
         arguments, lambda config: check_start(config, hardware), trains=False
     )
     console = Console(file=sys.stderr)
@@ -73,7 +72,7 @@ def _evaluations(run_dir: Path) -> list[dict[Any, Any]]:
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
-    """What the store says about the only evaluation of the run."""
+    """Return the store's row of the only evaluation of the run."""
     rows = _evaluations(run_dir)
     if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")

@@ -17,7 +17,7 @@ from headrace_cli.launch.plan import generator_argv, role_environment
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
 _ATTEMPT_S = 3.0
-"""An address where nobody even refuses is given up so soon, said to be silent, and tried again."""
+"""Seconds until an unanswered connection attempt is given up, reported as silent, and repeated."""
 
 
 def _warn(text: str) -> None:
@@ -59,8 +59,8 @@ def _link(arguments: argparse.Namespace) -> Link:
 def await_listener(
     address: str, patience_s: float = 30.0, tell: Callable[[str], None] = _warn
 ) -> None:
-    """Wait until somebody listens at tcp://HOST:PORT, trying less and less often; UserError where
-    nobody does. `tell` is called at once if no coordinator is there yet."""
+    """Wait until tcp://HOST:PORT listens, trying less and less often; UserError if it never does.
+    `tell` is called at once if no coordinator is there yet."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
     told = False
@@ -85,7 +85,7 @@ def await_listener(
 
 
 def keys(arguments: argparse.Namespace) -> int:
-    """Write CURVE key files and say how they are used."""
+    """Write CURVE key files and print how they are used."""
     from headrace.protocol.transport.curve import make_keys
 
     try:

@@ -28,11 +28,17 @@ from headrace.run_files import run_folder
 from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.checks.preflight import say_overruled
 from headrace_cli.commands.checks.reward_check import check_reward
-from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
+from headrace_cli.commands.run.train import (
+    prepare_run,
+    print_summary,
+    report,
+    root_option,
+    supervise,
+)
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
 from headrace_cli.launch.keys import with_keys
-from headrace_cli.launch.slurm import FOLDER, JOB, Job, job_of, steps, write_scripts
-from headrace_cli.launch.supervisor import INTERRUPTED, handled
+from headrace_cli.launch.slurm import FOLDER, JOB, SlurmJob, job_of, steps, write_scripts
+from headrace_cli.launch.supervisor import INTERRUPTED, signal_handler
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -48,14 +54,14 @@ def launch(arguments: argparse.Namespace) -> int:
 
 def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunConfig]:
     """The folder of the run and its configuration, which other hosts reach."""
-    run_dir, config = prepared(arguments, lambda config: _check(config, gpus=gpus))
+    run_dir, config = prepare_run(arguments, lambda config: _check(config, gpus=gpus))
     config = _reachable(config, run_dir)
     run_folder.write_config(run_dir, config)
     return run_dir, config
 
 
 def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
-    """What can be known here of a run that works elsewhere: its files, not memory and ports."""
+    """Check a run that works elsewhere as far as possible here: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
     on_gpu = gpus and torch_cuda() is not None
@@ -91,7 +97,7 @@ def _unless_refused(arguments: argparse.Namespace, run_dir: Path) -> Iterator[No
 
 def _on_ray(arguments: argparse.Namespace) -> int:
     """Supervise the run from here; everything else is in actors of the cluster."""
-    from headrace_cli.launch.ray_launcher import RayNursery, check_room, connect
+    from headrace_cli.launch.ray_launcher import RayLauncher, check_room, connect
 
     offered = connect(arguments.address)
     gpus = offered.get("GPU", 0) > 0
@@ -103,12 +109,12 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     live = console.is_terminal and not arguments.plain
     resume = bool(arguments.resume)
     with run_folder.locked(run_dir):
-        outcome, watch = supervise(
+        outcome, controller = supervise(
             run_dir, config, [spec for spec, _ in plan], console,
-            live=live, resume=resume, nursery=RayNursery(plan),
+            live=live, resume=resume, launcher=RayLauncher(plan),
         )  # fmt: skip
     again = "headrace launch --on ray --resume {name}{root}"
-    print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
+    print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
     return report(outcome, run_dir)
 
 
@@ -116,8 +122,8 @@ def _on_ray(arguments: argparse.Namespace) -> int:
 
 
 def _write_job(arguments: argparse.Namespace) -> int:
-    """Write the scripts of a job and say how it is handed in."""
-    asked = Job(
+    """Write the scripts of a job and print how it is submitted."""
+    asked = SlurmJob(
         nodes=arguments.nodes,
         cpus_per_node=arguments.cpus_per_node,
         gpus_per_node=arguments.gpus_per_node,
@@ -150,9 +156,9 @@ def _in_job(arguments: argparse.Namespace) -> int:
     resume = (run_dir / "journal").is_dir()
     console = Console()
     with run_folder.locked(run_dir), _warning() as warned:
-        outcome, watch = supervise(run_dir, config, specs, console, live=False, resume=resume)
+        outcome, controller = supervise(run_dir, config, specs, console, live=False, resume=resume)
     again = f"sbatch {run_dir / FOLDER / JOB}"
-    print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
+    print_summary(console, run_dir, controller, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)
     if warned and outcome.code == INTERRUPTED:
         queued = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
@@ -162,7 +168,7 @@ def _in_job(arguments: argparse.Namespace) -> int:
 
 
 def _host_of(hosts: list[str]) -> str:
-    """The first host as the others know it. A host often takes its own name for loopback; its
+    """Return the first host as others know it. A host often takes its own name for loopback; its
     address towards another one is then right."""
     first, *others = hosts
     try:
@@ -182,5 +188,5 @@ def _warning() -> Iterator[list[int]]:
         seen.append(number)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with handled(pass_on, signal.SIGUSR2):
+    with signal_handler(pass_on, signal.SIGUSR2):
         yield seen

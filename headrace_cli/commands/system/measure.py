@@ -1,4 +1,4 @@
-"""`headrace config explain --measure`: how fast a recipe is on this machine, and what holds it up.
+"""`headrace config explain --measure`: a recipe's speed on this machine, and its limits.
 
 In: a recipe. Out: facts: speeds of generators and learner, what the learner computes for each loss
 token, seconds of an update, who is waited for, and which key would change that most. Two updates of
@@ -28,27 +28,26 @@ from headrace.host.hardware import Hardware
 from headrace.host.install import require
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.commands.run.train import prepared, report, supervise
+from headrace_cli.commands.run.train import prepare_run, report, supervise
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE
 
-UPDATES, MOST_S = 2, 180
+UPDATES, MAX_TRAIN_S = 2, 180
 """Number of measured updates, and the seconds of training after which none begins."""
-BATCH_S = 60.0
+TARGET_BATCH_S = 60.0
 CORE_FLOPS = {True: 225e9, False: 75e9}
-"""What a core may do in a second, with bfloat16 products and without: it decides nothing but the
-size of the measured batch."""
-COMPARED = 10
+"""Operations a second of a core, with bfloat16 products or not, to size the measured batch."""
+COMPARED_UPDATES = 10
 """First updates of the policy that a forecast is compared with."""
 FIGURES = (
     "timing_s/update", "timing_s/forward", "timing_s/policy", "timing_s/value", "timing_s/publish",
     "perf/loss_tokens", "perf/policy_tokens", "perf/value_tokens", "ledger/generated",
     "idle/generator",
 )  # fmt: skip
-RUN = (
-    "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MOST_S}", "stop.tokens=null",
-    "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
+RUN_OVERRIDES = (
+    "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MAX_TRAIN_S}",
+    "stop.tokens=null", "stop.accuracy=null", "stop.after_warmup=false", "evaluation.before=false",
     "evaluation.after=false", "evaluation.every_updates=null", "dashboard.enabled=false",
     "storage.database=null", "checkpoint.every_updates=null",
 )  # fmt: skip
@@ -56,7 +55,7 @@ NO_WARM_UP = (
     "algorithm.value.warmup_updates=0", "algorithm.value.warmup_explained_variance=null",
     "algorithm.value.warmup_prompts=null",
 )  # fmt: skip
-FORECAST = "seconds per update"
+FORECAST_FACT = "seconds per update"
 _WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids)
 from windows w join trajectories t using (trajectory_id) where w.state = 'trained'"""
 _ANSWERS = """select len(prompt_ids), length from trajectories
@@ -64,9 +63,10 @@ where purpose = 'train' and length > 0"""
 Ints = NDArray[np.int64]
 
 
-class Work(NamedTuple):
-    """Tokens for each loss token: `prompt` and `prefix` that the policy reads again, `judged` ones
-    of unfinished windows whose value is asked for, `taught` ones that the value model trains."""
+class LearnerCost(NamedTuple):
+    """Computed tokens per loss token: `prompt` and `prefix` that the policy reads again, `judged`
+    ones of unfinished windows whose value is asked for, `taught` ones that the value model
+    trains."""
 
     prompt: float
     prefix: float
@@ -75,7 +75,7 @@ class Work(NamedTuple):
 
     @property
     def policy(self) -> float:
-        """What the policy computes, the loss token itself included."""
+        """Return the policy's computed tokens, the loss token itself included."""
         return 1.0 + self.prompt + self.prefix
 
     @property
@@ -85,9 +85,8 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Windows:
-    """N windows: where each begins and ends in its answer, whether the answer ends with it, and
-    the tokens of the prompt; [N] each."""
+class AnswerWindows:
+    """N windows, [N] each: start and end in the answer, whether it ends there, prompt tokens."""
 
     start: Ints
     end: Ints
@@ -95,7 +94,7 @@ class Windows:
     prompt: Ints
 
     @classmethod
-    def of(cls, prompts: Ints, lengths: Ints, window: int) -> "Windows":
+    def of(cls, prompts: Ints, lengths: Ints, window: int) -> "AnswerWindows":
         """All windows of answers of these lengths, [M], to prompts of these, [M]."""
         counts = -(-lengths // window)
         ends, whole = np.cumsum(counts), np.repeat(lengths, counts)
@@ -105,21 +104,21 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Return the number of tokens in all of them."""
         return int((self.end - self.start).sum())
 
-    def work(self, *, carried: bool) -> Work:
-        """What is computed for them. `carried`: not again what stands before a window."""
+    def cost(self, *, carried: bool) -> LearnerCost:
+        """Return the cost of computing them. `carried`: without the context before a window."""
         prompt = np.where(self.start > 0, 0, self.prompt) if carried else self.prompt
         prefix = self.start * (not carried)
         judged = (prompt + prefix + self.end - self.start)[~self.final]
-        return Work(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
+        return LearnerCost(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Means of the measured updates: the learner's seconds with the policy, the value model and
-    what does not grow with the batch, its tokens and work; tokens that generators sample in a
+    what does not grow with the batch, its tokens and cost; tokens that generators sample in a
     busy second; tokens of the prompts and answers seen, [M] each."""
 
     policy_s: float
@@ -128,19 +127,19 @@ class Measured:
     loss_tokens: float
     policy_tokens: float
     value_tokens: float
-    work: Work
+    cost: LearnerCost
     sampled_per_s: float
     prompts: Ints
     lengths: Ints
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """An update in the long run: its loss tokens and work, the learner's seconds, those in which
+class UpdateForecast:
+    """An update in the long run: its loss tokens and cost, the learner's seconds, those in which
     generators sample as many tokens, and whether the two work in turns."""
 
     tokens: float
-    work: Work
+    cost: LearnerCost
     learner_s: float
     generator_s: float
     in_turns: bool
@@ -157,32 +156,34 @@ class Forecast:
         return self.tokens / self.seconds
 
 
-def forecast(config: RunConfig, seen: Measured) -> Forecast:
+def forecast(config: RunConfig, measured: Measurement) -> UpdateForecast:
     """Updates of a recipe, of which some took what was seen."""
     schedule, whole = config.schedule, config.schedule.unit != "window"
     window = config.task.max_response_length if whole else config.window
-    windows = Windows.of(seen.prompts, seen.lengths, window)
-    work, value_s = windows.work(carried=config.learner.context == "carried"), 0.0
+    windows = AnswerWindows.of(measured.prompts, measured.lengths, window)
+    cost, value_s = windows.cost(carried=config.learner.context == "carried"), 0.0
     if config.algorithm.value is None:
-        work = work._replace(judged=0.0)
+        cost = cost._replace(judged=0.0)
     else:
-        read = float((seen.prompts + seen.lengths).sum() / windows.tokens)
-        work = work._replace(taught=config.learner.value.epochs * read)
-        value_s = seen.value_s * work.value / seen.work.value if seen.work.value else 0.0
-    policy_s = seen.policy_s * work.policy / seen.work.policy
+        read = float((measured.prompts + measured.lengths).sum() / windows.tokens)
+        cost = cost._replace(taught=config.learner.value.epochs * read)
+        value_s = (
+            measured.value_s * cost.value / measured.cost.value if measured.cost.value else 0.0
+        )
+    policy_s = measured.policy_s * cost.policy / measured.cost.policy
     tokens = schedule.batch_windows * windows.tokens / len(windows.end)
-    return Forecast(
+    return UpdateForecast(
         tokens=tokens,
-        work=work,
-        learner_s=(policy_s + value_s) * tokens / seen.loss_tokens + seen.fixed_s,
-        generator_s=tokens / seen.sampled_per_s,
+        cost=cost,
+        learner_s=(policy_s + value_s) * tokens / measured.loss_tokens + measured.fixed_s,
+        generator_s=tokens / measured.sampled_per_s,
         in_turns=schedule.mode != "streaming",
     )
 
 
-def gains(config: RunConfig, seen: Measured) -> Iterator[tuple[float, str, str]]:
+def gains(config: RunConfig, measured: Measurement) -> Iterator[tuple[float, str, str]]:
     """Tokens trained a second over those now, with what key set otherwise, and a remark."""
-    now = forecast(config, seen)
+    now = forecast(config, measured)
     for section, name, value in (
         ("schedule", "window", 2 * config.window),
         ("schedule", "batch_windows", 2 * config.schedule.batch_windows),
@@ -191,7 +192,7 @@ def gains(config: RunConfig, seen: Measured) -> Iterator[tuple[float, str, str]]
         changed = getattr(config, section).model_copy(update={name: value})
         other = config.model_copy(update={section: changed})
         if not problems(other):
-            gain = forecast(other, seen).speed / now.speed
+            gain = forecast(other, measured).speed / now.speed
             yield gain, f"{section}.{name}={value}", "it changes what is learned, too"
     for key, number, part in (
         ("learner.ranks", config.learner.ranks, "learner_s"),
@@ -202,21 +203,21 @@ def gains(config: RunConfig, seen: Measured) -> Iterator[tuple[float, str, str]]
         yield faster.speed / now.speed, f"{key}={2 * number}", remark
 
 
-def measured_facts(config: RunConfig, seen: Measured) -> list[Fact]:
-    """What was seen, and what it means for the recipe."""
-    now, rate = forecast(config, seen), seen.loss_tokens
-    learner_s = seen.policy_s + seen.value_s + seen.fixed_s
-    passes = seen.policy_tokens / rate / seen.work.policy
+def measured_facts(config: RunConfig, measured: Measurement) -> list[Fact]:
+    """Return the measured figures, and what they mean for the recipe."""
+    now, rate = forecast(config, measured), measured.loss_tokens
+    learner_s = measured.policy_s + measured.value_s + measured.fixed_s
+    passes = measured.policy_tokens / rate / measured.cost.policy
     parts = [
-        ("prompt", passes * now.work.prompt, passes * seen.work.prompt),
-        ("prefix", passes * now.work.prefix, passes * seen.work.prefix),
+        ("prompt", passes * now.cost.prompt, passes * measured.cost.prompt),
+        ("prefix", passes * now.cost.prefix, passes * measured.cost.prefix),
         ("window", passes, passes),
-        ("value model", now.work.judged + now.work.taught, seen.value_tokens / rate),
+        ("value model", now.cost.judged + now.cost.taught, measured.value_tokens / rate),
     ]
     slower = "learner" if now.learner_s > now.generator_s else "generators"
-    ways = sorted(gains(config, seen), reverse=True)
+    ways = sorted(gains(config, measured), reverse=True)
     return [
-        Fact("generators", round(seen.sampled_per_s, 1), "tokens/s", "while they have work"),
+        Fact("generators", round(measured.sampled_per_s, 1), "tokens/s", "while they have work"),
         Fact("learner", round(rate / learner_s, 1), "loss tokens/s",
              f"while it has work: {learner_s:.2f} s for {rate:,.0f} loss tokens"),
         *(
@@ -226,14 +227,14 @@ def measured_facts(config: RunConfig, seen: Measured) -> list[Fact]:
         ),
         Fact("learner's update", round(now.learner_s, 2), "s", f"{now.tokens:,.0f} loss tokens"),
         Fact("generators' batch", round(now.generator_s, 2), "s", "to sample as many"),
-        Fact(FORECAST, round(now.seconds, 2), "s", f"{now.speed:,.1f} tokens a second"),
+        Fact(FORECAST_FACT, round(now.seconds, 2), "s", f"{now.speed:,.1f} tokens a second"),
         Fact("binds", slower, "", "takes longer for an update than the other"),
         Fact("changes most", ways[0][1], "", "in tokens trained a second, of these:"),
         *(Fact(key, round(gain, 2), "times", remark) for gain, key, remark in ways),
     ]  # fmt: skip
 
 
-def measuring(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[str]:
+def run_overrides(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[str]:
     """The overrides that make of a recipe the run that is measured."""
     schedule, learner, value = config.schedule, config.learner, config.algorithm.value
     context = (config.task.max_prompt_length + config.task.max_response_length) // 2
@@ -243,9 +244,9 @@ def measuring(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[
     seconds = 0.0 if hardware.gpus else 6 * shape.parameters * tokens / flops
     groups = schedule.batch_windows // schedule.num_generations
     parts = [part for part in range(1, groups + 1) if groups % part == 0]
-    share = next((part for part in parts if seconds / part <= BATCH_S), parts[-1])
+    share = next((part for part in parts if seconds / part <= TARGET_BATCH_S), parts[-1])
     return [
-        *RUN, *(NO_WARM_UP if value is not None else ()),
+        *RUN_OVERRIDES, *(NO_WARM_UP if value is not None else ()),
         f"schedule.batch_windows={schedule.batch_windows // share}",
         # As many trajectories side by side as with the whole batch.
         f"schedule.max_staleness={(schedule.max_staleness + 1) * share - 1}",
@@ -259,9 +260,9 @@ def measure(
     require("train")
     root, other = Path(config.root), arguments.against
     took_s = None if other is None else seconds_per_update(run_folder.find_run(root, other))
-    overrides = [*arguments.overrides, *measuring(config, shape, hardware)]
+    overrides = [*arguments.overrides, *run_overrides(config, shape, hardware)]
     changed = {"overrides": overrides, "root": root / ".measured"}
-    run_dir, own = prepared(
+    run_dir, own = prepare_run(
         argparse.Namespace(**vars(arguments) | changed),
         lambda config: check_start(config, hardware),
     )
@@ -277,14 +278,14 @@ def measure(
     with contextlib.suppress(OSError):  # another one is measured
         run_dir.parent.rmdir()
     if took_s is not None:
-        forecast_s = next(float(fact.value) for fact in found if fact.name == FORECAST)
+        forecast_s = next(float(fact.value) for fact in found if fact.name == FORECAST_FACT)
         meaning = f"the forecast over the {took_s:.2f} s of the first updates of {other}"
         found.append(Fact("forecast over run", round(forecast_s / took_s, 3), "", meaning))
     return found, DONE
 
 
-def read_measured(run_dir: Path, config: RunConfig) -> Measured:
-    """What a run says of its updates; RunFailedError where it has none of the policy."""
+def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
+    """Return a run's measurement; RunFailedError where it has no update of the policy."""
     from storage.queries import ask, metric_series
 
     rows = metric_series(run_dir, FIGURES, "train_time")
@@ -292,8 +293,8 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measured:
     had = table[table["perf/loss_tokens"] > 0]
     if had.empty:
         raise RunFailedError(
-            f"no update of the policy was done in {MOST_S} s of training: measure with a smaller "
-            "schedule.batch_windows or task.max_response_length"
+            f"no update of the policy was done in {MAX_TRAIN_S} s of training: measure with a "
+            "smaller schedule.batch_windows or task.max_response_length"
         )
     mean, last = had.fillna(0).mean(), table.iloc[-1]
     policy_s = mean["timing_s/forward"] + mean["timing_s/policy"]
@@ -302,18 +303,18 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measured:
         start, end, final, prompt = np.array(list(answer.rows)).T
     with ask(run_dir, _ANSWERS) as answer:
         prompts, lengths = np.array(list(answer.rows)).T
-    windows = Windows(start, end, final.astype(bool), prompt)
-    work = windows.work(carried=config.learner.context == "carried")
-    taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - work.judged
+    windows = AnswerWindows(start, end, final.astype(bool), prompt)
+    cost = windows.cost(carried=config.learner.context == "carried")
+    taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - cost.judged
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
-    return Measured(
+    return Measurement(
         policy_s=policy_s,
         value_s=mean["timing_s/value"],
         fixed_s=rest_s + mean["timing_s/publish"],
         loss_tokens=mean["perf/loss_tokens"],
         policy_tokens=mean["perf/policy_tokens"],
         value_tokens=mean["perf/value_tokens"],
-        work=work._replace(taught=max(0.0, taught)),
+        cost=cost._replace(taught=max(0.0, taught)),
         sampled_per_s=last["ledger/generated"] / busy_s,
         prompts=prompts,
         lengths=lengths,
@@ -321,13 +322,12 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measured:
 
 
 def seconds_per_update(run_dir: Path) -> float:
-    """Mean seconds of training from one to the next of a run's first updates of the policy;
-    UserError where it has none."""
+    """Return the mean seconds of a run's first policy updates; UserError where it has none."""
     from storage.queries import metric_series
 
     rows = metric_series(run_dir, ["perf/loss_tokens"], "train_time")
     ends = [0.0, *rows["x"]]
-    policy = [i for i, tokens in enumerate(rows["value"], 1) if tokens > 0][:COMPARED]
+    policy = [i for i, tokens in enumerate(rows["value"], 1) if tokens > 0][:COMPARED_UPDATES]
     if not policy:
         raise UserError(f"{run_dir.name} has no update of the policy to compare with")
     return float(ends[policy[-1]] - ends[policy[0] - 1]) / len(policy)

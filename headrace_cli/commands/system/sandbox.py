@@ -1,4 +1,4 @@
-"""`headrace sandbox run FILE`: one program in the sandbox, so that anybody can try to get out."""
+"""`headrace sandbox run FILE`: one program in the sandbox, to try to escape from it."""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ from headrace.errors import UserError
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a file and print what came of it, as text or as one JSON object."""
+    """Run a file and print its result, as text or as one JSON object."""
     path: Path = arguments.file
     try:
         source = path.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What a run looks like on a terminal and in a log.
+"""Display of a run on a terminal and in a log.
 
-In: `Status` messages, asked for twice a second. Out: a live display (rich) on a terminal, one plain
-line every few seconds elsewhere. `Watch` is the supervisor's `Steering`: it owns the monitor
-connection and one `Screen`.
+In: `Status` messages, requested twice a second. Out: a live display (rich) on a terminal, one plain
+line every few seconds elsewhere. `ConsoleController` is the supervisor's `RunController`: it owns
+the monitor connection and one `Screen`.
 """
 
 import time
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import visible
-from headrace.host.disk import FULL
+from headrace.host.disk import FULL_ERRNOS
 from headrace.protocol.messages.control import Status
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor
@@ -25,7 +25,7 @@ from headrace_cli.launch.monitor import Monitor
 ASK_EVERY_S = 0.5
 PLAIN_EVERY_S = 5.0
 LONG_WAIT_S = 10.0
-LOOK_AWAY_S = 1.0
+DISPLAY_PAUSE_S = 1.0
 """A longer gap counts as a pause of the display itself."""
 
 
@@ -42,18 +42,17 @@ class Screen(Protocol):
         """No more will come."""
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no colours, no wrapping, nothing unseen. Where it goes into
-    a file on a full disk, the run goes on without it."""
+def print_line(console: Console, text: str) -> None:
+    """Print a line without markup, colours, wrapping and unseen characters; ignore a full disk."""
     try:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL_ERRNOS:
             raise
 
 
 def share_done(config: RunConfig, status: Status) -> float | None:
-    """How much of the run is done by its nearest stop condition, 0 to 1; None without one."""
+    """Return the done share of the run, 0 to 1, by its nearest stop condition; None without one."""
     stop, gauges = config.stop, status.gauges
     shares = []
     if stop.updates:
@@ -83,7 +82,7 @@ def phase_text(status: Status) -> str:
     return status.phase
 
 
-class Facts:
+class StatusTexts:
     """The numbers of a status that both screens show, as short texts; empty where unknown."""
 
     def __init__(self, config: RunConfig, status: Status) -> None:
@@ -137,25 +136,25 @@ class PlainScreen:
         if status.phase == self._phase and now - self._printed_at < PLAIN_EVERY_S:
             return
         self._phase, self._printed_at = status.phase, now
-        facts = Facts(self._config, status)
+        texts = StatusTexts(self._config, status)
         pairs = (
-            ("reward", facts.reward),
-            ("length", facts.length),
-            ("generator tok/s", facts.generator_rate),
-            ("learner tok/s", facts.learner_rate),
-            ("staleness", facts.staleness),
-            ("left", facts.left),
-            ("waits", ", ".join(facts.long_waits)),
-            ("now", facts.how_far),
+            ("reward", texts.reward),
+            ("length", texts.length),
+            ("generator tok/s", texts.generator_rate),
+            ("learner tok/s", texts.learner_rate),
+            ("staleness", texts.staleness),
+            ("left", texts.left),
+            ("waits", ", ".join(texts.long_waits)),
+            ("now", texts.how_far),
         )
         shown = "  ".join(f"{name} {value}" for name, value in pairs if value)
         message = f"  {status.message}" if status.message else ""
-        updates = "" if self._config.evaluation.only else f"update {facts.updates}  "
-        self.note(f"{facts.phase:<12} {updates}{shown}{message}".rstrip())
+        updates = "" if self._config.evaluation.only else f"update {texts.updates}  "
+        self.note(f"{texts.phase:<12} {updates}{shown}{message}".rstrip())
 
     def note(self, text: str) -> None:
         """Print a line."""
-        say(self._console, text)
+        print_line(self._console, text)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -175,26 +174,26 @@ class LiveScreen:
 
     def note(self, text: str) -> None:
         """Print a line above the table."""
-        say(self._live.console, text)
+        print_line(self._live.console, text)
 
     def close(self) -> None:
         """Leave the last picture on the screen."""
         self._live.stop()
 
     def _render(self, status: Status) -> RenderableType:
-        facts = Facts(self._config, status)
+        texts = StatusTexts(self._config, status)
         table = Table.grid(padding=(0, 3))
         for _ in range(4):
             table.add_column(no_wrap=True)
         rows = (
-            ("phase", facts.phase, "updates", facts.updates),
-            ("reward", facts.reward, "response length", facts.length),
-            ("generator tok/s", facts.generator_rate, "learner tok/s", facts.learner_rate),
+            ("phase", texts.phase, "updates", texts.updates),
+            ("reward", texts.reward, "response length", texts.length),
+            ("generator tok/s", texts.generator_rate, "learner tok/s", texts.learner_rate),
             (
                 "staleness",
-                f"{facts.staleness} (max {facts.staleness_max})" if facts.staleness else "",
+                f"{texts.staleness} (max {texts.staleness_max})" if texts.staleness else "",
                 "weight version",
-                facts.version,
+                texts.version,
             ),
         )
         for name, value, other, other_value in rows:
@@ -202,15 +201,15 @@ class LiveScreen:
                 Text(name, "dim"), Text(value or "-", "bold"), Text(other, "dim"),
                 Text(other_value or "-", "bold"),
             )  # fmt: skip
-        lines: list[RenderableType] = [table, Text.assemble(("tokens  ", "dim"), facts.ledger)]
-        if facts.waits:
-            lines.append(Text.assemble(("waits   ", "dim"), ", ".join(facts.waits[:4])))
-        if facts.how_far:
-            lines.append(Text.assemble(("now     ", "dim"), facts.how_far))
+        lines: list[RenderableType] = [table, Text.assemble(("tokens  ", "dim"), texts.ledger)]
+        if texts.waits:
+            lines.append(Text.assemble(("waits   ", "dim"), ", ".join(texts.waits[:4])))
+        if texts.how_far:
+            lines.append(Text.assemble(("now     ", "dim"), texts.how_far))
         share = share_done(self._config, status)
         if share is not None:
             bar = Table.grid(padding=(0, 1))
-            left = f"{facts.left} left" if facts.left else ""
+            left = f"{texts.left} left" if texts.left else ""
             bar.add_row(ProgressBar(total=1.0, completed=share, width=40), f"{share:4.0%}", left)
             lines.append(bar)
         if status.message:
@@ -218,27 +217,27 @@ class LiveScreen:
         return Group(*lines)
 
 
-class Silence:
-    """How long somebody who is asked has not answered. `clock` gives seconds; those in which nobody
-    asked, because this process stood still, do not count."""
+class SilenceTimer:
+    """Seconds since a requested answer. `clock` gives seconds; those in which this process stood
+    still, and sent no request, do not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked_at = self._heard_at = clock()
 
-    def look(self, *, heard: bool) -> float:
-        """Seconds of silence at this look, which follows others closely."""
+    def update(self, *, heard: bool) -> float:
+        """Return the seconds of silence; called at short intervals."""
         now = self._clock()
         stood_still = now - self._looked_at
         if heard:
             self._heard_at = now
-        elif stood_still > LOOK_AWAY_S:
+        elif stood_still > DISPLAY_PAUSE_S:
             self._heard_at += stood_still
         self._looked_at = now
         return now - self._heard_at
 
 
-class Watch:
+class ConsoleController:
     """The supervisor's view of the run: polls the coordinator, feeds a screen, passes on a stop."""
 
     def __init__(self, config: RunConfig, screen: Screen) -> None:
@@ -248,7 +247,7 @@ class Watch:
         self.last: Status | None = None
         self.troubles: list[str] = []
         """Notices shown to the user, in order."""
-        self._silence, self._silent_s = Silence(), 0.0
+        self._silence, self._silent_s = SilenceTimer(), 0.0
         self._is_missed = False
 
     def connect(self, address: str) -> None:
@@ -256,14 +255,14 @@ class Watch:
         if self._monitor is not None:
             self._monitor.close()
         self._monitor = Monitor(self._config, address)
-        self._silence, self._silent_s = Silence(), 0.0
+        self._silence, self._silent_s = SilenceTimer(), 0.0
 
     def tick(self) -> None:
-        """Show what came, ask again."""
+        """Show the newest status and request the next."""
         if self._monitor is None:
             return
-        status = self._monitor.answer()
-        self._silent_s = self._silence.look(heard=status is not None)
+        status = self._monitor.latest_status()
+        self._silent_s = self._silence.update(heard=status is not None)
         self._note_silence()
         if status is not None:
             self.last = status
@@ -274,10 +273,10 @@ class Watch:
             self._screen.show(status)
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:
             self._asked_at = time.monotonic()
-            self._monitor.ask()
+            self._monitor.request_status()
 
     def _note_silence(self) -> None:
-        """Say that the coordinator does not answer, and that it answers again."""
+        """Print that the coordinator does not answer, and that it answers again."""
         if (self._silent_s > self._config.transport.heartbeat_timeout_s) != self._is_missed:
             self._is_missed = not self._is_missed
             silent = f"has not answered for {self._silent_s:.0f} s"
@@ -289,29 +288,28 @@ class Watch:
 
     @property
     def lost(self) -> str:
-        """That the coordinator has been silent for too long, in words; empty while it has not."""
+        """Return for how long the coordinator has been silent; empty unless it is too long."""
         if self._silent_s <= self._config.transport.stall_timeout_s:
             return ""
         return f"the coordinator has not answered for {self._silent_s:.0f} s"
 
-    def standing(self) -> tuple[str, float]:
-        """How far the run last said it is, and the seconds without progress; those in which the
-        coordinator said nothing count."""
+    def run_progress(self) -> tuple[str, float]:
+        """Return the last progress text and the seconds without progress, silent ones included."""
         if self.last is None:
             return "no update has begun", float("inf")
-        how_far = Facts(self._config, self.last).how_far
+        how_far = StatusTexts(self._config, self.last).how_far
         newest = f"the newest checkpoint is of update {self.last.checkpoint}"
         return "; ".join(filter(None, (how_far, newest))), self.last.moved_s + self._silent_s
 
     @property
     def stalled(self) -> bool:
-        """Whether the coordinator last said that nobody makes progress."""
+        """Return whether the coordinator last said that nobody makes progress."""
         return self.last is not None and self.last.stalled
 
     def request_stop(self) -> None:
         """Ask the coordinator to end the run in good order."""
         if self._monitor is not None:
-            self._monitor.command("interrupt")
+            self._monitor.send_command("interrupt")
 
     def close(self) -> None:
         """Close the connection and the screen."""

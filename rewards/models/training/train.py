@@ -28,7 +28,7 @@ from headrace.run_files.reward_model_run import (
     CHECKPOINTS,
     MODEL,
     EvaluationLine,
-    Status,
+    RewardModelStatus,
     StepLine,
     append_line,
     forget_after,
@@ -121,7 +121,7 @@ def train(
         raise
 
 
-def replace_status(status: Status, /, **changes: Any) -> Status:
+def replace_status(status: RewardModelStatus, /, **changes: Any) -> RewardModelStatus:
     """The status with other values, as of now."""
     return msgspec.structs.replace(status, at=time.time(), **changes)
 
@@ -139,7 +139,7 @@ class Training:
     """A training under way."""
 
     def __init__(
-        self, config: RewardModelConfig, run_dir: Path, watch: Watch, status: Status
+        self, config: RewardModelConfig, run_dir: Path, watch: Watch, status: RewardModelStatus
     ) -> None:
         self._config, self._run_dir, self._watch = config, run_dir, watch
         resumed = newest(run_dir / CHECKPOINTS)

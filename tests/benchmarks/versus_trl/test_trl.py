@@ -42,7 +42,7 @@ from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.install import ROOT
-from headrace_cli.launch.plan import SPINS
+from headrace_cli.launch.plan import OPENMP_SPIN_COUNT
 from rewards.build import build_verifier
 from tasks.procedural.base import prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS, read_prompt, write_jumps
@@ -347,7 +347,7 @@ def test_trls_lock_holds_no_build_for_a_gpu() -> None:
 
 
 def test_idle_threads_of_trl_spin_as_ours_at_first() -> None:
-    assert START["spins"] == SPINS
+    assert START["spins"] == OPENMP_SPIN_COUNT
 
 
 # -- tuning and rows -------------------------------------------------------------------------------

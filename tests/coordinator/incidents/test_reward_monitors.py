@@ -9,7 +9,7 @@ from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, est
 from coordinator.incidents.reward_monitors import Monitors, surprise
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.reward_monitors import AlertConfig
-from headrace.metrics.health_ranges import BACK
+from headrace.metrics.health_ranges import MIN_UPDATES_BACK
 from headrace.metrics.registry import METRICS, pattern_of
 from headrace.protocol.records.record_types import AuditArrived, RewardArrived
 from headrace.trajectory.trajectories import Trajectory
@@ -127,7 +127,7 @@ def test_a_growing_gap_is_told_once_for_each_crossing() -> None:
     audits(64, 0.0)
     audits(64, 0.4)
     assert len(watched.alerts) == 1, "back for a moment"
-    for _ in range(BACK):
+    for _ in range(MIN_UPDATES_BACK):
         audits(64, 0.0)
     assert len(watched.alerts) == 1
     audits(64, 0.4)
@@ -178,9 +178,9 @@ def test_each_rule_and_its_switch(
 def test_what_was_not_seen_is_not_back_on_the_good_side() -> None:
     alerts = Alerts(AlertConfig())
     one, many = RewardStatistics(edit_distance=0.0), RewardStatistics(edit_distance=3.0)
-    seen = [one, *[RewardStatistics()] * BACK, one, *[many] * BACK, one]
+    seen = [one, *[RewardStatistics()] * MIN_UPDATES_BACK, one, *[many] * MIN_UPDATES_BACK, one]
     told = [len(list(alerts.judge("s", each))) for each in seen]
-    assert told == [1, *[0] * BACK, 0, *[0] * BACK, 1]
+    assert told == [1, *[0] * MIN_UPDATES_BACK, 0, *[0] * MIN_UPDATES_BACK, 1]
 
 
 def test_the_error_of_an_estimate() -> None:

@@ -234,9 +234,9 @@ def test_value_warmup_spends_trajectories_without_the_policy() -> None:
 
 def test_more_cannot_leave_an_account_than_it_holds() -> None:
     ledger = Ledger()
-    ledger.arrive(3)
+    ledger.add_generated(3)
     with pytest.raises(LedgerError):
-        ledger.leave(Window(0, 0, 0, 4, 4, 0, 0))
+        ledger.remove_window(Window(0, 0, 0, 4, 4, 0, 0))
 
 
 def test_a_fresh_state_is_empty() -> None:

@@ -10,7 +10,7 @@ from dashboard.charts import figures
 from dashboard.charts.legends import legend
 from dashboard.charts.timeline import lane_order, lanes_chart, stacked
 from dashboard.palette import ACTIVITIES, GREY, SERIES
-from headrace.metrics.health_ranges import Limits
+from headrace.metrics.health_ranges import BandLimits
 
 
 def series(points: int, *names: str) -> pd.DataFrame:
@@ -240,17 +240,17 @@ def test_token_chart_marks_the_cuts() -> None:
     assert len(layers_of(figures.token_chart(tokens, "value", []))) == 1
 
 
-def banded(values: list[float], band: Limits) -> list[dict[str, Any]]:
+def banded(values: list[float], band: BandLimits) -> list[dict[str, Any]]:
     frame = pd.DataFrame({"x": range(len(values)), "name": "actor/entropy", "value": values})
     return layers_of(figures.series_chart(frame, band=band))
 
 
 def test_a_band_is_drawn_where_its_end_lies_on_the_chart() -> None:
-    area, end, line, *_ = banded([1.0, 0.5, 0.02], Limits(0.25, None))
+    area, end, line, *_ = banded([1.0, 0.5, 0.02], BandLimits(0.25, None))
     assert [mark_of(layer)["type"] for layer in (area, end, line)] == ["rect", "rule", "line"]
     assert area["encoding"]["y"]["scale"] == line["encoding"]["y"]["scale"]
     assert area["encoding"]["y2"]["field"] == "top"
-    assert [mark_of(layer)["type"] for layer in banded([1.0, 0.5], Limits(-0.5, None))] == [
+    assert [mark_of(layer)["type"] for layer in banded([1.0, 0.5], BandLimits(-0.5, None))] == [
         "line",
         "rule",
         "rect",
@@ -258,7 +258,7 @@ def test_a_band_is_drawn_where_its_end_lies_on_the_chart() -> None:
 
 
 def test_an_end_that_was_crossed_is_always_on_the_chart() -> None:
-    layers = banded([0.001, 0.004], Limits(0.25, None))
+    layers = banded([0.001, 0.004], BandLimits(0.25, None))
     low, high = layers[0]["encoding"]["y"]["scale"]["domain"]
     assert low <= 0.001
     assert high >= 0.25
@@ -267,13 +267,13 @@ def test_an_end_that_was_crossed_is_always_on_the_chart() -> None:
 @pytest.mark.parametrize(
     ("band", "shown"),
     [
-        (Limits(0.25, 0.75), (0.25, 0.75)),
-        (Limits(0.25, None), (0.25, 1.0)),
-        (Limits(None, 0.75), (0.0, 0.75)),
-        (Limits(-9.0, 0.75), (0.0, 0.75)),
+        (BandLimits(0.25, 0.75), (0.25, 0.75)),
+        (BandLimits(0.25, None), (0.25, 1.0)),
+        (BandLimits(None, 0.75), (0.0, 0.75)),
+        (BandLimits(-9.0, 0.75), (0.0, 0.75)),
     ],
 )
-def test_a_band_ends_where_the_axis_does(band: Limits, shown: tuple[float, float]) -> None:
+def test_a_band_ends_where_the_axis_does(band: BandLimits, shown: tuple[float, float]) -> None:
     frame = pd.DataFrame({"x": [0, 1], "name": "actor/entropy", "value": [0.0, 1.0]})
     spec = figures.series_chart(frame, band=band).to_dict()
     ((row,),) = (rows for rows in spec["datasets"].values() if "top" in rows[0])

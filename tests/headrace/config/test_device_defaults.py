@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.config.device_defaults import (
-    Company,
+    GpuSharing,
     gpu_places,
     resolve,
     resolve_generator,
@@ -23,7 +23,7 @@ from tests.headrace.config.test_recipes import RECIPES
 
 Make = Callable[..., RunConfig]
 GOLDEN = Path(__file__).parent / "resolved"
-PAIR = Company(0, 2)
+PAIR = GpuSharing(0, 2)
 KEYS = {
     "generator": ("dtype", "enforce_eager", "max_num_seqs", "gpu_memory_utilization"),
     "learner": ("precision", "zero_stage", "gradient_checkpointing", "compile"),
@@ -178,26 +178,26 @@ def test_the_learner_claims_its_memory_of_a_shared_gpu_first(make_config: Make) 
     taken = gpu_memory(config, QWEN).total
     cards = machine(80).gpus
     for generators in (1, 2):
-        company = Company(1, generators)
+        company = GpuSharing(1, generators)
         share = resolve_generator(config, cards, company, taken).config.generator
         exact = (0.9 - taken / (80 * GIB)) / generators
         assert share.gpu_memory_utilization == pytest.approx(exact, abs=0.01)
         assert (share.gpu_memory_utilization or 1) <= exact
-    alone = resolve_generator(config, cards, Company(0, 2)).config.generator
+    alone = resolve_generator(config, cards, GpuSharing(0, 2)).config.generator
     assert alone.gpu_memory_utilization == 0.45
 
 
 @pytest.mark.parametrize(
     ("overrides", "gpus", "learner", "generators"),
     [
-        ((), 1, ["0"], [("0", Company(1, 1))]),
-        ((), 2, ["0"], [("1", Company())]),
+        ((), 1, ["0"], [("0", GpuSharing(1, 1))]),
+        ((), 2, ["0"], [("1", GpuSharing())]),
         (("generator.count=2",), 2, ["0"], [("1", PAIR)] * 2),
-        (("generator.count=3",), 3, ["0"], [("1", PAIR), ("2", Company()), ("1", PAIR)]),
-        (("learner.ranks=2",), 2, ["0", "1"], [("0", Company(1, 1))]),
-        (("generator.tensor_parallel_size=2",), 2, ["0"], [("0,1", Company(1, 1))]),
-        (("learner.device=cpu",), 1, [""], [("0", Company())]),
-        (("evaluation.only=true",), 2, [""], [("0", Company())]),
+        (("generator.count=3",), 3, ["0"], [("1", PAIR), ("2", GpuSharing()), ("1", PAIR)]),
+        (("learner.ranks=2",), 2, ["0", "1"], [("0", GpuSharing(1, 1))]),
+        (("generator.tensor_parallel_size=2",), 2, ["0"], [("0,1", GpuSharing(1, 1))]),
+        (("learner.device=cpu",), 1, [""], [("0", GpuSharing())]),
+        (("evaluation.only=true",), 2, [""], [("0", GpuSharing())]),
     ],
 )  # fmt: skip
 def test_who_shares_a_gpu(
@@ -205,7 +205,7 @@ def test_who_shares_a_gpu(
     overrides: tuple[str, ...],
     gpus: int,
     learner: list[str],
-    generators: list[tuple[str, Company]],
+    generators: list[tuple[str, GpuSharing]],
 ) -> None:
     places = gpu_places(make_config(*overrides), machine(*[80] * gpus).gpus)
     assert [",".join(own) for own in places.learner] == learner

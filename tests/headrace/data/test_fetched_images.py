@@ -97,7 +97,7 @@ def test_what_cannot_be_had_is_one_line_with_its_row(url: str, path: str, why: s
 def test_a_file_over_the_bound_is_not_read_to_its_end(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media, "MOST_BYTES", 5)
+    monkeypatch.setattr(media, "MAX_FILE_BYTES", 5)
     with pytest.raises(MediaError, match="has more than 5 bytes"):
         image_bytes(f"{url}/good", Path(), urls=True)
 

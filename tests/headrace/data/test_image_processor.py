@@ -11,7 +11,7 @@ import pytest
 
 from headrace.data.image_processor import (
     ImageProcessor,
-    collapsed,
+    collapse_placeholders,
     placeholder_ids,
     sees_images,
 )
@@ -86,7 +86,7 @@ def test_a_prompt_is_what_the_whole_processor_makes_of_it(model: Model, shown: l
     ids = tokens(model, text)
     expanded, media = model.ours.expand(ids, digests, pixels)
     assert expanded.tolist() == [int(token) for token in whole]
-    assert collapsed(expanded.tolist(), media, model.banned) == ids
+    assert collapse_placeholders(expanded.tolist(), media, model.banned) == ids
     assert [run.digest for run in media] == digests
     ends = [0, *(run.end for run in media)]
     assert all(end <= run.start < run.end for end, run in zip(ends, media, strict=False))
@@ -181,8 +181,8 @@ def test_an_image_that_cannot_be_read_leaves_nothing_behind(model: Model) -> Non
 def test_what_stands_between_placeholders_of_one_image_collapses_with_them() -> None:
     """Some families write separators into an image, and around it."""
     media = [MediaRun("a" * 64, 1, 5), MediaRun("b" * 64, 5, 7)]
-    assert collapsed([1, 90, 8, 9, 91, 8, 8, 2], media, [8, 9]) == [1, 8, 8, 2]
-    assert collapsed([1, 2], [], [8, 9]) == [1, 2]
+    assert collapse_placeholders([1, 90, 8, 9, 91, 8, 8, 2], media, [8, 9]) == [1, 8, 8, 2]
+    assert collapse_placeholders([1, 2], [], [8, 9]) == [1, 2]
 
 
 def test_a_folder_says_whether_it_sees(model: Model, tmp_path: Path) -> None:

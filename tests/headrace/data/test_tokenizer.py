@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from headrace.data.tokenizer import GENERIC, describes_itself, load_tokenizer, vocabulary_size
+from headrace.data.tokenizer import GENERIC_CLASS, describes_itself, load_tokenizer, vocabulary_size
 from headrace.host.install import ROOT
 
 # No policy is an encoder, and one that reads images needs the classes of its family anyway.
@@ -76,7 +76,10 @@ def test_where_more_is_to_be_known_transformers_decides(
 def test_a_folder_that_lacks_a_part_or_has_a_damaged_one(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(MODELS[0], folder)
-    assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == GENERIC
+    assert (
+        json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+        == GENERIC_CLASS
+    )
     if name != "tokenizer.json":
         (folder / name).write_text("[1, 2", encoding="utf-8")
         assert not describes_itself(folder)

@@ -78,7 +78,7 @@ def test_a_write_that_cannot_fit_is_not_begun(
     until_written(lambda: calls.append(1), tmp_path, 100, tell=told.append)
     assert calls == [1]
     assert told == [f"room for 100 bytes in {tmp_path}, and 10 are free", ""]
-    monkeypatch.setattr(disk, "ANYWAY_S", 0.0)
+    monkeypatch.setattr(disk, "RETRY_FULL_S", 0.0)
     monkeypatch.setattr(disk, "_free", lambda _: 0.0)
     until_written(lambda: calls.append(1), tmp_path, 100, tell=told.append)
     assert calls == [1, 1]

@@ -71,7 +71,7 @@ def survivor_of(owner: "subprocess.Popen[str]") -> tuple[psutil.Process, Path]:
     while not (command := survivor.cmdline()):  # empty for a moment while it is being executed
         time.sleep(0.01)
     record = Path(command[-1])
-    assert record.name.startswith(shared_memory.RECORD)
+    assert record.name.startswith(shared_memory.RECORD_PREFIX)
     return survivor, record
 
 

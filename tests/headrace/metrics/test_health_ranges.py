@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.metrics.health_ranges import (
-    BACK,
     BANDS,
-    Crossing,
+    MIN_UPDATES_BACK,
+    BandCrossing,
+    alert_sentence,
     alerts,
     band_of,
     limits_of,
     rule_text,
-    sentence,
 )
 from headrace.metrics.registry import METRICS
 
@@ -49,7 +49,9 @@ def test_golden_collapse_of_the_entropy() -> None:
     assert (alert.metric, alert.side, alert.bound) == (ENTROPY, "under", LOW)
     assert (alert.since, alert.last, alert.updates, alert.worst) == (31, 54, 24, 0.0125)
     assert alert.now
-    assert sentence(alert).startswith("entropy under 0.02 for 24 updates, since update 31: the po")
+    assert alert_sentence(alert).startswith(
+        "entropy under 0.02 for 24 updates, since update 31: the po"
+    )
 
 
 def test_a_short_visit_outside_is_none_and_a_short_one_inside_ends_none() -> None:
@@ -64,7 +66,7 @@ def test_what_is_back_for_long_has_ended_and_may_begin_again() -> None:
         (2 * FOR + 1, 3 * FOR + 1, False, 0.004),
         (1, FOR, False, 0.01),
     ]
-    assert ", updates 1 to 20: " in sentence(found[1])
+    assert ", updates 1 to 20: " in alert_sentence(found[1])
 
 
 def test_the_bound_itself_is_inside_and_what_is_unknown_is_neither() -> None:
@@ -109,26 +111,26 @@ def test_one_skipped_step_is_worth_a_word() -> None:
 
 def test_golden_crossing_that_goes_to_and_fro() -> None:
     """Outside every other update, then inside for long: one alert that ends once."""
-    crossing = Crossing()
+    crossing = BandCrossing()
     seen = [1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
-    turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.see(bool(out)))}
+    turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.add_update(bool(out)))}
     assert turns == {0: "begins", 14: "ends", 16: "begins"}
     name = "actor/skipped_steps"
-    now_and_then = series(*[(1.0, 1), (0.0, 3)] * 4, (0.0, BACK), name=name)
+    now_and_then = series(*[(1.0, 1), (0.0, 3)] * 4, (0.0, MIN_UPDATES_BACK), name=name)
     (alert,) = alerts(now_and_then)
     assert (alert.since, alert.last, alert.updates, alert.now) == (1, 13, 4, False)
-    (alert,) = alerts(series((1.0, 1), (0.0, BACK - 1), name=name))
+    (alert,) = alerts(series((1.0, 1), (0.0, MIN_UPDATES_BACK - 1), name=name))
     assert alert.now
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 8))
 def test_turns_alternate_and_each_follows_enough_in_a_row(seen: list[bool], needed: int) -> None:
-    crossing, turns = Crossing(needed), list[str]()
+    crossing, turns = BandCrossing(needed), list[str]()
     for place, outside in enumerate(seen):
-        turn = crossing.see(outside)
+        turn = crossing.add_update(outside)
         if turn is not None:
             turns.append(turn)
-            long = needed if turn == "begins" else max(needed, BACK)
+            long = needed if turn == "begins" else max(needed, MIN_UPDATES_BACK)
             assert seen[place - long + 1 : place + 1] == [turn == "begins"] * long
     assert turns == [("begins", "ends")[i % 2] for i in range(len(turns))]
     assert crossing.stands == (len(turns) % 2 == 1)

@@ -8,7 +8,13 @@ import pytest
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import UserError
 from headrace.run_files import run_folder
-from headrace.run_files.run_notes import LONGEST_NOTE, RunNotes, change_notes, read_notes, tidy_tags
+from headrace.run_files.run_notes import (
+    MAX_NOTE_CHARACTERS,
+    RunNotes,
+    change_notes,
+    read_notes,
+    tidy_tags,
+)
 
 
 def test_what_is_noted_is_kept_and_changed_one_by_one(tmp_path: Path) -> None:
@@ -55,7 +61,7 @@ def test_tags_are_tidied_and_bounded() -> None:
 
 def test_a_note_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2,000 characters at most"):
-        change_notes(tmp_path, note="x" * (LONGEST_NOTE + 1))
+        change_notes(tmp_path, note="x" * (MAX_NOTE_CHARACTERS + 1))
     assert not (tmp_path / "notes.json").exists()
 
 

@@ -17,7 +17,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, MIB, Gpu, Hardware
 from headrace.run_files.run_folder import read_config
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.commands.run.train import prepared
+from headrace_cli.commands.run.train import prepare_run
 from tests.integration.runs import REPOSITORY
 from tests.scripted_driver import Card, answers, cuda_machine
 
@@ -167,7 +167,7 @@ def prepared_on(recipe: str | None, resume: str | None, root: Path, gpus: int) -
     cards = tuple(Gpu(index, "card", 80 * GIB) for index in range(gpus))
     machine = Hardware((0, 1), 64 * GIB, 64 * GIB, cards)
     asked = argparse.Namespace(recipe=recipe, resume=resume, root=str(root), overrides=[])
-    run_dir, config = prepared(asked, lambda config: check_start(config, machine))
+    run_dir, config = prepare_run(asked, lambda config: check_start(config, machine))
     assert read_config(run_dir) == config
     return config
 

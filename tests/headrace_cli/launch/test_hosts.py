@@ -8,13 +8,13 @@ import pytest
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import interface_towards, own_address
-from headrace_cli.launch.hosts import HOST, Share, plan_hosts
+from headrace_cli.launch.hosts import HOST, ResourceShare, plan_hosts
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
 
 
-def shares(config: RunConfig, *, gpus: bool) -> dict[str, Share]:
+def shares(config: RunConfig, *, gpus: bool) -> dict[str, ResourceShare]:
     return {spec.name: share for spec, share in plan_hosts(config, RUN, gpus=gpus)}
 
 
@@ -24,21 +24,21 @@ def test_on_gpus_ranks_and_generators_ask_for_their_own(make_config: Make) -> No
         "reward.workers=2", "reward.children=3", "dashboard.enabled=false",
     )  # fmt: skip
     assert shares(config, gpus=True) == {
-        "coordinator": Share(1),
-        **{f"learner-{rank}": Share(1, 1) for rank in range(4)},
-        **{f"generator-{index}": Share(3, 2) for index in range(2)},
-        **{f"reward-{index}": Share(3) for index in range(2)},
+        "coordinator": ResourceShare(1),
+        **{f"learner-{rank}": ResourceShare(1, 1) for rank in range(4)},
+        **{f"generator-{index}": ResourceShare(3, 2) for index in range(2)},
+        **{f"reward-{index}": ResourceShare(3) for index in range(2)},
     }
 
 
 def test_without_gpus_they_ask_for_cores(make_config: Make) -> None:
     config = make_config("learner.threads=4", "dashboard.enabled=false")
     assert shares(config, gpus=False) == {
-        "coordinator": Share(1), "learner-0": Share(4), "generator-0": Share(1),
-        "reward-0": Share(1),
+        "coordinator": ResourceShare(1), "learner-0": ResourceShare(4),
+        "generator-0": ResourceShare(1), "reward-0": ResourceShare(1),
     }  # fmt: skip
     on_cpu = make_config("learner.device=cpu", "dashboard.enabled=false")
-    assert shares(on_cpu, gpus=True)["learner-0"] == Share(1)
+    assert shares(on_cpu, gpus=True)["learner-0"] == ResourceShare(1)
 
 
 def test_no_core_and_no_gpu_is_chosen_beforehand(make_config: Make) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace_cli.launch import logs
-from headrace_cli.launch.logs import Log, first_cause
+from headrace_cli.launch.logs import ProcessLog, first_cause
 from tests.small_disk import small_disk
 
 
@@ -22,7 +22,7 @@ def soon(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
 def test_what_is_printed_is_in_the_file_and_in_memory(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     path = tmp_path / "logs" / "x.log"
-    log = Log(path, os.fdopen(ours, "rb"))
+    log = ProcessLog(path, os.fdopen(ours, "rb"))
     os.write(theirs, b"one\ntwo\n")
     assert soon(lambda: path.exists() and path.read_text() == "one\ntwo\n")
     os.write(theirs, b"three")
@@ -34,7 +34,7 @@ def test_what_is_printed_is_in_the_file_and_in_memory(tmp_path: Path) -> None:
 
 def test_nothing_that_is_printed_can_hide_in_a_log(tmp_path: Path) -> None:
     read, write = os.pipe()
-    log = Log(tmp_path / "role.log", os.fdopen(read, "rb"))
+    log = ProcessLog(tmp_path / "role.log", os.fdopen(read, "rb"))
     for part in (b"caf\xc3", b"\xa9\ta\x1b[2Jb\rc \xe2\x80", b"\xaed \xff\n"):
         os.write(write, part)
         time.sleep(0.02)
@@ -49,11 +49,11 @@ def test_a_full_disk_neither_holds_up_a_process_nor_loses_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "RETRY_S", 0.01)
-    monkeypatch.setattr(logs, "KEPT_BYTES", 50_000)
+    monkeypatch.setattr(logs, "MAX_WAITING_BYTES", 50_000)
     with small_disk(tmp_path / "disk", "1m") as small:
         path = small.path / "x.log"
         ours, theirs = os.pipe()
-        log = Log(path, os.fdopen(ours, "rb"))
+        log = ProcessLog(path, os.fdopen(ours, "rb"))
         os.write(theirs, b"before\n")
         assert soon(path.exists)
         small.fill()

@@ -51,12 +51,12 @@ async def test_what_is_written_is_what_the_engine_samples(make_config: Make, mod
     expected = [token for delta in deltas for token in delta.token_ids]
 
     async with open_sampler(configured(make_config, model)) as sampler:
-        alone = await sampler.write(PROMPT, [7], max_tokens=10, seed=3)
+        alone = await sampler.sample(PROMPT, [7], max_tokens=10, seed=3)
         assert alone.ids == expected
         assert alone.finished == (deltas[-1].finish == "stop")
         together = await asyncio.gather(
-            *(sampler.write(PROMPT, [7], max_tokens=10, seed=seed) for seed in (3, 4, 5)),
-            sampler.write([5] * 32, [], max_tokens=4, seed=0),
+            *(sampler.sample(PROMPT, [7], max_tokens=10, seed=seed) for seed in (3, 4, 5)),
+            sampler.sample([5] * 32, [], max_tokens=4, seed=0),
             return_exceptions=True,
         )
         assert isinstance(together[3], UserError)
@@ -76,10 +76,10 @@ async def test_a_policy_that_is_none_is_the_users_mistake(
 
 async def test_whoever_asks_learns_that_the_process_is_gone(make_config: Make, model: Path) -> None:
     async with open_sampler(configured(make_config, model)) as sampler:
-        waiting = asyncio.create_task(sampler.write(PROMPT, [], max_tokens=24, seed=0))
+        waiting = asyncio.create_task(sampler.sample(PROMPT, [], max_tokens=24, seed=0))
         await asyncio.sleep(0)
         os.kill(sampler.pid, signal.SIGKILL)
         await asyncio.wait([waiting])
         with pytest.raises(RunFailedError, match="process"):
-            await sampler.write(PROMPT, [], max_tokens=2, seed=0)
+            await sampler.sample(PROMPT, [], max_tokens=2, seed=0)
         assert waiting.exception() is None or isinstance(waiting.exception(), RunFailedError)

@@ -12,18 +12,18 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace_cli.launch.hosts import plan_hosts
 from headrace_cli.launch.plan import ADDRESS, MASTER_PORT
-from headrace_cli.launch.slurm import Job, Plan, job_of, scripts, steps
+from headrace_cli.launch.slurm import HostPlan, SlurmJob, job_of, scripts, steps
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
-OPEN = Job(nodes=2, cpus_per_node=0, learner_nodes=0)
+OPEN = SlurmJob(nodes=2, cpus_per_node=0, learner_nodes=0)
 
 
-def plan(make_config: Make, *overrides: str, gpus: bool = False) -> Plan:
+def plan(make_config: Make, *overrides: str, gpus: bool = False) -> HostPlan:
     return plan_hosts(make_config("dashboard.enabled=false", *overrides), RUN, gpus=gpus)
 
 
-def texts(make_config: Make, asked: Job, *overrides: str) -> dict[str, str]:
+def texts(make_config: Make, asked: SlurmJob, *overrides: str) -> dict[str, str]:
     found = plan(make_config, *overrides, gpus=asked.gpus_per_node > 0)
     return scripts(found, job_of(found, asked), RUN)
 
@@ -41,7 +41,7 @@ def test_the_shell_reads_every_script(make_config: Make, tmp_path: Path, gpus: i
 
 def test_options_stand_before_the_first_command(make_config: Make) -> None:
     """Slurm reads none after it."""
-    asked = Job(
+    asked = SlurmJob(
         nodes=3, cpus_per_node=16, gpus_per_node=4, time="2:00:00", partition="big", account="lab",
         more=("--qos=high",),
     )  # fmt: skip
@@ -58,7 +58,7 @@ def test_options_stand_before_the_first_command(make_config: Make) -> None:
 
 
 def test_the_learners_ranks_fill_as_few_nodes_as_have_the_gpus(make_config: Make) -> None:
-    found = texts(make_config, Job(3, 0, 4, learner_nodes=0), "learner.ranks=8")
+    found = texts(make_config, SlurmJob(3, 0, 4, learner_nodes=0), "learner.ranks=8")
     assert "--nodes=2 --relative=0 --ntasks=2 " in found["learner.sh"]
     assert "--gres=gpu:4" in found["learner.sh"]
     assert "--nnodes=2 " in found["ranks.sh"]
@@ -82,9 +82,9 @@ def test_each_node_gets_the_cores_that_the_plan_needs(make_config: Make) -> None
 
 def test_a_job_without_room_is_refused(make_config: Make) -> None:
     with pytest.raises(UserError, match="5 GPU"):
-        texts(make_config, Job(1, 0, 4), "learner.ranks=4")
+        texts(make_config, SlurmJob(1, 0, 4), "learner.ranks=4")
     with pytest.raises(UserError, match="cannot be shared evenly by 2 nodes"):
-        texts(make_config, Job(3, 0, learner_nodes=2), "learner.ranks=3")
+        texts(make_config, SlurmJob(3, 0, learner_nodes=2), "learner.ranks=3")
 
 
 def test_processes_as_steps(make_config: Make) -> None:

@@ -13,23 +13,23 @@ from typing import Any
 
 import pytest
 
-from headrace.host.process_reaper import Reaper
+from headrace.host.process_reaper import ProcessReaper
 from headrace.run_files.checked_lines import whole_lines
-from headrace_cli.launch.plan import ADDRESS, ProcessSpec, Restarts, SpecRole
-from headrace_cli.launch.supervisor import OURS, Deadlines, Outcome, Supervisor
+from headrace_cli.launch.plan import ADDRESS, ProcessSpec, RestartPolicy, SpecRole
+from headrace_cli.launch.supervisor import OURS, RunOutcome, Supervisor, SupervisorDeadlines
 from tests.documented import is_documented
 from tests.headrace_cli.launch import scripted_role
 from tests.small_disk import small_disk
 
 SCRIPT = str(Path(scripted_role.__file__))
 ROOT = Path(__file__).resolve().parents[3]
-QUICK = Deadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
-ONCE = Restarts(limit=1, delay_s=0.01)
-NEVER = Restarts()
+QUICK = SupervisorDeadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
+ONCE = RestartPolicy(limit=1, delay_s=0.01)
+NEVER = RestartPolicy()
 
 
 class Script:
-    """A `Steering` that does something when a condition holds."""
+    """A `RunController` that does something when a condition holds."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -60,7 +60,7 @@ class Script:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def standing(self) -> tuple[str, float]:
+    def run_progress(self) -> tuple[str, float]:
         return self.far, self.moved_s
 
     def request_stop(self) -> None:
@@ -86,7 +86,7 @@ def spec(
     name: str,
     role: SpecRole,
     *words: object,
-    restarts: Restarts = NEVER,
+    restarts: RestartPolicy = NEVER,
     needed: bool = True,
 ) -> ProcessSpec:
     argv = (sys.executable, SCRIPT, *map(str, words))
@@ -97,11 +97,11 @@ def spec(
 def coordinator(script: Script, deaths: int = 0, limit: int = 1) -> ProcessSpec:
     """`deaths`: so often it is killed while it takes the run over."""
     words = ("coordinator", script.run_dir, script.stop_file, deaths)
-    restarts = Restarts(limit=limit, delay_s=0.01)
+    restarts = RestartPolicy(limit=limit, delay_s=0.01)
     return spec(script, "coordinator", "coordinator", *words, restarts=restarts)
 
 
-def run(script: Script, *specs: ProcessSpec, deadlines: Deadlines = QUICK) -> Outcome:
+def run(script: Script, *specs: ProcessSpec, deadlines: SupervisorDeadlines = QUICK) -> RunOutcome:
     """How the run ended; all that the user was told meanwhile is on the page of operations."""
     whole = [coordinator(script), *specs]
     outcome = Supervisor(script.run_dir, whole, script, deadlines=deadlines).run()
@@ -138,7 +138,7 @@ def test_a_run_that_ends_by_itself(script: Script) -> None:
     pid_file = script.run_dir / "pid"
     script.when(pid_file.exists, script.finish)
     outcome = run(script, spec(script, "reward-0", "reward", "stay", pid_file))
-    assert outcome == Outcome(0)
+    assert outcome == RunOutcome(0)
     assert script.addresses == ["tcp://127.0.0.1:1"]
     assert gone(int(pid_file.read_text()))
     rows = script.rows()
@@ -176,7 +176,7 @@ def test_restarts_are_bounded_and_the_first_cause_is_named(script: Script) -> No
 def test_a_run_of_several_generators_goes_on_without_one_that_cannot_live(script: Script) -> None:
     dies = spec(script, "generator-0", "generator", "die", 1, restarts=ONCE)
     script.when(lambda: "gave_up" in script.events("generator-0"), script.finish)
-    assert run(script, dies, spec(script, "generator-1", "generator", "stay")) == Outcome(0)
+    assert run(script, dies, spec(script, "generator-1", "generator", "stay")) == RunOutcome(0)
     assert any("generator-0 stays away and the run goes on" in note for note in script.notes)
 
 
@@ -192,7 +192,7 @@ def test_a_run_without_any_generator_that_can_live_ends(script: Script) -> None:
 
 def test_the_users_mistake_in_a_role_is_one_line(script: Script) -> None:
     outcome = run(script, spec(script, "generator-0", "generator", "die", 2, restarts=ONCE))
-    assert outcome == Outcome(2, "something is wrong here")
+    assert outcome == RunOutcome(2, "something is wrong here")
     assert script.events("generator-0") == ["started", "died", "gave_up"]
 
 
@@ -220,7 +220,7 @@ def test_a_run_goes_on_without_what_it_does_not_need_and_says_so(
     words = ("die", code)
     judge = spec(script, "judge-fair", "judge", *words, restarts=ONCE, needed=False)
     script.when(lambda: "gave_up" in script.events("judge-fair"), script.finish)
-    assert run(script, judge) == Outcome(0)
+    assert run(script, judge) == RunOutcome(0)
     events = script.events("judge-fair")
     assert (events.count("died"), events[-1]) == (starts, "gave_up")
     (said,) = [row for row in script.rows() if row["event"] == "gave_up"]
@@ -233,8 +233,8 @@ def test_the_page_stays_while_it_is_wanted(script: Script) -> None:
     script.when(lambda: written(reward_pid) and written(page_pid), script.finish)
     asked: list[bool] = []
 
-    def at_end(outcome: Outcome) -> Callable[[], bool]:
-        assert outcome == Outcome(0)
+    def at_end(outcome: RunOutcome) -> Callable[[], bool]:
+        assert outcome == RunOutcome(0)
         assert script.rows()[-1]["event"] == "ended"
         assert gone(int(reward_pid.read_text()))
 
@@ -251,7 +251,7 @@ def test_the_page_stays_while_it_is_wanted(script: Script) -> None:
     ]
     run_dir = script.run_dir
     outcome = Supervisor(run_dir, specs, script, deadlines=QUICK, at_end=at_end).run()
-    assert outcome == Outcome(0)
+    assert outcome == RunOutcome(0)
     assert asked == [True] * 3
     assert gone(int(page_pid.read_text()))
 
@@ -264,13 +264,13 @@ def test_ctrl_c_ends_the_page_that_stays(script: Script) -> None:
         interrupt()
         return True
 
-    def at_end(outcome: Outcome) -> Callable[[], bool]:
+    def at_end(outcome: RunOutcome) -> Callable[[], bool]:
         return is_wanted
 
     specs = [coordinator(script), spec(script, "dashboard", "dashboard", "stay", page_pid)]
     run_dir = script.run_dir
     outcome = Supervisor(run_dir, specs, script, deadlines=QUICK, at_end=at_end).run()
-    assert outcome == Outcome(0)
+    assert outcome == RunOutcome(0)
     assert gone(int(page_pid.read_text()))
 
 
@@ -302,7 +302,7 @@ def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Scr
     words = (sys.executable, SCRIPT, "stay")
     log = script.run_dir / "logs" / "coordinator.log"
     mute = ProcessSpec("coordinator", "coordinator", words, {}, log)
-    brief = Deadlines(start_s=0.2, kill_s=1.0, poll_s=0.01)
+    brief = SupervisorDeadlines(start_s=0.2, kill_s=1.0, poll_s=0.01)
     outcome = Supervisor(script.run_dir, [mute], script, deadlines=brief).run()
     assert outcome.code == 1
     assert outcome.cause == "coordinator has no address, and said nothing for 0 s"
@@ -313,16 +313,16 @@ def test_a_coordinator_that_reads_for_long_and_says_so_is_waited_for(script: Scr
     words = ("reads", script.run_dir, script.stop_file, 15)
     reads = spec(script, "coordinator", "coordinator", *words)
     script.when(lambda: bool(script.addresses), script.finish)
-    brief = Deadlines(start_s=1.5, kill_s=1.0, poll_s=0.01)
-    assert Supervisor(script.run_dir, [reads], script, deadlines=brief).run() == Outcome(0)
+    brief = SupervisorDeadlines(start_s=1.5, kill_s=1.0, poll_s=0.01)
+    assert Supervisor(script.run_dir, [reads], script, deadlines=brief).run() == RunOutcome(0)
 
 
 def test_a_coordinator_that_waits_for_a_disk_is_waited_for(script: Script) -> None:
     words = ("waits", script.run_dir, script.stop_file, 2)
     waits = spec(script, "coordinator", "coordinator", *words)
     script.when(lambda: bool(script.addresses), script.finish)
-    brief = Deadlines(start_s=1.0, kill_s=1.0, poll_s=0.01)
-    assert Supervisor(script.run_dir, [waits], script, deadlines=brief).run() == Outcome(0)
+    brief = SupervisorDeadlines(start_s=1.0, kill_s=1.0, poll_s=0.01)
+    assert Supervisor(script.run_dir, [waits], script, deadlines=brief).run() == RunOutcome(0)
     room = "room for 1,024 bytes in /some/where, and 0 are free"
     assert script.notes == [f"coordinator waits: {room}", "coordinator goes on"]
     assert [note for note in script.notes if not is_documented(note)] == []
@@ -357,7 +357,7 @@ def test_a_coordinator_that_is_killed_while_it_takes_over_is_followed_by_another
         coordinator(script, deaths=2, limit=3),
         spec(script, "generator-0", "generator", "stay"),
     ]
-    assert Supervisor(script.run_dir, whole, script, deadlines=QUICK).run() == Outcome(0)
+    assert Supervisor(script.run_dir, whole, script, deadlines=QUICK).run() == RunOutcome(0)
     deaths = ["died", "restarted"] * 3
     assert script.events("coordinator")[:7] == ["started", *deaths]
     killed = "coordinator was killed by SIGKILL: starting it again from its journal"
@@ -385,7 +385,7 @@ def test_a_coordinator_that_takes_over_is_asked_to_stop_where_the_one_before_was
         kill_coordinator(script)
 
     script.when(lambda: script.stops == 1, kill)
-    assert run(script, spec(script, "generator-0", "generator", "stay")) == Outcome(130)
+    assert run(script, spec(script, "generator-0", "generator", "stay")) == RunOutcome(130)
     assert script.stops == 2
 
 
@@ -398,7 +398,7 @@ def test_an_interrupt_asks_the_coordinator_to_stop(script: Script, number: signa
     pid_file = script.run_dir / "pid"
     script.when(pid_file.exists, lambda: os.kill(os.getpid(), number))
     outcome = run(script, spec(script, "reward-0", "reward", "stay", pid_file))
-    assert outcome == Outcome(130)
+    assert outcome == RunOutcome(130)
     assert script.stops == 1
     assert gone(int(pid_file.read_text()))
 
@@ -407,8 +407,8 @@ def test_a_second_interrupt_ends_at_once(script: Script) -> None:
     script.obeys = False
     script.when(lambda: bool(script.addresses), interrupt)
     script.when(lambda: script.stops == 1, interrupt)
-    outcome = run(script, deadlines=Deadlines(stop_s=600.0, kill_s=1.0, poll_s=0.01))
-    assert outcome == Outcome(130)
+    outcome = run(script, deadlines=SupervisorDeadlines(stop_s=600.0, kill_s=1.0, poll_s=0.01))
+    assert outcome == RunOutcome(130)
     asked, ended = script.notes
     assert asked.endswith(script.far)
     lost = "and what was trained since is lost"
@@ -421,16 +421,16 @@ def test_a_stop_that_makes_progress_is_waited_for(script: Script) -> None:
     script.when(lambda: bool(script.addresses), interrupt)
     asked_at = time.monotonic()
     script.when(lambda: script.stops == 1 and time.monotonic() > asked_at + 1, script.finish)
-    brief = Deadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
-    assert run(script, deadlines=brief) == Outcome(130)
+    brief = SupervisorDeadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
+    assert run(script, deadlines=brief) == RunOutcome(130)
     assert len(script.notes) == 1
 
 
 def test_a_stop_that_is_not_obeyed_has_a_deadline(script: Script) -> None:
     script.obeys = False
     script.when(lambda: bool(script.addresses), interrupt)
-    brief = Deadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
-    assert run(script, deadlines=brief) == Outcome(130)
+    brief = SupervisorDeadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
+    assert run(script, deadlines=brief) == RunOutcome(130)
     assert any("ending processes" in note for note in script.notes)
 
 
@@ -469,21 +469,21 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 SUPERVISE_TWICE = """
 import sys
 from pathlib import Path
-from headrace_cli.launch.process import Nursery
+from headrace_cli.launch.process import ProcessLauncher
 from headrace_cli.launch.supervisor import Supervisor
 from tests.headrace_cli.launch.test_supervisor import QUICK, Script, coordinator, spec, written
-script, nursery = Script(Path(sys.argv[1])), Nursery()
+script, launcher = Script(Path(sys.argv[1])), ProcessLauncher()
 pid_file, killed = script.run_dir / "pid", []
 
 def kill():
-    killed.append(nursery._reaper._process)
+    killed.append(launcher._reaper._process)
     killed[0].kill()
 
 script.when(lambda: written(pid_file), kill)
-script.when(lambda: nursery._reaper._process is not killed[0],
+script.when(lambda: launcher._reaper._process is not killed[0],
             lambda: (script.run_dir / "renewed").write_text("1"))
 specs = [coordinator(script), spec(script, "reward-0", "reward", "stay", pid_file)]
-Supervisor(script.run_dir, specs, script, deadlines=QUICK, nursery=nursery).run()
+Supervisor(script.run_dir, specs, script, deadlines=QUICK, launcher=launcher).run()
 """
 
 
@@ -502,11 +502,11 @@ def test_nobody_outlives_a_killed_supervisor_whose_reaper_was_killed_before(tmp_
 
 
 def test_a_reaper_that_was_killed_still_ends_what_it_watched() -> None:
-    reaper = Reaper()
+    reaper = ProcessReaper()
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(sleep, start_new_session=True)
     try:
-        reaper.watch(child.pid)
+        reaper.register(child.pid)
         reaper._process.kill()
         reaper._process.wait()
         reaper.close()

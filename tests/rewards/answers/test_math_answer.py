@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.said import answer_after
+from headrace.data.answer_text import answer_after
 from rewards.answers.math_answer import boxed_answer, is_right
 from rewards.kinds.exact import is_exact
 from tests.rewards import math_cases

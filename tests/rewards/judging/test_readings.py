@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.said import without_thought
+from headrace.data.answer_text import without_thought
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.readings import (
     Reply,

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from headrace.errors import ProtocolError
 from headrace.protocol.messages.control import Heartbeat, Message, Missing, Shutdown
 from headrace.protocol.transport.codec import message_codec
-from headrace.protocol.transport.delivery import ASK_AGAIN_S, LONGEST_ASK_S, Delivery, Frames, Place
+from headrace.protocol.transport.delivery import (
+    ASK_AGAIN_S,
+    MAX_ASK_AGAIN_S,
+    Delivery,
+    DeliveryHeader,
+    Frames,
+)
 
 CODEC = message_codec(max_bytes=1 << 16)
 KEY = 77
@@ -54,7 +60,7 @@ class Pair:
         for _ in range(min(number, len(self.wires[name]))):
             frames = self.wires[name].popleft()
             message = CODEC.decode(frames[:2])
-            handed_on, answers = self.ends[other].accept(Place.of(frames[2]), message)
+            handed_on, answers = self.ends[other].accept(DeliveryHeader.of(frames[2]), message)
             self.wires[other].extend(answers)
             if handed_on:
                 self.heard[other].append(message)
@@ -62,7 +68,7 @@ class Pair:
     def settle(self) -> None:
         """The coordinator's heart beats, and nothing breaks any more."""
         for _ in range(8):
-            self.now += LONGEST_ASK_S
+            self.now += MAX_ASK_AGAIN_S
             self.say("coordinator", Heartbeat())
             for _ in range(4):
                 self.carry("coordinator")
@@ -147,7 +153,7 @@ def test_who_asks_in_vain_asks_ever_more_seldom() -> None:
 def test_what_was_just_sent_again_is_not_sent_again() -> None:
     pair = Pair()
     pair.say("coordinator", said(1))
-    place = Place(KEY, 0, 0)
+    place = DeliveryHeader(KEY, 0, 0)
     end = pair.ends["coordinator"]
     assert [len(end.accept(place, Missing())[1]) for _ in range(3)] == [1, 0, 0]
     pair.now += ASK_AGAIN_S
@@ -175,16 +181,16 @@ def test_another_coordinator_begins_anew() -> None:
 def test_a_place_of_another_delivery_lets_go_of_nothing() -> None:
     end = Delivery(CODEC, key=KEY)
     end.send(said(1))
-    end.accept(Place(KEY - 1, 0, 9), Heartbeat())
-    assert len(end.accept(Place(KEY, 0, 0), Missing())[1]) == 1
-    end.accept(Place(KEY, 0, 1), Heartbeat())
+    end.accept(DeliveryHeader(KEY - 1, 0, 9), Heartbeat())
+    assert len(end.accept(DeliveryHeader(KEY, 0, 0), Missing())[1]) == 1
+    end.accept(DeliveryHeader(KEY, 0, 1), Heartbeat())
     assert not end._kept
 
 
 def test_what_cannot_be_read_is_passed_over_and_not_asked_for() -> None:
     end = Delivery(CODEC, key=KEY)
-    assert end.accept(Place(KEY, 1, 0), None) == (True, [])
-    assert end.accept(Place(KEY, 2, 0), said(2)) == (True, [])
+    assert end.accept(DeliveryHeader(KEY, 1, 0), None) == (True, [])
+    assert end.accept(DeliveryHeader(KEY, 2, 0), said(2)) == (True, [])
 
 
 def test_who_reads_nothing_is_sent_no_more() -> None:
@@ -193,11 +199,11 @@ def test_who_reads_nothing_is_sent_no_more() -> None:
     assert end.send(said(2))
     assert end.send(said(3)) is None
     assert end.send(Heartbeat())
-    end.accept(Place(KEY, 0, 1), Heartbeat())
+    end.accept(DeliveryHeader(KEY, 0, 1), Heartbeat())
     assert end.send(said(3))
 
 
 @pytest.mark.parametrize("frame", [b"", b"12345678", bytes(23), bytes(25)])
 def test_a_place_of_another_size_is_none(frame: bytes) -> None:
     with pytest.raises(ProtocolError, match="24 bytes"):
-        Place.of(frame)
+        DeliveryHeader.of(frame)

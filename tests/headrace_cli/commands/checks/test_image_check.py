@@ -48,7 +48,7 @@ def test_each_bad_image_is_a_line_with_its_row(recipe: Path) -> None:
 def test_of_many_rows_a_sample_is_looked_at(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(preflight, "FIRST_ROWS", 3)
+    monkeypatch.setattr(preflight, "CHECKED_IMAGE_ROWS", 3)
     found = image_problems(config(recipe, [["gone.png"]] * 11))
     assert [line.partition(",")[0] for line in found] == [f"row r{n}" for n in (0, 1, 2, 3, 6, 9)]
     said = capsys.readouterr().err

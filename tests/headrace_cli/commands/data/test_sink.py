@@ -16,7 +16,7 @@ from headrace.protocol.records.record_types import EvaluationDone, Record, Updat
 from headrace.run_files.run_folder import read_config
 from headrace_cli.cli import main
 from headrace_cli.cli_data import SINKS as NAMED
-from headrace_cli.commands.data.sink import SINKS, TRIES, RunFacts, Teller, sink_of
+from headrace_cli.commands.data.sink import MAX_FAILURES, SINKS, MetricStreamer, RunFacts, sink_of
 from storage.journal.store import read_journal
 from storage.queries import Position, metric_series, news
 from storage.run_store import RunStore
@@ -124,9 +124,9 @@ def test_a_run_is_followed_while_it_is_written(
         seen.append(len(target.told))
         store.append(left.pop(0))
 
-    monkeypatch.setattr(Teller, "_goes_on", lambda self: bool(left))
-    teller = Teller(target, copy, tmp_path, sleep=sleep)
-    assert teller.follow(once=False) == len(target.told)
+    monkeypatch.setattr(MetricStreamer, "_goes_on", lambda self: bool(left))
+    streamer = MetricStreamer(target, copy, tmp_path, sleep=sleep)
+    assert streamer.stream(once=False) == len(target.told)
     store.close()
     assert sorted(target.told) == sorted((r.update, r.at) for r in measured)
     assert len(set(seen)) > 2
@@ -138,7 +138,7 @@ def test_a_sink_that_fails_is_one_line_and_misses_nothing(
 ) -> None:
     waits: list[float] = []
     target = Kept(2, 3, 7)
-    Teller(target, run_dir, tmp_path, sleep=waits.append).follow(once=False)
+    MetricStreamer(target, run_dir, tmp_path, sleep=waits.append).stream(once=False)
     whole = [(n.update, n.at) for n in news(run_dir, Position())]
     assert target.told == whole
     assert waits == [1.0, 2.0, 1.0]
@@ -172,7 +172,7 @@ def test_a_sink_that_never_works_is_given_up_when_the_run_is_over(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("sink: OSError: the board is away")
     assert lines[1:] == [
-        f"error: the sink failed {TRIES} times in a row: OSError: the board is away"
+        f"error: the sink failed {MAX_FAILURES} times in a row: OSError: the board is away"
     ]
 
 
@@ -196,7 +196,7 @@ def test_a_sink_does_not_see_a_password(run_dir: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run-1"
     copy.mkdir()
     (copy / "resolved.json").write_text(json.dumps(resolved))
-    config = Teller(Kept(), copy, tmp_path)._facts().config
+    config = MetricStreamer(Kept(), copy, tmp_path)._facts().config
     assert config["storage"]["database"] == "postgresql://me:***@nowhere/runs"
 
 

@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.records.record_types import BatchTaken, Record, UpdateCommitted
 from headrace.run_files.checked_lines import checked_line, whole_lines
 from headrace_cli.cli import main
-from headrace_cli.commands.inspection.replay import Row, named_rows, quantity, row_of
+from headrace_cli.commands.inspection.replay import ReplayRow, named_rows, quantity, row_of
 from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.store import read_journal
 from storage.run_store import RunStore
@@ -399,8 +399,8 @@ def test_a_run_that_there_is_not_is_one_line(
 # -- comparing -------------------------------------------------------------------------------------
 
 
-def row(stored: Iterable[float], recomputed: Iterable[float]) -> Row:
-    return Row("x", 10, np.array([*stored]), np.array([*recomputed]))
+def row(stored: Iterable[float], recomputed: Iterable[float]) -> ReplayRow:
+    return ReplayRow("x", 10, np.array([*stored]), np.array([*recomputed]))
 
 
 def test_distances_are_shares_of_large_numbers_only() -> None:

@@ -13,7 +13,7 @@ from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace.run_files.reward_model_run import EvaluationLine as Evaluation
 from headrace.run_files.reward_model_run import (
-    Status,
+    RewardModelStatus,
     append_line,
     forget_after,
     read_lines,
@@ -137,7 +137,7 @@ def scripted(tmp_path: Path) -> Path:
     for step in (1, 2, 3):
         append_line(run_dir, Step(step, 1.0 / step, 0.1, 1e-3, 100 * step, float(step), 1.0 + step))
     append_line(run_dir, Evaluation(3, {"accuracy": 0.75, "ece": 0.1}, 3.0, 5.0))
-    write_status(run_dir, Status("interrupted", 3, 10, 1.0, 5.0, "after 3 of 10 steps"))
+    write_status(run_dir, RewardModelStatus("interrupted", 3, 10, 1.0, 5.0, "after 3 of 10 steps"))
     return run_dir
 
 
@@ -169,7 +169,7 @@ def test_resuming(capsys: pytest.CaptureFixture[str], scripted: Path) -> None:
     root = ["--root", str(scripted.parent)]
     assert main(["reward", "train", "--resume", "latest", "seed=3", *root]) == 2
     assert "--resume takes everything from the run" in capsys.readouterr().err
-    write_status(scripted, Status("finished", 10, 10, 1.0, 5.0))
+    write_status(scripted, RewardModelStatus("finished", 10, 10, 1.0, 5.0))
     assert main(["reward", "train", "--resume", "latest", *root]) == 2
     assert "has finished" in capsys.readouterr().err
 
@@ -184,7 +184,7 @@ def test_lines_of_steps_that_will_be_taken_again_are_forgotten(scripted: Path) -
 def test_a_process_that_died_leaves_a_lost_run(scripted: Path) -> None:
     from storage.queries import run_line
 
-    write_status(scripted, Status("training", 3, 10, 1.0, 5.0))
+    write_status(scripted, RewardModelStatus("training", 3, 10, 1.0, 5.0))
     assert run_line(scripted).status == "lost"
     with run_folder.locked(scripted):
         assert run_line(scripted).status == "training"

@@ -10,13 +10,13 @@ from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, Gpu, Hardware
 from headrace_cli.commands.system.measure import (
-    Measured,
-    Windows,
-    Work,
+    AnswerWindows,
+    LearnerCost,
+    Measurement,
     forecast,
     gains,
     measured_facts,
-    measuring,
+    run_overrides,
 )
 
 Make = Callable[..., RunConfig]
@@ -29,20 +29,22 @@ SMALL = ModelShape(
 )  # fmt: skip
 
 
-def seen(config: RunConfig) -> Measured:
+def seen(config: RunConfig) -> Measurement:
     """Two updates of such a recipe, in which 10 seconds of each half trained 210 tokens."""
-    work = forecast(config, Measured(0, 0, 0, 1, 1, 1, Work(1, 1, 1), 1, PROMPTS, LENGTHS)).work
-    return Measured(10, 10, 1, 210, 470, 480, work, 100, PROMPTS, LENGTHS)
+    cost = forecast(
+        config, Measurement(0, 0, 0, 1, 1, 1, LearnerCost(1, 1, 1), 1, PROMPTS, LENGTHS)
+    ).cost
+    return Measurement(10, 10, 1, 210, 470, 480, cost, 100, PROMPTS, LENGTHS)
 
 
 def test_what_is_computed_for_windows() -> None:
-    windows = Windows.of(PROMPTS, LENGTHS, 60)
+    windows = AnswerWindows.of(PROMPTS, LENGTHS, 60)
     assert windows.end.tolist() == [60, 120, 150, 60]
     assert windows.final.tolist() == [False, False, True, True]
-    whole, carried = windows.work(carried=False), windows.work(carried=True)
+    whole, carried = windows.cost(carried=False), windows.cost(carried=True)
     # The prompt of the long answer is read three times, its first windows twice and once.
-    assert whole == Work((3 * 40 + 20) / 210, (60 + 120) / 210, (40 + 60 + 40 + 120) / 210)
-    assert carried == Work((40 + 20) / 210, 0.0, (40 + 60 + 60) / 210)
+    assert whole == LearnerCost((3 * 40 + 20) / 210, (60 + 120) / 210, (40 + 60 + 40 + 120) / 210)
+    assert carried == LearnerCost((40 + 20) / 210, 0.0, (40 + 60 + 60) / 210)
 
 
 def test_a_forecast_of_what_was_seen_is_what_was_seen(make_config: Make) -> None:
@@ -51,7 +53,7 @@ def test_a_forecast_of_what_was_seen_is_what_was_seen(make_config: Make) -> None
     assert (now.tokens, now.learner_s, now.generator_s) == pytest.approx((210, 21, 2.1))
     assert now.seconds == pytest.approx(21)
     taught = (40 + 20 + 210) / 210
-    assert now.work.taught == pytest.approx(taught)
+    assert now.cost.taught == pytest.approx(taught)
     twice = make_config("schedule.window=60", "schedule.batch_windows=8")
     assert forecast(twice, seen(config)).seconds == pytest.approx(41)
     turns = make_config("schedule.window=60", "schedule.batch_windows=4", "schedule.mode=windowed")
@@ -64,9 +66,9 @@ def test_the_key_that_changes_most_is_named(make_config: Make) -> None:
     assert by_key["learner.ranks=2"] == pytest.approx(2)
     assert by_key["generator.count=2"] == pytest.approx(1)
     assert by_key["schedule.batch_windows=8"] == pytest.approx(2 * 21 / 41)
-    work, less = (Windows.of(PROMPTS, LENGTHS, 60).work(carried=c) for c in (False, True))
+    cost, less = (AnswerWindows.of(PROMPTS, LENGTHS, 60).cost(carried=c) for c in (False, True))
     taught = 3 * 270 / 210
-    left = 10 * less.policy / work.policy + 10 * (less.judged + taught) / (work.judged + taught)
+    left = 10 * less.policy / cost.policy + 10 * (less.judged + taught) / (cost.judged + taught)
     assert by_key["learner.context=carried"] == pytest.approx(21 / (left + 1))
     facts = {fact.name: fact.value for fact in measured_facts(config, seen(config))}
     assert (facts["binds"], facts["changes most"]) == ("learner", "learner.ranks=2")
@@ -78,12 +80,12 @@ def test_the_measured_batch_is_a_share_that_the_machine_can_do(make_config: Make
     config = make_config("schedule.batch_windows=96", "schedule.num_generations=8")
 
     def batch(shape: ModelShape, hardware: Hardware = CPU) -> int:
-        found = dict(override.split("=") for override in measuring(config, shape, hardware))
+        found = dict(override.split("=") for override in run_overrides(config, shape, hardware))
         size, bound = (int(found[f"schedule.{n}"]) for n in ("batch_windows", "max_staleness"))
         assert size * (bound + 1) == 96 * (config.schedule.max_staleness + 1)
         assert size % 8 == 0
         assert (
-            problems(make_config("schedule.num_generations=8", *measuring(config, shape, CPU)))
+            problems(make_config("schedule.num_generations=8", *run_overrides(config, shape, CPU)))
             == []
         )
         return size

@@ -19,16 +19,16 @@ from headrace.run_files import run_folder
 from headrace_cli.commands.run import train
 from headrace_cli.commands.run.train import has_begun, page_is_wanted, print_summary, report
 from headrace_cli.launch.display.progress import (
-    Facts,
+    ConsoleController,
     LiveScreen,
     PlainScreen,
-    Silence,
-    Watch,
+    SilenceTimer,
+    StatusTexts,
     time_left,
 )
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import coordinator_of
-from headrace_cli.launch.supervisor import INTERRUPTED, Outcome
+from headrace_cli.launch.supervisor import INTERRUPTED, RunOutcome
 from tests.documented import is_documented
 
 Make = Callable[..., RunConfig]
@@ -73,9 +73,9 @@ def test_time_left_follows_the_nearest_stop(make_config: Make) -> None:
 def test_an_update_that_is_being_made_is_not_done(make_config: Make) -> None:
     config = make_config("stop.updates=40")
     busy = status(update=39, gauges={"train_time_s": 78.0, "schedule/learner_busy": 1.0})
-    assert Facts(config, busy).updates == "39/40"
+    assert StatusTexts(config, busy).updates == "39/40"
     assert time_left(config, busy) == pytest.approx(2.0)
-    watch = Watch(config, Recorder())
+    watch = ConsoleController(config, Recorder())
     assert not has_begun(watch)
     watch.last = status(update=0)
     assert not has_begun(watch)
@@ -92,16 +92,16 @@ def test_the_set_up_counts_for_the_first_run_alone(
     said = []
     for _ in range(2):
         out, config = io.StringIO(), make_config(f'root="{tmp_path}"')
-        watch = Watch(config, Recorder())
+        watch = ConsoleController(config, Recorder())
         folder = run_folder.make_run_folder(config)
-        print_summary(Console(file=out, width=200), folder, watch, Outcome(0))
+        print_summary(Console(file=out, width=200), folder, watch, RunOutcome(0))
         said.append("2m49s from clone to first update" in out.getvalue())
         assert "27s after the start" in out.getvalue()
     assert said == [True, False]
 
 
 def test_facts(make_config: Make) -> None:
-    facts = Facts(make_config("stop.updates=40"), status())
+    facts = StatusTexts(make_config("stop.updates=40"), status())
     assert facts.updates == "20/40"
     assert facts.ledger == (
         "1,000 generated = 700 trained + 100 ready + 150 in flight + 50 dropped"
@@ -110,7 +110,7 @@ def test_facts(make_config: Make) -> None:
     assert facts.long_waits == ["learner for windows for 12s"]
     assert facts.learner_rate == ""
     evaluating = status(phase="evaluating", gauges={"eval/scored": 5.0, "eval/total": 64.0})
-    assert Facts(make_config(), evaluating).phase == "evaluating 5/64"
+    assert StatusTexts(make_config(), evaluating).phase == "evaluating 5/64"
 
 
 def test_plain_lines(make_config: Make) -> None:
@@ -143,12 +143,12 @@ def test_both_displays_say_how_far_processes_are(make_config: Make) -> None:
 
 
 def test_what_an_end_would_lose(make_config: Make) -> None:
-    watch = Watch(make_config(), Recorder())
-    assert watch.standing() == ("no update has begun", float("inf"))
+    watch = ConsoleController(make_config(), Recorder())
+    assert watch.run_progress() == ("no update has begun", float("inf"))
     learner = {"learner-0": FAR["learner-0"]}
     watch.last = status(doing=learner, checkpoint=6, moved_s=1.5)
     text = f"learner-0 {FAR['learner-0']}; the newest checkpoint is of update 6"
-    assert watch.standing() == (text, 1.5)
+    assert watch.run_progress() == (text, 1.5)
 
 
 def test_the_live_display_shows_the_same(make_config: Make) -> None:
@@ -203,7 +203,7 @@ def test_a_watch_asks_and_passes_an_interrupt_on(make_config: Make) -> None:
     while not address:
         time.sleep(0.01)
     screen = Recorder()
-    watch = Watch(make_config(), screen)
+    watch = ConsoleController(make_config(), screen)
     watch.tick()
     watch.connect(address[0])
     try:
@@ -225,10 +225,10 @@ def test_a_watch_asks_and_passes_an_interrupt_on(make_config: Make) -> None:
 
 def test_silence_is_what_was_listened_to() -> None:
     now = [0.0]
-    silence, seen = Silence(lambda: now[0]), []
+    silence, seen = SilenceTimer(lambda: now[0]), []
     for seconds, heard in ((0.5, False), (0.5, False), (60.0, False), (0.5, False), (0.5, True)):
         now[0] += seconds
-        seen.append(silence.look(heard=heard))
+        seen.append(silence.update(heard=heard))
     assert seen == [0.5, 1.0, 1.0, 1.5, 0.0]
 
 
@@ -237,7 +237,7 @@ def test_a_coordinator_that_does_not_answer_is_missed_and_then_lost(make_config:
     screen = Recorder()
     limits = {"heartbeat_s": 0.1, "heartbeat_timeout_s": 0.4, "stall_timeout_s": 1.0}
     config = make_config(*(f"transport.{name}={seconds}" for name, seconds in limits.items()))
-    watch = Watch(config, screen)
+    watch = ConsoleController(config, screen)
     with socket.create_server(("127.0.0.1", 0)) as server:
         watch.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         try:
@@ -269,11 +269,11 @@ def test_the_end_of_a_run(make_config: Make, tmp_path: Path) -> None:
         "eval/before/response_length": 12.5,
         "eval/after/response_length": 41.0,
     }
-    watch = Watch(make_config(), Recorder())
+    watch = ConsoleController(make_config(), Recorder())
     watch.last = status(gauges=gauges)
     out = io.StringIO()
     console = Console(file=out, width=40)
-    print_summary(console, tmp_path / "runs" / "r1", watch, Outcome(INTERRUPTED))
+    print_summary(console, tmp_path / "runs" / "r1", watch, RunOutcome(INTERRUPTED))
     text = out.getvalue()
     assert "held-out accuracy  0.203 before, 0.900 after\n" in text
     assert "response length    12.5 before, 41.0 after\n" in text
@@ -282,13 +282,13 @@ def test_the_end_of_a_run(make_config: Make, tmp_path: Path) -> None:
 
 
 def test_a_failure_ends_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(Outcome(1, "learner-0 died (exit code 1)", "Traceback\nboom"), tmp_path) == 1
+    assert report(RunOutcome(1, "learner-0 died (exit code 1)", "Traceback\nboom"), tmp_path) == 1
     *_, tail, blank, last = capsys.readouterr().err.splitlines()
     assert (tail, blank) == ("boom", "")
     assert last == f"error: learner-0 died (exit code 1); logs in {tmp_path / 'logs'}"
-    assert report(Outcome(2, "error: no such row"), tmp_path) == 2
+    assert report(RunOutcome(2, "error: no such row"), tmp_path) == 2
     assert capsys.readouterr().err == "error: no such row\n"
-    assert report(Outcome(0), tmp_path) == 0
+    assert report(RunOutcome(0), tmp_path) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -298,15 +298,15 @@ def test_a_page_is_wanted_while_a_browser_has_it_open(make_config: Make) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         config = make_config(f"dashboard.port={port}", "dashboard.stay_s=1000")
-        assert not page_is_wanted(config, Outcome(0), console)()  # nobody looks
+        assert not page_is_wanted(config, RunOutcome(0), console)()  # nobody looks
         assert out.getvalue() == ""
         with socket.create_connection(("127.0.0.1", port)):
-            is_wanted = page_is_wanted(config, Outcome(0), console, grace_s=0.0)
+            is_wanted = page_is_wanted(config, RunOutcome(0), console, grace_s=0.0)
             assert connections(port) == 1
-            assert not page_is_wanted(config, Outcome(INTERRUPTED), console)()
+            assert not page_is_wanted(config, RunOutcome(INTERRUPTED), console)()
             brief = make_config(f"dashboard.port={port}", "dashboard.stay_s=0")
-            assert not page_is_wanted(brief, Outcome(0), console)()
-            kept = page_is_wanted(config, Outcome(0), console)
+            assert not page_is_wanted(brief, RunOutcome(0), console)()
+            kept = page_is_wanted(config, RunOutcome(0), console)
             assert kept()
         assert not is_wanted()
         assert kept()  # a moment without a connection is no end

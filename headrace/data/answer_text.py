@@ -1,9 +1,8 @@
-"""What of a response is its answer: behind its thought, behind its marker. Pure."""
+"""Extraction of a response's answer: behind its thought, behind its marker. Pure."""
 
 
 def without_thought(text: str, tag: str) -> str:
-    """The text behind its thought. One that was never closed leaves nothing; one that was opened
-    by the prompt ends all the same."""
+    """Return the text behind its thought: nothing if that is not closed; the prompt may open it."""
     closing, opening = f"</{tag}>", f"<{tag}>"
     if closing in text:
         before, _, after = text.rpartition(closing)
@@ -13,7 +12,7 @@ def without_thought(text: str, tag: str) -> str:
 
 
 def answer_after(text: str, marker: str) -> str | None:
-    """What follows the last occurrence of `marker` on its line; None where it does not occur."""
+    """Return the text after the last `marker` on its line; None where it does not occur."""
     _, found, rest = text.rpartition(marker)
     if not found:
         return None
@@ -22,11 +21,10 @@ def answer_after(text: str, marker: str) -> str | None:
 
 
 def marked_part(text: str, marker: str | None) -> str:
-    """What follows the marker's last occurrence on its line, empty where it does not occur;
-    without a marker the whole text."""
+    """Return the text after the last marker on its line, else ""; all without a marker."""
     return text if marker is None else (answer_after(text, marker) or "")
 
 
 def said_part(text: str, thought: str | None, marker: str | None) -> str:
-    """What a response says: behind its thought, where that has a tag, and its marker."""
+    """Return a response's answer: behind its thought, where that has a tag, and its marker."""
     return marked_part(text if thought is None else without_thought(text, thought), marker)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.host import work as work_module
-from headrace.host.work import Work
+from headrace.host import progress_reporter as reporter_module
+from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.control import Progress
 
 
-def said(work: Work, within_s: float = 10.0) -> Progress:
+def said(work: ProgressReporter, within_s: float = 10.0) -> Progress:
     """The next news; there is some."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -23,7 +23,7 @@ def said(work: Work, within_s: float = 10.0) -> Progress:
 
 
 def test_what_has_moved_is_said_once() -> None:
-    work = Work()
+    work = ProgressReporter()
     assert work.news() is None
     work.at("update 9: step 3 of 8", 57, unit="micro-batches")
     assert said(work).done == 57
@@ -38,7 +38,7 @@ def test_what_has_moved_is_said_once() -> None:
 def test_what_has_moved_is_said_ten_times_in_a_stall_time_out(
     stall_s: float, every_s: float
 ) -> None:
-    assert Work(stall_s)._every_s == every_s
+    assert ProgressReporter(stall_s)._every_s == every_s
 
 
 MOVES = {
@@ -51,7 +51,7 @@ MOVES = {
 @pytest.mark.parametrize("way", MOVES)
 def test_what_a_child_moves_is_work(tmp_path: Path, way: str) -> None:
     """As the engine of a generator, whose start is one call here."""
-    work = Work(0.1)
+    work = ProgressReporter(0.1)
     code = MOVES[way].format(path=str(tmp_path / "file"))
     with subprocess.Popen(
         [sys.executable, "-c", f"input(); {code}; input()"],
@@ -75,7 +75,7 @@ def test_who_computes_for_ever_without_moving_anything_does_no_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a rank that waits for another one, while its process beats and looks at itself."""
-    work = Work(0.1)
+    work = ProgressReporter(0.1)
     spins = "input()\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", spins], stdin=subprocess.PIPE) as child:
         assert child.stdin is not None
@@ -85,7 +85,7 @@ def test_who_computes_for_ever_without_moving_anything_does_no_work(
         with work.moving("loading"):
             said(work)
             began, looks = time.monotonic(), 0
-            while looks < 2 / work_module.SHARE:  # as many as two stall time-outs have
+            while looks < 2 / reporter_module.STALL_SHARE:  # as many as two stall time-outs have
                 time.sleep(0.02)
                 assert work.news() is None
                 looks += 1

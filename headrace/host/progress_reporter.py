@@ -1,12 +1,12 @@
-"""What a process is doing, and how much of it is done: real amounts, never a sign of life.
+"""Progress of a process in finished units of work, reported to the coordinator.
 
 In: stages with counts, or a stage alone around a long call without steps of its own. Out:
-`Progress` in the place of heartbeats. Promises: nothing is said unless an amount has moved; what
-has moved is said at least every 30 seconds and ten times in a stall time-out.
+`Progress` in the place of heartbeats. Promises: nothing is sent unless a count has moved; what has
+moved is sent at least every 30 seconds and ten times in a stall time-out.
 
 The progress of a long call (loading, capturing graphs, writing, hashing) is measured by the bytes
-that this process and those it started have read, written, or touched in memory for the first time.
-CPU time is no measure of it: a rank that waits for ever for another one spins.
+that this process and its descendants have read, written, or touched in memory for the first time.
+CPU time does not measure it: a rank that waits for ever for another one spins.
 """
 
 import os
@@ -18,19 +18,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headrace.protocol.messages.control import Heartbeat, Progress
-from headrace.protocol.transport.sockets import Link, Pulse
+from headrace.protocol.transport.sockets import HeartbeatSender, Link
 
-MOST_S, SHARE = 30.0, 0.1
+MAX_INTERVAL_S, STALL_SHARE = 30.0, 0.1
 """Progress is reported after this many seconds, or this share of the stall time-out."""
 _MOVED = "MiB moved"
 
 
-class Work:
-    """What this process is doing: `at` and `moving` record it, `pulse` sends it to the
-    coordinator."""
+class ProgressReporter:
+    """Current stage of a process: `at` and `moving` record it, `heartbeats` sends it."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
-        self._every_s = min(MOST_S, stall_timeout_s * SHARE)
+        self._every_s = min(MAX_INTERVAL_S, stall_timeout_s * STALL_SHARE)
         self._now = self._said = Progress(stage="")
         self._known: dict[int, int] = {}
         self._bytes, self._looked_at = 0, 0.0
@@ -49,21 +48,23 @@ class Work:
         finally:
             self.at("")
 
-    def pulse(self, link: Link, name: str, heartbeat_s: float | None = None) -> Pulse:
-        """Says what has moved, and is a heartbeat otherwise (None: is silent)."""
-        interval_s = min(self._every_s, heartbeat_s or MOST_S)
+    def heartbeats(
+        self, link: Link, name: str, heartbeat_s: float | None = None
+    ) -> HeartbeatSender:
+        """Return a sender of progress; otherwise it sends heartbeats (None: nothing)."""
+        interval_s = min(self._every_s, heartbeat_s or MAX_INTERVAL_S)
         beat = None if heartbeat_s is None else Heartbeat()
-        return Pulse(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
+        return HeartbeatSender(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
 
     def news(self) -> Progress | None:
-        """What to say now; None where nothing has moved since the last time."""
+        """Return the progress to send; None where nothing has moved since the last time."""
         now = self._now
         if now.unit == _MOVED:
-            # Looking costs some kilobytes of /proc: so seldom that they never come to a MiB.
+            # A look costs some kilobytes of /proc: rare enough never to sum to a MiB.
             if time.monotonic() - self._looked_at >= self._every_s:
                 now_known, self._looked_at = _moved_bytes(), time.monotonic()
                 self._bytes += sum(n - self._known.get(pid, 0) for pid, n in now_known.items())
-                self._known |= now_known  # Who could not be looked at is not new the next time.
+                self._known |= now_known  # A process unreadable once is not new later.
             now = replace(now, done=self._bytes >> 20)
         if now == self._said:
             return None
@@ -72,7 +73,7 @@ class Work:
 
 
 def _moved_bytes() -> dict[int, int]:
-    """Bytes moved so far by each process of the tree that can be looked at."""
+    """Return the bytes moved so far by each readable process of the tree."""
     found: dict[int, int] = {}
     left, page = [os.getpid()], os.sysconf("SC_PAGE_SIZE")
     while left:
