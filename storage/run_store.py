@@ -32,32 +32,33 @@ from headrace.run_files.run_folder import RESOLVED, hold_writer, read_config, wr
 from storage import projection
 from storage.database.engine import SQLITE_NAME, open_writer
 from storage.database.reader import check_formats
-from storage.journal.checkpoints import check_history, lost
+from storage.journal.checkpoints import check_history, lost_records_error
 from storage.journal.diagnostics import DiagnosticsWriter
 from storage.journal.segments import end_of, fsync, segment_paths
 from storage.journal.store import Journal, read_journal, run_id_of, snapshots
-from storage.projection.rows import Placed
+from storage.projection.rows import PlacedRecord
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """Minimum seconds between attempts to write SQL again after a failure."""
-MUCH = 20_000
+BACKGROUND_CATCH_UP_RECORDS = 20_000
 """If SQLite lacks more records than this (a second's work), a background thread adds them."""
-LATE_S = 5.0
+BEHIND_AFTER_S = 5.0
 """SQL that has not had a record for so long is behind."""
-CLOSING_S = 60.0
-"""How long the end of a run waits for SQL that is being written beside it,"""
-SILENT_S = 10.0
-"""and it waits no longer for one that has taken nothing for so long."""
-AT_ONCE = 2_000
+MAX_CLOSE_S = 60.0
+"""Maximum number of seconds that the end of a run waits for SQL to catch up,"""
+MAX_SILENCE_S = 10.0
+"""and maximum number of seconds without a written record."""
+PROJECTED_RECORDS = 2_000
 """Records kept in memory for SQL; others are read from the journal, as many at a time."""
 STATEMENT_S = 60
 """A server's longest statement."""
-YIELD_S, MOST_YIELD_S = 1e-5, 0.25
-"""A commit takes longer by so much a record while SQL that answers lacks over `AT_ONCE` of them:
-a run of 1,300 records a second left the thread, with 1,000 on a busy machine, behind for good."""
-AWAY = (OperationalError, InterfaceError, InternalError)
-"""What may be well later: the last is a session that the server ended for its idleness."""
+YIELD_S, MAX_YIELD_S = 1e-5, 0.25
+"""Seconds per lacking record, and at most, that a commit waits while SQL that answers lacks more
+than `PROJECTED_RECORDS`: a run of 1,300 records a second left the thread, with 1,000 on a busy
+machine, behind for good."""
+DATABASE_AWAY_ERRORS = (OperationalError, InterfaceError, InternalError)
+"""Errors that may pass; the last one: the server ended a session for its idleness."""
 START_BYTES = 1 << 20
 """About what the files take that are made when a run is opened."""
 
@@ -97,7 +98,7 @@ class RunStore:
         # Before anything is cut: SQL gets no record that is not safe in the journal.
         if seen > (rows := end_of(run_dir / "journal").rows):
             self._engine.dispose()
-            raise lost(
+            raise lost_records_error(
                 run_dir, f"the database knows {seen:,} records, and the journal has {rows:,}"
             )
         self._journal = Journal(
@@ -115,13 +116,13 @@ class RunStore:
         """The first record that SQL does not have."""
         self._trouble = self._last_trouble = ""
         self._since: float | None = None
-        """When the oldest record came that SQL does not have."""
+        """Time when the oldest record came that SQL does not have."""
         self._catch_up_at, self._moved_at = 0.0, time.monotonic()
-        self._wake, self._closing, self._news = threading.Condition(), False, list[Placed]()
+        self._wake, self._closing, self._news = threading.Condition(), False, list[PlacedRecord]()
         """Requests of the run to its background thread."""
         self._beside: Future[None] | None = None
         lacks, is_server = rows - seen, config.storage.database is not None
-        if lacks > (0 if is_server else MUCH):
+        if lacks > (0 if is_server else BACKGROUND_CATCH_UP_RECORDS):
             self._trouble = f"SQL in {self._sql} is being brought up to the journal"
             log.info("%s: it lacks %d records; the run does not wait", self._trouble, lacks)
             self._since = self._moved_at
@@ -131,7 +132,7 @@ class RunStore:
             self._part()
 
     def _database(self, config: RunConfig) -> str:
-        """Where SQL is, without a password."""
+        """The database's path or URL, without a password."""
         url = config.storage.database
         if url is None:
             return str(self._run_dir / SQLITE_NAME)
@@ -139,7 +140,7 @@ class RunStore:
 
     @property
     def place(self) -> str:
-        """Where records go at this moment: into the journal, or from there into SQL."""
+        """The store that is being written at this moment: the journal, or SQL."""
         return f"SQL in {self._sql}" if self._in_sql else f"the disk of {self._run_dir / 'journal'}"
 
     @classmethod
@@ -162,7 +163,7 @@ class RunStore:
 
     @property
     def end(self) -> JournalEnd:
-        """Where the journal ends."""
+        """The journal's end."""
         return self._journal.end
 
     def append(self, records: Sequence[Record]) -> None:
@@ -189,9 +190,9 @@ class RunStore:
 
     @property
     def behind(self) -> str:
-        """Why SQL does not follow the journal; empty while it does."""
-        late = f"SQL in {self._sql} is over {LATE_S:.0f} s late"
-        return self._trouble or (late if self.behind_s > LATE_S else "")
+        """The reason why SQL does not follow the journal; empty while it does."""
+        late = f"SQL in {self._sql} is over {BEHIND_AFTER_S:.0f} s late"
+        return self._trouble or (late if self.behind_s > BEHIND_AFTER_S else "")
 
     @property
     def behind_s(self) -> float:
@@ -201,7 +202,7 @@ class RunStore:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether a snapshot among the next records is worth its bytes."""
+        """True if a snapshot among the next records is worth its bytes."""
         return self._journal.wants_snapshot
 
     def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
@@ -231,7 +232,7 @@ class RunStore:
         self._lock.close()
 
     def _sync(self, file: int) -> None:
-        """What every batch of the journal waits for."""
+        """Write a batch of the journal through to the disk."""
         fsync(file)
 
     def _part(self) -> None:
@@ -239,22 +240,22 @@ class RunStore:
         self._beside = Future()
         threading.Thread(target=self._write_beside, args=(self._beside,), daemon=True).start()
 
-    def _hand_over(self, placed: list[Placed], beside: "Future[None]") -> None:
+    def _hand_over(self, placed: list[PlacedRecord], beside: "Future[None]") -> None:
         """Leave records to the thread beside the run."""
         if beside.done():
             beside.result()  # what it failed of ends the run, as it does without a thread
         with self._wake:
             self._since = self._since or time.monotonic()
             self._news += placed
-            if len(self._news) > AT_ONCE:
+            if len(self._news) > PROJECTED_RECORDS:
                 self._news = placed  # the journal has the others
             self._wake.notify()
         lacks, silent_s = self._journal.next_offset - self._next, time.monotonic() - self._moved_at
-        if lacks > AT_ONCE and silent_s < LATE_S:
-            time.sleep(min(lacks * YIELD_S, MOST_YIELD_S))
+        if lacks > PROJECTED_RECORDS and silent_s < BEHIND_AFTER_S:
+            time.sleep(min(lacks * YIELD_S, MAX_YIELD_S))
 
     def _write_beside(self, done: "Future[None]") -> None:
-        """What the thread beside the run does: keep SQL up with the journal."""
+        """Keep SQL up with the journal, in the background thread."""
         try:
             ending = False
             while not ending:
@@ -277,17 +278,19 @@ class RunStore:
             self._closing = True
             self._wake.notify()
         if self.behind:
-            log.warning("the run's end waits for SQL, %.0f s at most: %s", CLOSING_S, self.behind)
+            log.warning("the run's end waits for SQL, %.0f s at most: %s", MAX_CLOSE_S, self.behind)
         began = time.monotonic()
         while not wait([beside], 0.1).done:
-            if time.monotonic() > min(began + CLOSING_S, max(began, self._moved_at) + SILENT_S):
+            if time.monotonic() > min(
+                began + MAX_CLOSE_S, max(began, self._moved_at) + MAX_SILENCE_S
+            ):
                 break
         else:
             beside.result()
         if self._next < self._journal.next_offset:
             log.warning("SQL in %s lacks the run's end: a resume or repair brings it up", self._sql)
 
-    def _follow(self, news: list[Placed], *, at_once: bool = False) -> None:
+    def _follow(self, news: list[PlacedRecord], *, at_once: bool = False) -> None:
         """Bring SQL up to the last of these records or, where it lacks others before them, to the
         journal's end; where that failed, not again for a while, unless `at_once`."""
         try:
@@ -297,7 +300,7 @@ class RunStore:
                 at_once or time.monotonic() >= self._catch_up_at
             ):
                 self._catch_up()
-        except AWAY as error:
+        except DATABASE_AWAY_ERRORS as error:
             reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
             text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
             self._trouble, self._catch_up_at = text, time.monotonic() + CATCH_UP_S
@@ -310,12 +313,12 @@ class RunStore:
         """Project what the journal has and SQL lacks."""
         with self._engine.begin() as connection:
             self._next = projection.next_offset(connection, self._run)
-        lacking: list[Placed] = []
+        lacking: list[PlacedRecord] = []
         for batch in read_journal(self._run_dir / "journal", self._next):
             if batch[-1][0] >= self._journal.next_offset:
                 break  # it is being written: SQL gets nothing that is not safe there
             lacking += batch
-            if len(lacking) >= AT_ONCE:
+            if len(lacking) >= PROJECTED_RECORDS:
                 self._project(lacking)
                 lacking = []
         self._project(lacking)
@@ -323,7 +326,7 @@ class RunStore:
             log.info("SQL has caught up with the journal")
         self._trouble = ""
 
-    def _project(self, records: list[Placed]) -> None:
+    def _project(self, records: list[PlacedRecord]) -> None:
         if records:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, records)

@@ -1,8 +1,8 @@
 """One row of a task: what every prompt source yields and everything downstream reads.
 
-In: nothing. Out: `Row` and `Message`, the images of a prompt, and its identity. A row is immutable,
-and its id names the row itself, not one visit to it: the second epoch yields the same id again.
-"""
+In: nothing. Out: `TaskRow` and `Message`, the images of a prompt, and its identity. A row is
+immutable, and its id names the row itself, not one visit to it: the second epoch yields the same id
+again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.data.media import MediaError, check_image, image_bytes, named_image
 
-Part = dict[str, Any]
+MessagePart = dict[str, Any]
 """A piece of a message: its `type`, and a `text`, an `image` (whatever
 `headrace.data.media.image_bytes` takes, or a digest) or what else it is."""
 Message = dict[str, Any]
@@ -25,7 +25,7 @@ a list of parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """A prompt and its reference answer.
 
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
@@ -54,7 +54,7 @@ def other_than_text(prompt: str | list[Message], *, images: bool = False) -> str
 
 
 def images_in(prompt: str | list[Message]) -> list[Any]:
-    """What the prompt says of each of its images, in their order."""
+    """The images of the prompt as it names them, in their order."""
     contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
     parts = (part for content in contents if not isinstance(content, str) for part in content)
     return [part["image"] for part in parts if part["type"] == "image"]
@@ -94,8 +94,8 @@ def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | lis
     return [{**message, "content": _replaced(message["content"], left)} for message in prompt]
 
 
-def text_of(content: str | list[Part]) -> str:
-    """What a message says in words; what else is in it is left out."""
+def text_of(content: str | list[MessagePart]) -> str:
+    """The text of a message; its other parts are left out."""
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
@@ -106,13 +106,13 @@ def prompt_text(prompt: str | list[Message]) -> str:
     return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
 
 
-def _replaced(content: str | list[Part], images: Iterator[Any]) -> str | list[Part]:
+def _replaced(content: str | list[MessagePart], images: Iterator[Any]) -> str | list[MessagePart]:
     if isinstance(content, str):
         return content
     return [{**p, "image": next(images)} if p["type"] == "image" else p for p in content]
 
 
-def _content(content: str | list[Part]) -> str:
+def _content(content: str | list[MessagePart]) -> str:
     if isinstance(content, str):
         return content
     named = [{**p, "image": _name(p["image"])} if p["type"] == "image" else p for p in content]

@@ -29,13 +29,13 @@ from headrace.run_files.run_folder import (
     read_manifest,
 )
 from headrace.run_files.update_log import FOLDER
-from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
 from storage.database.tables import Trajectory, Window
-from storage.journal.checkpoints import orphans
+from storage.journal.checkpoints import orphan_checkpoints
 from storage.journal.diagnostics import DiagnosticsReader, WindowKey
-from storage.journal.record_batches import Walk
-from storage.journal.responses import Wanted, read_responses
+from storage.journal.record_batches import SegmentWalk
+from storage.journal.responses import ResponseSelection, read_responses
 from storage.journal.segments import segment_paths
 from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
@@ -46,7 +46,7 @@ _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
 
 
-def check_images(run_dir: Path, facts: Facts, findings: Findings) -> int:
+def check_images(run_dir: Path, facts: JournalFacts, findings: Findings) -> int:
     """Look at the images of all prompts; how many there are."""
     store = MediaStore(run_dir / MEDIA)
     for digest in sorted(facts.images):
@@ -57,7 +57,7 @@ def check_images(run_dir: Path, facts: Facts, findings: Findings) -> int:
     return len(facts.images)
 
 
-def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
+def check_checkpoints(run_dir: Path, facts: JournalFacts, findings: Findings) -> int:
     """Look at every checkpoint that is kept; how many are."""
     root = run_dir / "checkpoints"
     recorded = {Path(each.path).name: each for each in facts.checkpoints.values()}
@@ -75,7 +75,7 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
         named in {f"{name}\n" for name in newest} and (root / named.strip()).is_dir()
     ):
         findings.add("checkpoint", "latest", f"names {named!r}, which is not the newest one")
-    lost = {orphan.path for orphan in orphans(run_dir)}
+    lost = {orphan.path for orphan in orphan_checkpoints(run_dir)}
     for path in folders:
         try:
             manifest = read_manifest(path)
@@ -97,7 +97,7 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
 
 
 def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
-    """Why a checkpoint is not what its manifest says, or None."""
+    """Return why a checkpoint differs from its manifest; None where it does not."""
     if f"step_{manifest['update']}" != path.name:
         return f"its manifest says update {manifest['update']}"
     for name, described in manifest["files"].items():
@@ -112,7 +112,9 @@ def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
     return None
 
 
-def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> None:
+def check_small_files(
+    run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
+) -> None:
     """Look at the configuration, the keys and the lines of supervisor and learner."""
     if not growing and facts.config not in (None, config_digest(run_dir)):
         text = "is not the configuration that the run was last started with"
@@ -136,12 +138,14 @@ def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growin
         findings.add("damaged", EVENTS, text)
 
 
-def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> int:
+def check_diagnostics(
+    run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
+) -> int:
     """Look at the diagnostics of every window in the surviving weights; how many have them."""
     folder = run_dir / "diagnostics"
     paths = segment_paths(folder)
     for path in paths:
-        walk = Walk(path).done()
+        walk = SegmentWalk(path).done()
         ending, is_last = walk.ending(), path == paths[-1]
         if ending != "sealed" and not (is_last and (growing or ending == "open")):
             text = f"{path.stat().st_size - walk.end:,} bytes are no whole batch"
@@ -185,7 +189,7 @@ def _wrong(window: WindowFacts, kept: "np.ndarray[Any, Any]", seen: Any) -> str 
 
 
 def check_masks(
-    connection: Connection, run: int, journal: Path, facts: Facts, findings: Findings
+    connection: Connection, run: int, journal: Path, facts: JournalFacts, findings: Findings
 ) -> int:
     """Compare the token tables of training trajectories; how many were."""
     query = (
@@ -202,7 +206,7 @@ def check_masks(
     ordered = of_chosen.order_by(Window.window_id).with_only_columns(*Window.__table__.c)
     for window in connection.execute(ordered):
         windows[window.trajectory_id].append(window)
-    wanted = Wanted(ids, np.array([row.last_offset for row in chosen], np.int64))
+    wanted = ResponseSelection(ids, np.array([row.last_offset for row in chosen], np.int64))
     for key, response in read_responses(journal, wanted):
         trajectory = facts.trajectories.get(key)
         if trajectory is None or len(response.token_ids) != trajectory.length:

@@ -1,14 +1,13 @@
-"""What an audit found: each finding has a kind, a place and one line of text.
+"""Findings of an audit: each has a kind, a place and one line of text.
 
 Kinds: `damaged` (bytes of a file are not what was written), `torn` (a crash cut the last write of
-the journal off, which was never acknowledged), `unusable` (a record that no
-coordinator can apply or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks
-and ends), `versions`, `window` (borders and lives), `batch` (updates in their order), `rollback`,
-`lines` (their scores and rewards), `image` (those of prompts), `trained_twice`, `value` (what the
-value model was given),
+the journal off, which was never acknowledged), `unusable` (a record that no coordinator can apply
+or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks and ends), `versions`,
+`window` (borders and states), `batch` (updates in their order), `rollback`, `lines` (their scores
+and rewards), `image` (those of prompts), `trained_twice`, `value` (the value model's batches),
 `critic_saw_outcome` (a window was trained after the critic had learnt how its answer ends),
 `ledger` (the coordinator's own count), `sql`, `mask` (the trained mask that pages and exports
-show), `checkpoint`, `weights` (what the learner wrote down of them), `diagnostics`.
+show), `checkpoint`, `weights` (the learner's log of its updates), `diagnostics`.
 """
 
 from collections import Counter
@@ -48,7 +47,7 @@ class Findings:
             self._found.append(Finding(kind, where, text))
 
     def has(self, kind: Kind) -> bool:
-        """Whether there is a finding of a kind."""
+        """Return whether there is a finding of a kind."""
         return self._counts[kind] > 0
 
     def all(self) -> list[Finding]:

@@ -1,10 +1,9 @@
-"""Is SQL what the journal makes of it? Every row, projected again and compared.
+"""Check of SQL against the journal: every row is projected again and compared.
 
-Comes in: a run's folder, a reader that sees one moment of its database, and how far that follows
-the journal. Goes out: findings for a database whose structure is damaged, and for every row that is
-missing, too many or has another value. The journal is projected into a file of its own that is
-gone afterwards; `metric_info` is the code's and not the journal's, and is not looked at.
-"""
+In: a run's folder, a reader that sees one moment of its database, and how far that follows the
+journal. Out: findings for a database whose structure is damaged, and for every row that is missing,
+superfluous or has another value. The journal is projected into a temporary file; `metric_info`
+comes from the code and not from the journal, and is not compared."""
 
 import sqlite3
 import tempfile

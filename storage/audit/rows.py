@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from headrace.protocol.records.record_types import CheckpointWritten
-from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.findings import Findings
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.database.tables import (
     Base,
     Checkpoint,
@@ -28,10 +28,10 @@ from storage.database.tables import (
 )
 
 _AT_ONCE = 10_000
-Row = dict[str, Any]
+SqlRow = dict[str, Any]
 
 
-class Rows:
+class SqlRowChecks:
     """The rows of one run."""
 
     def __init__(self, connection: Connection, run: int, findings: Findings) -> None:
@@ -39,7 +39,7 @@ class Rows:
         self._run = run
         self._findings = findings
 
-    def compare(self, facts: Facts) -> None:
+    def compare(self, facts: JournalFacts) -> None:
         """Look at all tables that say what the account says."""
         self._rows(Trajectory, ("trajectory_id",), facts.trajectories, _trajectory_row)
         self._rows(Window, ("window_id",), facts.windows, _window_row)
@@ -75,7 +75,7 @@ class Rows:
         table: type[Base],
         keys: tuple[str, ...],
         facts: Mapping[Any, Any],
-        row_of: Callable[[Any], Row],
+        row_of: Callable[[Any], SqlRow],
     ) -> None:
         """Each row against the one that `row_of` makes of the fact under its key. It is made as it
         is looked at, so that rows never fill the memory."""
@@ -110,7 +110,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _row(fact: Any, names: tuple[str, ...]) -> Row:
+def _row(fact: Any, names: tuple[str, ...]) -> SqlRow:
     return {name: getattr(fact, name) for name in names}
 
 
@@ -127,7 +127,7 @@ _UPDATE = ("version", "num_windows", "num_values", "state", "trained_tokens", "a
 # fmt: on
 
 
-def _trajectory_row(t: TrajectoryFacts) -> Row:
+def _trajectory_row(t: TrajectoryFacts) -> SqlRow:
     versions = [span.version for span in t.spans]
     return _row(t, _TRAJECTORY) | {
         "sampled": t.received,
@@ -138,24 +138,24 @@ def _trajectory_row(t: TrajectoryFacts) -> Row:
     }
 
 
-def _window_row(w: WindowFacts) -> Row:
+def _window_row(w: WindowFacts) -> SqlRow:
     return _row(w, _WINDOW) | {
         "masked": [[m.reason, m.start, m.end, m.tokens] for m in w.masked],
         "masked_tokens": sum(m.tokens for m in w.masked),
     }
 
 
-def _value_row(t: TrajectoryFacts) -> Row:
+def _value_row(t: TrajectoryFacts) -> SqlRow:
     return {"state": t.value, "lineage": t.value_lineage, "update": t.value_update}
 
 
-def _update_row(u: UpdateFacts) -> Row:
+def _update_row(u: UpdateFacts) -> SqlRow:
     return _row(u, _UPDATE)
 
 
-def _version_row(place: tuple[int, int]) -> Row:
+def _version_row(place: tuple[int, int]) -> SqlRow:
     return {"lineage": place[0], "update": place[1]}
 
 
-def _checkpoint_row(c: CheckpointWritten) -> Row:
+def _checkpoint_row(c: CheckpointWritten) -> SqlRow:
     return _row(c, ("lineage", "update", "path"))

@@ -16,24 +16,24 @@ import msgspec
 
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Span
-from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
-from storage.audit.reading import Read
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
+from storage.audit.reading import JournalRecord
 
 _INDEX_BITS = 16
 """Number of low bits of a window's id that hold its index; the rest is its trajectory's id."""
 
 
-class Sequences:
+class SequenceChecks:
     """The facts of trajectories, their windows and versions."""
 
-    def __init__(self, facts: Facts, findings: Findings, *, has_value: bool) -> None:
+    def __init__(self, facts: JournalFacts, findings: Findings, *, has_value: bool) -> None:
         self._facts = facts
         self._findings = findings
         self._has_value = has_value
         self._where = ""
 
-    def see(self, read: Read) -> None:
+    def see(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         match read.record:
@@ -264,7 +264,7 @@ class Sequences:
             trajectory.windows.append(made)
 
     def _problems(self, trajectory: TrajectoryFacts, window: WindowFacts) -> Iterable[str]:
-        """What is wrong with a window as it is closed."""
+        """The problems of a window as it is closed."""
         if window.window_id in self._facts.windows:
             yield "was closed before"
             return
@@ -312,7 +312,7 @@ class Sequences:
 
 
 def _line_problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -> str | None:
-    """Why lines cannot earn something at a position; None where they can."""
+    """Return why lines cannot earn something at a position; None where they can."""
     if position not in ends:
         return "where none of them ends"
     if trajectory.reward_status == "ok":
@@ -322,7 +322,7 @@ def _line_problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -
 
 
 def _covers(runs: Iterable[tuple[int, int]], start: int, end: int) -> bool:
-    """Whether runs that are not empty go from start to end, each from where the last one ended."""
+    """Return whether non-empty runs cover start to end without gap or overlap."""
     for first, last in runs:
         if first != start or last <= first:
             return False

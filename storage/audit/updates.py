@@ -8,9 +8,9 @@ must have been before each step.
 from collections.abc import Iterable
 
 from headrace.protocol.records import record_types as r
-from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
-from storage.audit.reading import Read
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, UpdateFacts, WindowFacts
+from storage.audit.reading import JournalRecord
 
 _BEFORE: dict[str, tuple[str, ...]] = {
     "made ready": ("closed",),
@@ -23,15 +23,15 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 }
 
 
-class Updates:
+class UpdateChecks:
     """The facts of batches, updates, lineages and checkpoints."""
 
-    def __init__(self, facts: Facts, findings: Findings) -> None:
+    def __init__(self, facts: JournalFacts, findings: Findings) -> None:
         self._facts = facts
         self._findings = findings
         self._where = ""
 
-    def see(self, read: Read) -> None:
+    def see(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         facts = self._facts

@@ -25,7 +25,7 @@ DATABASE_VERSION = "0010"
 """The newest migration."""
 _BUSY_TIMEOUT_S = 30
 _LOCKED_TIMEOUT_S = 5
-"""How long a writer of SQLite waits for another one, which is none of ours."""
+"""Seconds that a writer of SQLite waits for a writer of another program."""
 SERVER_PATIENCE = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,

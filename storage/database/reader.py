@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from headrace.errors import FormatError, UserError
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_SILENT: dict[str | None, tuple[float, str]] = {}
+_UNREACHABLE: dict[str | None, tuple[float, str]] = {}
 """Servers that were waited for in vain, when that was, and what is to be said of them."""
-_REST_S = 5.0
+_RETRY_SERVER_S = 5.0
 """For so long nobody waits for such a server again: a list of runs waits once for all of them."""
-_FETCHED = 1 << 14
+_FETCH_ROWS = 1 << 14
 """Rows that are fetched at once."""
 
 
@@ -62,6 +62,18 @@ class RunReader:
         with self._connected() as connection:
             return connection.execute(query).all()
 
+    def value(self, query: AnySelect) -> Any:
+        """The first column of a query's first row."""
+        return self.rows(query)[0][0]
+
+    def count(self, query: AnySelect) -> int:
+        """Number of a query's rows."""
+        return int(self.value(select(func.count()).select_from(query.subquery())))
+
+    def started_at(self) -> float:
+        """Time of the run's first record; 0 before there is one."""
+        return float(self.value(select(Run.started_at).where(Run.id == self.key)) or 0.0)
+
     def stream(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
         """The rows of a query in batches, without holding all of them in memory."""
         with self._connected() as connection:
@@ -71,7 +83,7 @@ class RunReader:
     def tuples(self, query: AnySelect) -> Iterator[tuple[Any, ...]]:
         """The rows of a query as the database's driver has them, one by one: several times as fast
         as `rows`, but truth values may be 0 and 1, and JSON is what the driver makes of it."""
-        for rows in self._fetched(query, _FETCHED):
+        for rows in self._fetched(query, _FETCH_ROWS):
             yield from rows
 
     def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
@@ -118,8 +130,8 @@ def open_run(run_dir: Path) -> RunReader:
     """A run for reading; UserError where the folder holds none, or one of another format."""
     config = read_config(run_dir)
     run_id, url = run_id_of(run_dir), config.get("storage", {}).get("database")
-    since, trouble = _SILENT.get(url, (0.0, ""))
-    if trouble and time.monotonic() - since < _REST_S:
+    since, trouble = _UNREACHABLE.get(url, (0.0, ""))
+    if trouble and time.monotonic() - since < _RETRY_SERVER_S:
         raise UserError(trouble)
     known = select(Run.id, Projection.format).join(Projection).where(Run.run_id == run_id)
     began = time.monotonic()
@@ -130,8 +142,8 @@ def open_run(run_dir: Path) -> RunReader:
     except (DatabaseError, UserError) as error:
         if isinstance(error, DatabaseError):
             error = UserError(f"the database of {run_dir} cannot be read: {error.orig}")
-        if url is not None and time.monotonic() - began > _REST_S / 5:
-            _SILENT[url] = time.monotonic(), str(error)
+        if url is not None and time.monotonic() - began > _RETRY_SERVER_S / 5:
+            _UNREACHABLE[url] = time.monotonic(), str(error)
         raise error
     if row is None:
         raise UserError(f"the database of {run_dir} does not know run {run_id}")

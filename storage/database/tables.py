@@ -35,11 +35,11 @@ Key = Annotated[int, mapped_column(_BIG, primary_key=True, autoincrement=False)]
 TextKey = Annotated[str, mapped_column(Text, primary_key=True)]
 
 
-EVALUATED = "purpose = 'eval'"
+EVALUATION_GROUPS = "purpose = 'eval'"
 """Groups of evaluations, as their index has it."""
 
 
-def _few(name: str, column: str, where: str) -> Index:
+def _partial_index(name: str, column: str, where: str) -> Index:
     """An index of those rows alone that meet a condition. It serves queries that have the condition
     as it stands here, with its values written out."""
     return Index(name, "run", column, sqlite_where=text(where), postgresql_where=text(where))
@@ -83,8 +83,8 @@ class Run(Base):
 
 
 class Projection(Base):
-    """How far SQL follows the journal: the next offset to apply, and the last record's time.
-    `format` is the record format that the rows were made from; those of another are refused."""
+    """Progress of SQL along the journal: next offset to apply, last record's time. `format` is the
+    record format that the rows were made from; those of another are refused."""
 
     __tablename__ = "projection"
     run: Mapped[RunKey]
@@ -191,7 +191,7 @@ class Group(Base):
     __tablename__ = "groups"
     __table_args__ = (
         Index(None, "run", "prompt_id"),
-        _few("ix_groups_evaluation", "offset", EVALUATED),
+        _partial_index("ix_groups_evaluation", "offset", EVALUATION_GROUPS),
     )
     run: Mapped[RunKey]
     group_id: Mapped[Key]
@@ -215,9 +215,9 @@ class Trajectory(Base):
     __tablename__ = "trajectories"
     __table_args__ = (
         *(Index(None, "run", column) for column in ("group_id", "status", "finished_at")),
-        _few("ix_trajectories_inserted", "inserted", "inserted > 0"),
-        _few("ix_trajectories_reward_error", "rewarded_at", "reward_error IS NOT NULL"),
-        _few("ix_trajectories_audit_error", "rewarded_at", "audit_error IS NOT NULL"),
+        _partial_index("ix_trajectories_inserted", "inserted", "inserted > 0"),
+        _partial_index("ix_trajectories_reward_error", "rewarded_at", "reward_error IS NOT NULL"),
+        _partial_index("ix_trajectories_audit_error", "rewarded_at", "audit_error IS NOT NULL"),
     )
     run: Mapped[RunKey]
     trajectory_id: Mapped[Key]
@@ -292,7 +292,7 @@ class Window(Base):
     __tablename__ = "windows"
     __table_args__ = (
         *(Index(None, "run", column) for column in ("trajectory_id", "update")),
-        _few("ix_windows_lost", "at", "state = 'dropped' OR masked_tokens > 0"),
+        _partial_index("ix_windows_lost", "at", "state = 'dropped' OR masked_tokens > 0"),
     )
     run: Mapped[RunKey]
     window_id: Mapped[Key]
@@ -343,7 +343,7 @@ class TokenLoss(Base):
 
 
 class WeightVersion(Base):
-    """Which (lineage, update) a weight version is, and the ranker that is trained along with it."""
+    """The (lineage, update) of a weight version, and the ranker trained along with it."""
 
     __tablename__ = "weight_versions"
     run: Mapped[RunKey]
@@ -403,7 +403,7 @@ class Evaluation(Base):
 
 
 class Event(Base):
-    """What happened, for people: phases, incidents, processes, rollbacks."""
+    """An event for people: a phase, an incident, a process, a rollback."""
 
     __tablename__ = "events"
     run: Mapped[RunKey]

@@ -7,7 +7,7 @@ rows until that is known, `writers` and `text` make files of them, which `target
 place.
 """
 
-from storage.exports.job import ExportSummary, Progress, export
+from storage.exports.job import ExportProgress, ExportSummary, export
 from storage.exports.writers import FORMATS
 
-__all__ = ["FORMATS", "ExportSummary", "Progress", "export"]
+__all__ = ["FORMATS", "ExportProgress", "ExportSummary", "export"]

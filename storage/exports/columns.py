@@ -82,7 +82,7 @@ _SHARED = {
 }  # fmt: skip
 
 
-class PerToken(NamedTuple):
+class TokenField(NamedTuple):
     """A column of tokens: its name in tables with one row per token and per trajectory, its type,
     its meaning."""
 
@@ -92,8 +92,8 @@ class PerToken(NamedTuple):
     meaning: str
 
 
-PER_TOKEN = tuple(PerToken(name, *rest) for name, rest in _TOKEN.items())
-OF_WINDOWS = frozenset(
+TOKEN_FIELDS = tuple(TokenField(name, *rest) for name, rest in _TOKEN.items())
+WINDOW_FIELDS = frozenset(
     {"window_index", "trained_at_update", "loss_mask", "mask_reasons"}
     | {column.name for column in TOKEN_COLUMNS}
 )

@@ -49,7 +49,7 @@ _ALONE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """The columns' names and the rows, which are read while they are iterated."""
 
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class Answer:
 @contextmanager
 def ask(
     run_dir: Path, query: str, *, seconds: float = 60.0, memory_mib: int = 1024
-) -> Iterator[Answer]:
+) -> Iterator[QueryResult]:
     """The answer to one SELECT, for as long as the block lasts. UserError: no SELECT, a mistake in
     it, something that it may not do, a limit."""
     import duckdb  # only who asks pays for it
@@ -81,7 +81,7 @@ def ask(
                 table.needs(words)
             connection.execute(query)
             names = tuple(column[0] for column in connection.description or ())
-            yield Answer(names, _rows(connection))
+            yield QueryResult(names, _rows(connection))
         except duckdb.OutOfMemoryException as error:
             raise UserError(
                 f"the query needs more than {memory_mib} MiB of memory; `headrace sql --memory` "
@@ -135,7 +135,7 @@ def _lock(connection: "duckdb.DuckDBPyConnection") -> None:
 
 
 def _plan(connection: "duckdb.DuckDBPyConnection", query: str) -> str:
-    """How the query will be answered. It names every column that is read."""
+    """DuckDB's plan of the query; it names every column that is read."""
     found = connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall()
     return " ".join(str(text) for row in found for text in row)
 

@@ -1,9 +1,8 @@
-"""Where an export goes: a file, or a folder for `datasets`, under its name only when it is whole.
+"""The target of an export: a file, or a folder for `datasets`, complete or absent.
 
 In: the path that the user named. Out: a place beside it to write to. Promise: what cannot be
 written is a UserError before anything is done; a target that exists stays as it is until the new
-one is whole; nothing is left of an export that failed.
-"""
+one is whole; nothing is left of an export that failed."""
 
 import errno
 import os
@@ -41,12 +40,12 @@ def _check(out: Path, *, folder: bool, force: bool) -> None:
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether a folder holds what an export wrote there, and nothing else."""
+    """Return whether a folder holds the files of an exported dataset alone."""
     return {path.name for path in folder.iterdir()} == set(DATASET_FILES)
 
 
 DATASET_FILES = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
-"""What a folder for `datasets.load_from_disk` holds."""
+"""Files of a folder for `datasets.load_from_disk`."""
 
 
 @contextmanager

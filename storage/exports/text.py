@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 NULL = "null"
 FORMULA = "=+@\t\r-"
-"""What a text begins with that a spreadsheet takes for a formula."""
+"""Characters at the beginning of a text that a spreadsheet takes for a formula."""
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.StringArray:

@@ -52,7 +52,7 @@ def open_writer(
     return _TextWriter(path, schema, fmt, csv_safe)
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches that are worth a row group each."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
@@ -91,7 +91,7 @@ class _ParquetWriter:
 
 
 def _path(field: pa.Field) -> str:
-    """What Parquet calls the column."""
+    """Parquet's name of the column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 

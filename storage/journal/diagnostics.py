@@ -52,9 +52,10 @@ WindowKey = tuple[int, int, int]
 """(lineage, update, window_id)"""
 
 
-class Seen(NamedTuple):
-    """What the learner saw of some windows: their places in some order, and for each figure how
-    many numbers each of these windows has and all of them in one array."""
+class WindowDiagnostics(NamedTuple):
+    """Figures that the learner reported of some windows. `places`: the windows' places in some
+    order; `figures`: by name, the number of values of each of these windows, and all values in one
+    array."""
 
     places: Int64
     figures: Mapping[str, tuple[Int64, Float32]]
@@ -83,7 +84,7 @@ class DiagnosticsReader:
 
     def __init__(self, folder: Path) -> None:
         folder = folder.resolve()
-        self._batches: OrderedDict[BatchPlace, _Batch] = OrderedDict()
+        self._batches: OrderedDict[BatchPlace, _IndexedBatch] = OrderedDict()
         check_format(folder, DIAGNOSTICS_FORMAT)
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
         for place, updates in _located(folder):
@@ -98,11 +99,13 @@ class DiagnosticsReader:
             found.update(zip((asked[place] for place in places), _decode(rows), strict=True))
         return found
 
-    def read_columns(self, keys: Int64) -> Iterator[Seen]:
+    def read_columns(self, keys: Int64) -> Iterator[WindowDiagnostics]:
         """The same as columns, by the windows' places among the keys, which are the rows of an
         array [N, 3]. A window may come twice: its later figures count."""
         for rows, places in self._found(keys):
-            yield Seen(places, {name: _flat(rows.column(name)) for name in _figures(rows)})
+            yield WindowDiagnostics(
+                places, {name: _flat(rows.column(name)) for name in _figures(rows)}
+            )
 
     def _found(self, keys: Int64) -> Iterator[tuple[pa.RecordBatch, Int64]]:
         """The rows of the windows asked for, batch by batch in the order in which they were
@@ -119,7 +122,7 @@ class DiagnosticsReader:
             if len(chosen := np.concatenate(rows)):
                 yield batch.rows.take(pa.array(chosen)), np.concatenate(places)
 
-    def _batch(self, place: BatchPlace) -> "_Batch":
+    def _batch(self, place: BatchPlace) -> "_IndexedBatch":
         if place not in self._batches:
             self._batches[place] = _indexed(read_batch(place))
             if len(self._batches) > _CACHED_BATCHES:
@@ -128,27 +131,27 @@ class DiagnosticsReader:
         return self._batches[place]
 
 
-Located = tuple[BatchPlace, frozenset[tuple[int, int]]]
+LocatedBatch = tuple[BatchPlace, frozenset[tuple[int, int]]]
 """A batch's place, and of which (lineage, update) it has windows."""
 
 
-class _Index(NamedTuple):
-    """What is in the segments of a folder, each with its size and time when it was read."""
+class _FolderIndex(NamedTuple):
+    """Batches in the segments of a folder, and each segment's size and time when read."""
 
     stamps: dict[Path, tuple[int, int]]
-    found: list[Located]
+    found: list[LocatedBatch]
 
 
-_INDEXES: OrderedDict[Path, _Index] = OrderedDict()
+_INDEXES: OrderedDict[Path, _FolderIndex] = OrderedDict()
 _INDEXED_FOLDERS = 8
 _INDEXING = threading.Lock()
 
 
-def _located(folder: Path) -> list[Located]:
+def _located(folder: Path) -> list[LocatedBatch]:
     """All batches of a folder in order. Segments that are as they were when they were last read are
     not read again: every read of a batch checks it."""
     with _INDEXING:
-        known = _INDEXES.pop(folder, _Index({}, []))
+        known = _INDEXES.pop(folder, _FolderIndex({}, []))
         paths = segment_paths(folder)
         stamps = {path: _stamp(path) for path in paths}
         same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
@@ -160,7 +163,7 @@ def _located(folder: Path) -> list[Located]:
                 for place, batch in locate_batches(folder, first)
                 if place.path not in same
             ]
-        _INDEXES[folder] = _Index(stamps, found)
+        _INDEXES[folder] = _FolderIndex(stamps, found)
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)
         return found
@@ -176,7 +179,7 @@ def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
     return frozenset(zip(*columns, strict=True))
 
 
-class _Batch(NamedTuple):
+class _IndexedBatch(NamedTuple):
     """A batch; of each (lineage, update) in it the windows' ids, ascending, and their rows."""
 
     rows: pa.RecordBatch
@@ -196,7 +199,7 @@ def _update_of(key: Int64) -> tuple[int, int]:
     return int(key[0]), int(key[1])
 
 
-def _indexed(batch: pa.RecordBatch) -> _Batch:
+def _indexed(batch: pa.RecordBatch) -> _IndexedBatch:
     keys = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
     order = np.lexsort(keys[::-1])  # rows of one window stay in their order
     borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1
@@ -205,7 +208,7 @@ def _indexed(batch: pa.RecordBatch) -> _Batch:
         for rows in np.split(order, borders)
         if len(rows)
     }
-    return _Batch(batch, places)
+    return _IndexedBatch(batch, places)
 
 
 def _figures(rows: pa.RecordBatch) -> list[str]:
@@ -213,7 +216,7 @@ def _figures(rows: pa.RecordBatch) -> list[str]:
 
 
 def _flat(column: pa.ListArray) -> tuple[Int64, Float32]:
-    """How many numbers each row has, and all of them."""
+    """The number of values of each row, and all values."""
     counts = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
     return counts, column.flatten().to_numpy(zero_copy_only=False)
 

@@ -21,7 +21,7 @@ from headrace.errors import UserError
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FIRST_ROW, DIGESTS = b"first_row", b"digests"
-Ending = Literal["sealed", "open", "torn", "damaged"]
+SegmentEnding = Literal["sealed", "open", "torn", "damaged"]
 _SHA256 = b"sha256:"
 _BLANK = _SHA256 + b"0" * 64
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -45,8 +45,8 @@ class Frame(NamedTuple):
     digest: str
 
 
-class Start(NamedTuple):
-    """Where a frame that is not a file's first one begins, and how many rows of the file stand
+class FrameStart(NamedTuple):
+    """The beginning of a frame that is not a file's first one, and the number of the file's rows
     before it."""
 
     position: int
@@ -75,7 +75,7 @@ def stamped(frame: bytes) -> tuple[bytes, str]:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-class Walk:
+class SegmentWalk:
     """The whole frames of a segment, in order.
 
     Attributes:
@@ -84,7 +84,7 @@ class Walk:
         rows: of the frames seen. digest: of the last frame seen.
     """
 
-    def __init__(self, path: Path, start: Start | None = None) -> None:
+    def __init__(self, path: Path, start: FrameStart | None = None) -> None:
         """`start`: the first frame to see, where others before it are not to be looked at."""
         self.path, self._start = path, start
         self.first_row, self.end, self.rows, self.digest = -1, 0, 0, ""
@@ -113,16 +113,18 @@ class Walk:
             except UNREADABLE:
                 return
 
-    def done(self) -> "Walk":
+    def done(self) -> "SegmentWalk":
         """This walk with all frames seen."""
         for _ in self:
             pass
         return self
 
-    def ending(self) -> Ending:
-        """What follows the frames seen. sealed: the seal of a file that nobody writes any more;
-        open: nothing. torn: what a write leaves that was cut off by a crash, which was never
-        acknowledged. damaged: anything else; whole frames follow, or the file was sealed."""
+    def ending(self) -> SegmentEnding:
+        """Classify what follows the frames read.
+
+        sealed: the seal of a file that is not written any more; open: nothing. torn: what a write
+        leaves that was cut off by a crash, which was never acknowledged. damaged: anything else;
+        whole frames follow, or the file was sealed."""
         rest = self._rest()
         if rest == END_OF_STREAM:
             return "sealed"
@@ -172,11 +174,11 @@ def read_frame(path: Path, position: int) -> Frame:
             if not _is_whole(data, extra):
                 raise ValueError("other bytes")
         except UNREADABLE as error:
-            raise damage(path, position) from error
+            raise damage_error(path, position) from error
     return Frame(path, position, end, batch, *_chain(extra))
 
 
-def damage(path: Path, position: int, text: str = "") -> DamagedError:
+def damage_error(path: Path, position: int, text: str = "") -> DamagedError:
     """The message to a user about damage in a journal or in diagnostics."""
     found = text or "these are not the bytes that were written"
     return DamagedError(
@@ -186,7 +188,7 @@ def damage(path: Path, position: int, text: str = "") -> DamagedError:
 
 
 def _is_whole(data: bytes, extra: Mapping[bytes, bytes]) -> bool:
-    """Whether a frame's bytes are those that were written."""
+    """Return whether a frame's bytes are those that were written."""
     length = int(extra[b"length"])
     body = memoryview(data)[len(data) - length :]
     if len(body) < length or zlib.crc32(body) != int(extra[b"crc32"]):

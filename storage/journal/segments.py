@@ -27,30 +27,30 @@ from storage.journal.record_batches import (
     FIRST_ROW,
     UNREADABLE,
     DamagedError,
-    Ending,
     Frame,
-    Start,
-    Walk,
-    damage,
+    FrameStart,
+    SegmentEnding,
+    SegmentWalk,
+    damage_error,
     read_frame,
     stamped,
     stamps,
 )
-from storage.journal.segment_index import Marks
+from storage.journal.segment_index import SegmentIndex
 
 __all__ = ["DamagedError", "SegmentWriter"]
 log = logging.getLogger(__name__)
 
 
-class End(NamedTuple):
-    """Where a folder of segments ends: how many rows are whole, and the last one's digest."""
+class SegmentsEnd(NamedTuple):
+    """The end of a folder of segments: its number of whole rows, and the last digest."""
 
     rows: int
     digest: str
 
 
 class BatchPlace(NamedTuple):
-    """Where a batch begins."""
+    """The beginning of a batch."""
 
     path: Path
     position: int
@@ -78,12 +78,12 @@ def check_format(folder: Path, known: int) -> None:
     for path in (*paths[:1], *paths[-1:]):
         metadata = segment_metadata(path)
         found = _number(metadata, b"format", 1)  # the first one was not named
-        if metadata and found != known and (DIGESTS not in metadata or any(Walk(path))):
+        if metadata and found != known and (DIGESTS not in metadata or any(SegmentWalk(path))):
             raise FormatError(path, found, known)
 
 
 def rows_before(path: Path) -> int:
-    """How many rows stand in the segments before this one; -1 if not even the schema is whole."""
+    """Number of rows in the segments before this one; -1 if its schema is not whole."""
     return _number(segment_metadata(path), FIRST_ROW, -1)
 
 
@@ -92,13 +92,17 @@ def _number(metadata: dict[bytes, bytes], name: bytes, otherwise: int) -> int:
     return int(text) if text.isdigit() else otherwise
 
 
-def end_of(folder: Path) -> End:
-    """Where a folder ends; nothing is changed. DamagedError: there is more than that."""
+def end_of(folder: Path) -> SegmentsEnd:
+    """The end of a folder, without a change. DamagedError: there is more than that."""
     walks = [walk for walk, _ in _last_walks(folder) if walk.rows]
-    return End(walks[0].first_row + walks[0].rows, walks[0].digest) if walks else End(0, "")
+    return (
+        SegmentsEnd(walks[0].first_row + walks[0].rows, walks[0].digest)
+        if walks
+        else SegmentsEnd(0, "")
+    )
 
 
-def recover(folder: Path) -> End:
+def recover(folder: Path) -> SegmentsEnd:
     """Cut off what a crash left of the last write and seal the last segment; the end of the
     folder. DamagedError: that is not all, and nothing was changed."""
     end = end_of(folder)
@@ -123,14 +127,14 @@ def recover(folder: Path) -> End:
     return end
 
 
-def _last_walks(folder: Path) -> list[tuple[Walk, Ending]]:
+def _last_walks(folder: Path) -> list[tuple[SegmentWalk, SegmentEnding]]:
     """The last segments, newest first, up to one that holds a row."""
-    walks: list[tuple[Walk, Ending]] = []
+    walks: list[tuple[SegmentWalk, SegmentEnding]] = []
     for path in reversed(segment_paths(folder)):
-        walk = Walk(path).done()
+        walk = SegmentWalk(path).done()
         walks.append((walk, walk.ending()))
         if walks[-1][1] == "damaged":
-            raise damage(path, walk.end)
+            raise damage_error(path, walk.end)
         if walk.rows:
             break
     return walks
@@ -140,7 +144,7 @@ def digest_at(folder: Path, rows: int) -> str | None:
     """The digest of the batch that the first `rows` rows end with; None where none ends there."""
     for path in reversed(segment_paths(folder)):
         if 0 <= rows_before(path) < rows:
-            walk = Walk(path)
+            walk = SegmentWalk(path)
             for frame in walk:
                 if walk.first_row + walk.rows >= rows:
                     return frame.digest if walk.first_row + walk.rows == rows else None
@@ -149,7 +153,7 @@ def digest_at(folder: Path, rows: int) -> str | None:
 
 
 def read_batches(
-    folder: Path, first_row: int = 0, marks: Marks | None = None
+    folder: Path, first_row: int = 0, marks: SegmentIndex | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Batches in writing order, from the one that holds `first_row` on; safe while another process
     appends (a batch that is not whole yet ends the iteration). DamagedError at the first byte that
@@ -170,14 +174,16 @@ def read_batch(place: BatchPlace) -> pa.RecordBatch:
     return read_frame(*place).batch
 
 
-def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) -> Iterator[Frame]:
+def read_frames(
+    folder: Path, first_row: int = 0, marks: SegmentIndex | None = None
+) -> Iterator[Frame]:
     """`read_batches` with all that is known of each."""
     paths = segment_paths(folder)
     starts = [rows_before(path) for path in paths]
     if starts and starts[-1] < 0:  # being made, or its writer died over it
-        walk = Walk(paths[-1]).done()
+        walk = SegmentWalk(paths[-1]).done()
         if walk.ending() == "damaged" and rows_before(paths[-1]) < 0:
-            raise damage(paths[-1], walk.end)
+            raise damage_error(paths[-1], walk.end)
         del paths[-1], starts[-1]
     row, digest = -1, None
     for index, path in enumerate(paths):
@@ -187,7 +193,7 @@ def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) ->
         is_late = row < 0 and starts[index] > first_row
         if is_late or (row >= 0 and starts[index] not in (row, -1)):
             following = max(row, first_row)
-            raise damage(
+            raise damage_error(
                 path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
             )
         start = None
@@ -199,7 +205,7 @@ def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) ->
             if marks is not None:
                 marks.see(frame, row - starts[index])
             if digest is not None and frame.after != digest:
-                raise damage(path, frame.position, "it does not follow what stands before it")
+                raise damage_error(path, frame.position, "it does not follow what stands before it")
             digest = frame.digest
             row += frame.batch.num_rows
             if row > first_row:
@@ -207,22 +213,22 @@ def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) ->
 
 
 def _frames_of(
-    path: Path, *, is_last: bool, until: int | None, start: Start | None = None
+    path: Path, *, is_last: bool, until: int | None, start: FrameStart | None = None
 ) -> Iterator[Frame]:
     """The frames of a segment; the one after it begins with row `until`. A damaged seal behind the
     last of them is no harm."""
     end = 0
     while True:
-        walk = Walk(path, start)
+        walk = SegmentWalk(path, start)
         yield from (frame for frame in walk if frame.position >= end)
         if not is_last:
             if walk.first_row + walk.rows != until:
-                raise damage(path, walk.end)
+                raise damage_error(path, walk.end)
             return
         if walk.ending() != "damaged":
             return
         if walk.end == end:
-            raise damage(path, end)
+            raise damage_error(path, end)
         end = walk.end  # it may have grown meanwhile: look again
 
 
@@ -257,13 +263,13 @@ class SegmentWriter:
         self._staging = io.BytesIO()
 
     @property
-    def end(self) -> End:
-        """Where the folder ends now."""
-        return End(self.rows, self._digest)
+    def end(self) -> SegmentsEnd:
+        """The folder's present end."""
+        return SegmentsEnd(self.rows, self._digest)
 
     @property
     def is_open(self) -> bool:
-        """Whether the next batch goes into the segment of the last one."""
+        """True if a segment is open, which the next batch is appended to."""
         return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:

@@ -29,7 +29,7 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
 )
 from headrace.protocol.token_spans import Span, Streams
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import (
     SegmentWriter,
     check_format,
@@ -76,7 +76,7 @@ _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(
 _STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
-WORTH = 8
+SNAPSHOT_GROWTH = 8
 """Write a snapshot once the journal has grown by this multiple of the last snapshot's size."""
 
 
@@ -84,12 +84,7 @@ class Journal:
     """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        run_id: str,
-        segment_mib: float,
-        sync: Callable[[int], None] = fsync,
+        self, folder: Path, *, run_id: str, segment_mib: float, sync: Callable[[int], None] = fsync
     ) -> None:
         """`sync`: as in `SegmentWriter`."""
         self._folder = folder
@@ -107,14 +102,14 @@ class Journal:
 
     @property
     def end(self) -> JournalEnd:
-        """Where it ends, and what it ends with."""
+        """The journal's length and the digest of its last batch."""
         return JournalEnd(*self._writer.end)
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next batch begins a segment, and so much stands behind the last snapshot that
-        another one is worth its bytes."""
-        return not self._writer.is_open and self._behind > WORTH * self._snapshot
+        """True if a snapshot is due: the next batch begins a segment, and enough bytes follow the
+        last one."""
+        return not self._writer.is_open and self._behind > SNAPSHOT_GROWTH * self._snapshot
 
     def append(self, records: Sequence[Record]) -> None:
         """Put records on disk in one batch; StorageBlockedError leaves none of them there."""
@@ -160,7 +155,7 @@ def snapshots(folder: Path) -> Iterator[tuple[int, Snapshot]]:
 
 def _first_batch(path: Path) -> list[tuple[int, Record]]:
     """The records of a segment's first batch, if there is a snapshot among them."""
-    first = next(iter(Walk(path)), None)
+    first = next(iter(SegmentWalk(path)), None)
     if first is None or Snapshot.__name__ not in first.batch.column("kind").to_pylist():
         return []
     return list(decode(first.batch))

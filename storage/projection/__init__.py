@@ -25,10 +25,10 @@ from storage.database.tables import (
     VersionLoad,
 )  # fmt: skip
 from storage.projection import history, trajectories
-from storage.projection.rows import Placed, add_metrics, insert_records, upsert
+from storage.projection.rows import PlacedRecord, add_metrics, insert_records, upsert
 from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
 
-Project = Callable[[Connection, int, list[Placed]], None]
+Project = Callable[[Connection, int, list[PlacedRecord]], None]
 
 
 def _rows_of(table: type[Base], *names: str) -> Project:
@@ -58,8 +58,8 @@ _PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
     ((r.Restarted,), history.add_restarts),
     ((r.RunPhase,), history.change_phase),
 )
-"""What each kind of record does, in the order in which rows are written. VersionIssued, Forgotten
-and Snapshot have no rows."""
+"""The projections of each kind of record, in the order in which rows are written. VersionIssued,
+Forgotten and Snapshot have no rows."""
 _OF_KIND = {
     kind: [number for number, (kinds, _) in enumerate(_PROJECTIONS) if kind in kinds]
     for kinds, _ in _PROJECTIONS
@@ -98,7 +98,7 @@ def forget(connection: Connection, run: int) -> None:
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Record]]) -> None:
     """Bring SQL up to the last of `records`, skipping what it has; one call a journal batch."""
     first = next_offset(connection, run)
-    parts: dict[int, list[Placed]] = defaultdict(list)
+    parts: dict[int, list[PlacedRecord]] = defaultdict(list)
     for offset, record in records:
         if offset >= first:
             for number in _OF_KIND.get(type(record), ()):

@@ -5,9 +5,8 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 """
 
 from storage.audit import recount_ledger
-from storage.exports import ExportSummary, export
-from storage.exports import Progress as ExportProgress
-from storage.exports.sql import Answer, ask
+from storage.exports import ExportProgress, ExportSummary, export
+from storage.exports.sql import QueryResult, ask
 from storage.queries.activity import activity, idle_of, lives
 from storage.queries.alerts import band_alerts
 from storage.queries.answers import GroupAnswer, beginnings, group_answers
@@ -22,17 +21,12 @@ from storage.queries.evaluations import (
     prompt_scores,
     score_summary,
 )
-from storage.queries.metrics import (
-    latest_metrics,
-    metric_arrays,
-    metric_names,
-    metric_series,
-)
-from storage.queries.news import News, Position, news
+from storage.queries.metrics import latest_metrics, metric_arrays, metric_names, metric_series
+from storage.queries.metrics_since import MetricsPosition, UpdateMetrics, metrics_since
 from storage.queries.processes import (
-    Word,
+    CoordinatorStatus,
+    coordinator_status,
     events,
-    last_word,
     process_health,
     process_table,
     supervisor_events,
@@ -48,8 +42,8 @@ from storage.queries.reward_models import (
 from storage.queries.rewards import (
     ALERT,
     SCORES,
-    Alerted,
-    Failures,
+    RewardAlert,
+    RewardFailures,
     reward_alerts,
     reward_failures,
     reward_lengths,
@@ -65,7 +59,7 @@ from storage.queries.runs import (
     run_config,
     run_line,
 )
-from storage.queries.stacks import Stack, last_stacks
+from storage.queries.stack_dumps import StackDump, last_stacks
 from storage.queries.summary import run_figures, run_summary
 from storage.queries.trajectories import (
     TrajectoryDetail,
@@ -85,27 +79,28 @@ __all__ = [
     "SCORES",
     "SOURCES",
     "UNREADABLE",
-    "Alerted",
-    "Answer",
+    "CoordinatorStatus",
     "CriticSample",
     "DroppedPage",
     "ExportProgress",
     "ExportSummary",
-    "Failures",
     "GroupAnswer",
-    "News",
-    "Position",
+    "MetricsPosition",
+    "QueryResult",
+    "RewardAlert",
+    "RewardFailures",
     "RunLine",
-    "Stack",
+    "StackDump",
     "TrajectoryDetail",
     "TrajectoryPage",
-    "Word",
+    "UpdateMetrics",
     "activity",
     "any_line",
     "ask",
     "asked_number",
     "band_alerts",
     "beginnings",
+    "coordinator_status",
     "critic_sample",
     "dropped_page",
     "dropped_tokens",
@@ -118,7 +113,6 @@ __all__ = [
     "group_answers",
     "idle_of",
     "last_stacks",
-    "last_word",
     "latest_metrics",
     "latest_run",
     "list_runs",
@@ -127,7 +121,7 @@ __all__ = [
     "metric_arrays",
     "metric_names",
     "metric_series",
-    "news",
+    "metrics_since",
     "process_health",
     "process_table",
     "prompt_history",

@@ -23,11 +23,10 @@ def alerts_of(reader: RunReader, updates: int = MOST_UPDATES) -> list[Alert]:
     """`band_alerts` of a run that is open."""
     names = [name for name in names_of(reader) if band_of(name) is not None]
     mine = (Update.run == reader.key, Update.abandoned.is_(False))
-    (last,) = reader.rows(select(func.max(Update.update)).where(*mine))[0]
-    first = (last or 0) - updates + 1
-    newest = (*mine, Update.update >= first)
+    last = reader.value(select(func.max(Update.update)).where(*mine)) or 0
+    newest = (*mine, Update.update > last - updates)
     # Rows of a name lie in the order of offsets, so that the old ones are not read.
-    (offset,) = reader.rows(select(func.min(Update.offset)).where(*newest))[0]
+    offset = reader.value(select(func.min(Update.offset)).where(*newest))
     if offset is None or not names:
         return []
     # Joined here: a database that began with the updates would look for metrics once for each.

@@ -1,12 +1,11 @@
-"""What the value model said of answers that have ended, beside what came: a sample of them.
+"""Values that the critic gave to ended answers, beside their returns: a sample.
 
 In: a run and a range of updates. Out: one row per token and one row per cut, of answers whose last
 window was trained in the range. Promises: no return is a guess. The learner reports returns of last
-windows, where nothing is left to come; what a token of an earlier window got is the return at the
-last window's first token, discounted, and what was paid on the way. A divergence in the reward is
+windows, where nothing is left to come; the return of a token of an earlier window is the return at
+the last window's first token, discounted, and the rewards on the way. A divergence in the reward is
 reported in last windows only, so that of earlier ones is left out. The sample is the same for the
-same range, and bounded in answers, tokens and updates that are read.
-"""
+same range, and bounded in answers, tokens and updates that are read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,8 +144,8 @@ def _key(window: Any) -> WindowKey:
     return window.lineage, window.update, window.window_id
 
 
-class _Figures(NamedTuple):
-    """What was reported of the n sampled tokens of a trained window; `places` are theirs in it."""
+class _WindowFigures(NamedTuple):
+    """Reported figures of the n sampled tokens of a trained window; `places` are theirs in it."""
 
     places: Ints
     values: Floats
@@ -155,11 +154,11 @@ class _Figures(NamedTuple):
     lam: float
 
 
-class _Part(NamedTuple):
+class _WindowReturns(NamedTuple):
     """A trained window with what came: of its tokens (`returns`), and after it."""
 
     window: Any
-    figures: _Figures
+    figures: _WindowFigures
     returns: Floats
     after: float
 
@@ -169,7 +168,7 @@ def _parts(
     seen: Mapping[WindowKey, TokenDiagnostics],
     points: Sequence[Sequence[float]],
     gamma: float,
-) -> list[_Part]:
+) -> list[_WindowReturns]:
     """The trained windows of an answer with what came of their tokens; none where the learner said
     nothing of its last window."""
     last, figures = windows[-1], [_figures(window, seen) for window in windows]
@@ -185,16 +184,12 @@ def _parts(
         if known is not None:
             index = np.arange(first, first + len(known.places) + 1)
             *returns, after = returns_before(index, border, closing, before, gamma)
-            parts.append(_Part(window, known, np.array(returns), float(after)))
-    return [*parts, _Part(last, final, final.returns, 0.0)]
+            parts.append(_WindowReturns(window, known, np.array(returns), float(after)))
+    return [*parts, _WindowReturns(last, final, final.returns, 0.0)]
 
 
 def returns_before(
-    index: Ints,
-    border: int,
-    closing: float,
-    paid: Sequence[tuple[int, float]],
-    gamma: float,
+    index: Ints, border: int, closing: float, paid: Sequence[tuple[int, float]], gamma: float
 ) -> Floats:
     """Returns of an answer's sampled tokens before number `border`, whose return is `closing`;
     `paid` are (number of the token, what it earned).
@@ -208,7 +203,7 @@ def returns_before(
     return found
 
 
-def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _Figures | None:
+def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _WindowFigures | None:
     """None where no values were reported, or no returns of a last window."""
     row = seen.get(_key(window)) if window.state == "trained" else None
     if row is None or not {"values", "returns"} <= set(row.columns):
@@ -220,14 +215,11 @@ def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _Figure
     )
     if not len(places) or (window.final and not np.isfinite(returns).all()):
         return None
-    return _Figures(places, values, advantages, returns, row.lam)
+    return _WindowFigures(places, values, advantages, returns, row.lam)
 
 
 def _earner(
-    windows: Sequence[Any],
-    firsts: Ints,
-    figures: Sequence[_Figures | None],
-    position: int,
+    windows: Sequence[Any], firsts: Ints, figures: Sequence[_WindowFigures | None], position: int
 ) -> int:
     """The number of the sampled token that earned what was paid at a position: the last one there
     or before."""
@@ -240,7 +232,7 @@ def _earner(
     return int(firsts[place]) + before - 1
 
 
-def _token_columns(part: _Part, answer: int, length: int) -> dict[str, npt.NDArray[Any]]:
+def _token_columns(part: _WindowReturns, answer: int, length: int) -> dict[str, npt.NDArray[Any]]:
     window, figures = part.window, part.figures
     positions, size = window.start + figures.places, len(figures.places)
     in_loss = np.ones(size, bool)
@@ -261,7 +253,7 @@ def _token_columns(part: _Part, answer: int, length: int) -> dict[str, npt.NDArr
     }
 
 
-def _cut_rows(parts: Sequence[_Part], answer: int, length: int) -> list[tuple[Any, ...]]:
+def _cut_rows(parts: Sequence[_WindowReturns], answer: int, length: int) -> list[tuple[Any, ...]]:
     firsts = {part.window.index: float(part.figures.values[0]) for part in parts}
     return [
         (

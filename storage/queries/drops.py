@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Trajectory, Window
+from storage.journal.responses import Int64
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = npt.NDArray[np.int64]
 _ROWS = 50_000
 """Read at a time."""
 _COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "tokens", "at"]
@@ -91,7 +90,7 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=["longest", "tokens", *lost])
 
 
-def _ended(reader: RunReader) -> tuple[Ints, Ints]:
+def _ended(reader: RunReader) -> tuple[Int64, Int64]:
     """Ids of the training answers that ended, rising, and how many tokens of each were sampled."""
     query = (
         select(Trajectory.trajectory_id, Trajectory.sampled)
@@ -108,13 +107,13 @@ def _ended(reader: RunReader) -> tuple[Ints, Ints]:
     return ids, sampled
 
 
-def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
+def _lost(reader: RunReader, ids: Int64) -> dict[str, Int64]:
     """By reason how many tokens each of the answers lost."""
     import pandas as pd
 
     columns = (Window.trajectory_id, Window.reason, Window.tokens, Window.state, Window.masked)
     query = select(*columns).where(Window.run == reader.key, lost_tokens())
-    found: dict[str, Ints] = {}
+    found: dict[str, Int64] = {}
     for rows in reader.stream(query, _ROWS):
         lost = pd.DataFrame(
             [(row.trajectory_id, reason, n) for row in rows for reason, n in losses(row)],
@@ -128,7 +127,7 @@ def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
 
 
 def losses(window: Any) -> list[tuple[str, int]]:
-    """What a row of the windows table lost: (reason, tokens) of it as a whole, or of each run."""
+    """(reason, tokens) that a row of the windows table lost: as a whole, or per run."""
     if window.state == "dropped":
         return [(window.reason, window.tokens)]
     return [(reason, tokens) for reason, _, _, tokens in window.masked]

@@ -10,7 +10,7 @@ from headrace.errors import UserError
 from storage.database.filters import parse
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import (
-    EVALUATED,
+    EVALUATION_GROUPS,
     Evaluation,
     Group,
     Metric,
@@ -90,7 +90,7 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
     before, own = [*([None] if number == 1 else []), *ended, None, None][:2]
     groups = (
         select(Group.group_id)
-        .where(Group.run == reader.key, text(f"groups.{EVALUATED}"))
+        .where(Group.run == reader.key, text(f"groups.{EVALUATION_GROUPS}"))
         .where(Group.offset > (before.offset if before else -1))
         .order_by(Group.offset.desc())
     )
@@ -102,15 +102,15 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
 
 
 def asked_number(run_dir: Path) -> int:
-    """How many evaluations have asked something, the one that has not ended included."""
+    """Number of evaluations that have issued prompts, an unfinished one included."""
     reader = open_run(run_dir)
     (ended, last) = reader.rows(
         select(func.count(), func.max(Evaluation.offset)).where(Evaluation.run == reader.key)
     )[0]
     newest = select(func.max(Group.offset)).where(
-        Group.run == reader.key, text(f"groups.{EVALUATED}")
+        Group.run == reader.key, text(f"groups.{EVALUATION_GROUPS}")
     )
-    (asked,) = reader.rows(newest)[0]
+    asked = reader.value(newest)
     return int(ended) + (asked is not None and asked > (-1 if last is None else last))
 
 

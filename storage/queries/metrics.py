@@ -9,7 +9,7 @@ from sqlalchemy.orm import aliased
 
 from headrace.metrics.registry import METRICS
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import AnySelect, Metric, MetricArray, Run, Update
+from storage.database.tables import AnySelect, Metric, MetricArray, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,19 +57,16 @@ def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd
     import pandas as pd
 
     reader = open_run(run_dir)
+    mine = (Update.run == reader.key, Update.abandoned.is_(False))
     query = (
         select(Update.update, MetricArray.values)
         .join(Update, same_update(MetricArray))
-        .where(Update.run == reader.key, Update.abandoned.is_(False), MetricArray.name == name)
+        .where(*mine, MetricArray.name == name)
         .order_by(Update.update)
     )
     if points:
-        (last,) = reader.rows(
-            select(func.max(Update.update)).where(
-                Update.run == reader.key, Update.abandoned.is_(False)
-            )
-        )[0]
-        query = query.where(Update.update % -(-max(last or 0, 1) // points) == 0)
+        last = reader.value(select(func.max(Update.update)).where(*mine)) or 0
+        query = query.where(Update.update % -(-max(last, 1) // points) == 0)
     rows = reader.rows(query)
     bins = METRICS[name].bins
     return pd.DataFrame(
@@ -89,7 +86,7 @@ def _updates(
     axes: dict[str, Any] = {
         "update": Update.update,
         "train_time": Update.train_time_s,
-        "wall": Update.committed_at - _start(reader),
+        "wall": Update.committed_at - reader.started_at(),
         "tokens": Update.trained_tokens,
         "cpu": used.value,
     }
@@ -119,7 +116,7 @@ def _updates(
 def _samples(
     reader: RunReader, names: Sequence[str], x: Axis, points: int | None
 ) -> "pd.DataFrame":
-    start = _start(reader)
+    start = reader.started_at()
     axis: Any = Metric.update if x == "update" else Metric.wall_time - start
     mine = (Metric.run == reader.key, Metric.name.in_(names), Metric.lineage.is_(None))
     query = select(axis.label("x"), Metric.name, Metric.value).where(*mine).order_by(Metric.offset)
@@ -223,11 +220,6 @@ def _names(run: int) -> CTE:
         .scalar_subquery()
     )
     return names.union_all(select(following).where(names.c.name.is_not(None)))
-
-
-def _start(reader: RunReader) -> float:
-    (started_at,) = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0]
-    return float(started_at or 0.0)
 
 
 def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:

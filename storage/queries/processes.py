@@ -31,7 +31,7 @@ _STATES = {
     **{"started": "up", "restarted": "up", "left": "gone", "died": "lost", "gave_up": "given up"},
     "ended": "gone",
 }
-"""What the supervisor's words make of a process."""
+"""State of a process by the supervisor's last event of it."""
 _BY_THE_SUPERVISOR = ("supervisor", "dashboard")
 """Names in its events that are no process of the run's work."""
 _SUPERVISOR_LEVELS = {"died": "warning", "restarted": "warning", "gave_up": "error"}
@@ -124,7 +124,7 @@ def weight_versions(run_dir: Path) -> "pd.DataFrame":
 
 
 @dataclass(frozen=True)
-class Word:
+class CoordinatorStatus:
     """The coordinator's last word on how the run is. `at`: when; `waits`: what is waited for, in
     words with its owner, and the seconds since that last moved; `heard`: the seconds since each
     process was; `updates`, and the journal's `records`; `sql`: why SQL lacks some of these."""
@@ -169,8 +169,8 @@ def process_health(run_dir: Path) -> "pd.DataFrame":
     return pd.DataFrame(ordered, columns=list(COLUMNS))
 
 
-def last_word(run_dir: Path) -> Word | None:
-    """How the coordinator last said that the run is; None where it said nothing."""
+def coordinator_status(run_dir: Path) -> CoordinatorStatus | None:
+    """Read the run's status that the coordinator wrote last; None where there is none."""
     try:
         said = json.loads((run_dir / NOW).read_text())
         waits = {str(wait["for"]): float(wait["age_s"]) for wait in said["waits"]}
@@ -178,7 +178,7 @@ def last_word(run_dir: Path) -> Word | None:
         counts = (int(said.get("updates", 0)), int(said.get("records", 0)))
         sql = said.get("sql")
         why = f"{sql['text']} ({float(sql['age_s']):.0f} s by {_moment(said['at'])})" if sql else ""
-        return Word(float(said["at"]), str(said["phase"]), waits, heard, *counts, why)
+        return CoordinatorStatus(float(said["at"]), str(said["phase"]), waits, heard, *counts, why)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -188,7 +188,7 @@ def _moment(at: float) -> str:
 
 
 def _known(reader: RunReader) -> list[dict[str, Any]]:
-    """Who said Hello."""
+    """Rows of the processes that said Hello."""
     columns = [c for c in Process.__table__.columns if c.name not in ("run", "first_seen_at")]
     rows = reader.rows(select(*columns).where(Process.run == reader.key))
     return [{**row._mapping, "deaths": 0, "last_death": None} for row in rows]

@@ -23,7 +23,7 @@ _GOING_ON = ("starting", "training")
 
 
 def reward_model_status(run_dir: Path) -> Status:
-    """How the run stands: `lost` where it should be going on and no process holds it."""
+    """The run's status; `lost` where it should be going on and no process holds it."""
     status = read_status(run_dir)
     if status.status in _GOING_ON and not is_running(run_dir):
         return Status(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import CTE, ColumnElement, case, func, literal, select
 
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import Event, Run, Trajectory, Update
+from storage.database.tables import Event, Trajectory, Update
 from storage.queries.evaluations import answers_of
 
 if TYPE_CHECKING:
@@ -95,10 +95,9 @@ def reward_sample(
     parts (a dict, or None) of scored training answers, or of those of an evaluation, in the order
     in which they were scored: all of them, or, of more than `most`, every n-th by its id."""
     reader, t = open_run(run_dir), Trajectory
-    started_at = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
-    last = reader.rows(select(func.max(t.trajectory_id)).where(t.run == reader.key))[0][0] or 0
+    last = reader.value(select(func.max(t.trajectory_id)).where(t.run == reader.key)) or 0
     query = select(
-        (t.rewarded_at - started_at).label("x"),
+        (t.rewarded_at - reader.started_at()).label("x"),
         t.reward_source.label("source"),
         t.reward_status.label("status"),
         t.reward,
@@ -114,7 +113,7 @@ def reward_sample(
     return reader.frame(query.order_by(t.rewarded_at, t.trajectory_id))
 
 
-class Failures(NamedTuple):
+class RewardFailures(NamedTuple):
     """Scorings of a source that gave no score in one way (`status`): how many, and the newest
     trajectory among them."""
 
@@ -124,7 +123,7 @@ class Failures(NamedTuple):
     trajectory_id: int
 
 
-def reward_failures(run_dir: Path) -> list[Failures]:
+def reward_failures(run_dir: Path) -> list[RewardFailures]:
     """The scorings of training and of evaluations that gave no score, most first."""
     reader, t = open_run(run_dir), Trajectory
     query = (
@@ -133,10 +132,10 @@ def reward_failures(run_dir: Path) -> list[Failures]:
         .group_by(t.reward_source, t.reward_status)
         .order_by(func.count().desc(), t.reward_source)
     )  # fmt: skip
-    return [Failures(*row) for row in reader.rows(query)]
+    return [RewardFailures(*row) for row in reader.rows(query)]
 
 
-class Alerted(NamedTuple):
+class RewardAlert(NamedTuple):
     """An alert of the monitors, the source that it is of, and between which times (seconds since
     the run's first record; at `since` the update before was committed) it was raised."""
 
@@ -147,10 +146,10 @@ class Alerted(NamedTuple):
     until: float
 
 
-def reward_alerts(run_dir: Path, most: int) -> list[Alerted]:
+def reward_alerts(run_dir: Path, most: int) -> list[RewardAlert]:
     """The newest alerts of the monitors of rewards, newest first."""
     reader = open_run(run_dir)
-    began = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
+    began = reader.started_at()
     before = (
         select(func.max(Update.committed_at))
         .where(Update.run == Event.run, Update.committed_at < Event.at)
@@ -163,13 +162,13 @@ def reward_alerts(run_dir: Path, most: int) -> list[Alerted]:
         .limit(most)
     )
     return [
-        Alerted(at, said, said.partition(": ")[0], (since or began) - began, at - began)
+        RewardAlert(at, said, said.partition(": ")[0], (since or began) - began, at - began)
         for at, said, since in reader.rows(query)
     ]
 
 
 def alert_texts(reader: RunReader) -> list[str]:
-    """What the monitors of rewards said, in order."""
+    """Texts of the alerts of the reward monitors, in order."""
     query = (
         select(Event.text)
         .where(Event.run == reader.key, Event.kind == ALERT)

@@ -1,4 +1,4 @@
-"""Which runs there are, and what state they are in."""
+"""Runs under a root, and the state of each."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Evaluation, Event, Metric, Projection, Run, Update
 from storage.journal.segments import end_of
 from storage.projection.history import FINAL_PHASES
-from storage.queries.processes import Word, last_word
+from storage.queries.processes import CoordinatorStatus, coordinator_status
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
 _SILENCE_S = 30.0
@@ -156,7 +156,7 @@ def run_config(run_dir: Path) -> dict[str, Any]:
 
 
 def run_state(reader: RunReader) -> RunState:
-    """Where a run stands now."""
+    """The present state of a run."""
     about = (Run.status, Run.detail, Run.name, Run.lineage, Run.started_at)
     query = (
         select(*about, Projection.last_at, Projection.next_offset)
@@ -164,7 +164,7 @@ def run_state(reader: RunReader) -> RunState:
         .where(Run.id == reader.key)
     )
     status, detail, name, lineage, started_at, last_at, known = reader.rows(query)[0]
-    word = last_word(reader.run_dir)
+    word = coordinator_status(reader.run_dir)
     sql = word.lag(known, last_at) if word is not None else ""
     if word is not None and sql and known < end_of(reader.run_dir / "journal").rows:
         status = _phase(reader.run_dir, word)
@@ -187,7 +187,7 @@ def surviving(reader: RunReader) -> list[ColumnElement[bool]]:
 
 
 def _why_ended(reader: RunReader, status: str, detail: str) -> str:
-    """What ended a run: the condition that was reached, who asked for it, or what went wrong."""
+    """The reason why a run ended: the condition reached, who asked for it, or the error."""
     if status in ("interrupted", "stopped"):
         return detail or _ASKED[status]
     if status not in FINAL_PHASES or detail:
@@ -203,8 +203,8 @@ def _why_ended(reader: RunReader, status: str, detail: str) -> str:
     return found[0][0].partition(": ")[2] if found else ""
 
 
-def _phase(run_dir: Path, word: Word) -> str:
-    """Where a run stands by its coordinator's last word."""
+def _phase(run_dir: Path, word: CoordinatorStatus) -> str:
+    """The phase that the coordinator wrote last, or `lost`."""
     if word.phase not in FINAL_PHASES and _is_gone(run_dir, word.at):
         return "lost"
     return word.phase
@@ -246,9 +246,9 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
 
 
 def line_of_folder(run_dir: Path, trouble: str) -> RunLine | None:
-    """What the folder itself says of a run whose server cannot be asked, and why that is so; None
-    where it says nothing."""
-    word, config = last_word(run_dir), read_config(run_dir)
+    """The line of a run whose server cannot be asked, from its folder alone. `trouble` says why;
+    None where the folder says nothing."""
+    word, config = coordinator_status(run_dir), read_config(run_dir)
     if word is None or not word.records or config.get("storage", {}).get("database") is None:
         return None
     begun = (run_dir / RESOLVED).stat().st_ctime
@@ -305,7 +305,7 @@ def _line(reader: RunReader) -> RunLine:
 
 
 def _chosen(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a line people chose."""
+    """The fields of a line that people chose."""
     return {
         "kind": "evaluation" if is_evaluation(run_dir) else "training",
         "algorithm": str(config.get("algorithm", {}).get("name", "")),

@@ -19,8 +19,8 @@ from storage.database.reader import RunReader, open_run
 from storage.database.tables import AnySelect, Group, Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import EMPTY, Wanted, read_responses
-from storage.journal.segment_index import Marks
+from storage.journal.responses import EMPTY_RESPONSE, ResponseSelection, read_responses
+from storage.journal.segment_index import SegmentIndex
 from storage.queries import trajectory_index
 from storage.queries.evaluations import answers_of
 from storage.text.detokenize import text_decoder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST_ID = 2**63 - 1
-_MARKS = Marks()
+_MARKS = SegmentIndex()
 _MANY = 500
 """From this many values on a list is written into the query, because parameters are limited."""
 
@@ -109,7 +109,7 @@ def trajectory_page(
         .offset(offset)
     )
     count = joined(select(func.count()), reader.key).where(*conditions)
-    return TrajectoryPage(rows=reader.frame(query), total=reader.rows(count)[0][0])
+    return TrajectoryPage(rows=reader.frame(query), total=reader.value(count))
 
 
 def _expressions(
@@ -119,7 +119,7 @@ def _expressions(
     search: str | None,
     updates: tuple[int, int] | None,
 ) -> list[pc.Expression]:
-    """What is asked for, as conditions on the trajectories in memory."""
+    """Conditions on the trajectories in memory."""
     found = [] if tree is None else [to_arrow(tree, trajectory_index.WIDE)]
     for name, value in filters.items():
         every = list(value) if isinstance(value, list | tuple | set) else [value]
@@ -177,7 +177,9 @@ def search_responses(
     if decoder is None or not places:
         return []
     ids, first_offsets, last_offsets = (np.array(column) for column in zip(*places, strict=True))
-    responses = read_responses(reader.journal, Wanted(ids, last_offsets), int(first_offsets.min()))
+    responses = read_responses(
+        reader.journal, ResponseSelection(ids, last_offsets), int(first_offsets.min())
+    )
     return sorted(key for key, response in responses if text in decoder.text(response.token_ids))
 
 
@@ -199,9 +201,9 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     if not found:
         raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     row = found[0]
-    response = EMPTY
+    response = EMPTY_RESPONSE
     if row.last_offset is not None:
-        wanted = Wanted(np.array([trajectory_id]), np.array([row.last_offset]))
+        wanted = ResponseSelection(np.array([trajectory_id]), np.array([row.last_offset]))
         found_tokens = read_responses(reader.journal, wanted, row.first_offset, _MARKS)
         response = next(found_tokens)[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]

@@ -9,13 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32
 from storage.database.reader import read_config
+from storage.journal.responses import Int64
 
-Int64 = npt.NDArray[np.int64]
 _FILE = "tokenizer.json"
 
 
@@ -60,6 +60,16 @@ def text_decoder(run_dir: Path) -> TextDecoder | None:
         if isinstance(cached, str):
             return _decoder(Path(cached))
     return None
+
+
+def required_decoder(run_dir: Path) -> TextDecoder:
+    """The decoder of a run's model; UserError where its tokenizer cannot be found."""
+    if (decoder := text_decoder(run_dir)) is None:
+        raise UserError(
+            f"{run_dir.name} has no tokenizer beside its checkpoints or its model: its answers "
+            "cannot be read as text"
+        )
+    return decoder
 
 
 def _checkpoints(run_dir: Path) -> list[Path]:

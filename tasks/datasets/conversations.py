@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.data.media import SOURCES
-from tasks.rows import Message, Part, images_in
+from tasks.rows import Message, MessagePart, images_in
 
 ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of the roles."""
@@ -22,7 +22,7 @@ IMAGE_TYPES = ("image", "image_url")
 
 
 class NoPromptError(Exception):
-    """What a row has is no prompt; the text says why."""
+    """Raised where a row holds no usable prompt; the text says why."""
 
 
 def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
@@ -64,9 +64,9 @@ def _message(turn: Any, waiting: Iterator[Any], *, placed: bool) -> Message:
     return {"role": role, "content": parts}
 
 
-def _split(text: str) -> list[Part]:
+def _split(text: str) -> list[MessagePart]:
     """A text with placeholders as texts and images."""
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     for index, piece in enumerate(text.split(PLACEHOLDER)):
         if index:
             parts.append({"type": "image"})
@@ -75,7 +75,7 @@ def _split(text: str) -> list[Part]:
     return parts
 
 
-def _part(part: Any, waiting: Iterator[Any]) -> Part:
+def _part(part: Any, waiting: Iterator[Any]) -> MessagePart:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -109,8 +109,8 @@ def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
     return wrapped
 
 
-def _around(content: list[Part], texts: list[str]) -> list[Part]:
-    parts: list[Part] = []
+def _around(content: list[MessagePart], texts: list[str]) -> list[MessagePart]:
+    parts: list[MessagePart] = []
     for index, text in enumerate(texts):
         parts += content if index else []
         parts += [{"type": "text", "text": text}] if text else []

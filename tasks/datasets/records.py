@@ -57,7 +57,7 @@ def read_records(file: Path) -> Iterator[tuple[int, Record]]:
 
 
 def _is_list(file: Path, stream: TextIO) -> bool:
-    """Whether a .json file begins as a list of rows does; lines of lists (ORZ's rows) do too, and
+    """Return whether a .json file is one list of rows. Lines of lists (ORZ's rows) begin alike, and
     are recognized by the text after the first one."""
     if file.suffix != ".json":
         return False

@@ -95,7 +95,7 @@ def _rows(path: str) -> Iterator[tuple[str, Record | list[str]]]:
 
 
 def _files(path: str) -> list[Path]:
-    """What a path names; one file may have any name."""
+    """The files that a path names; one file may have any name."""
     direct = Path(path).expanduser()
     return [direct] if direct.is_file() else find_files(path)
 

@@ -29,8 +29,8 @@ from transformers.utils.logging import disable_progress_bar
 from headrace.host.hardware import has_bfloat16
 from tasks.datasets.source import PROCEDURAL_TASKS
 from tasks.make_models.policy_check import check_policy, print_check
-from tasks.procedural.base import EOS, Phase, ProceduralTask, Sizes, draw_prompt, prompt_row
-from tasks.procedural.chain_sums import MIXTURE, Mixture, taught_in
+from tasks.procedural.base import EOS, Phase, ProceduralTask, PromptSizes, draw_prompt, prompt_row
+from tasks.procedural.chain_sums import MIXTURE, StyleMixture, taught_in
 from tasks.procedural.character_tokenizer import BOS, MAX_LENGTH, PAD, build_tokenizer
 
 STEPS = 1400
@@ -46,31 +46,30 @@ LONGEST_PROMPT = 128
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """What the model is shown.
+    """The examples that the model is taught.
 
     `first_phase` is a share of the steps. `long_shares` are the shares of each phase's examples
-    whose number of terms is uniform from 2 to the most there are; the others have 3 to 10 terms in
-    the first phase and follow `sizes` in the second. `first_cut` is the most tokens of an answer
-    that the first phase shows (None: all): how a long answer begins teaches what one of its steps
-    is, and costs no more than a short one.
-    """
+    whose number of terms is uniform from 2 to the maximum; the others have 3 to 10 terms in the
+    first phase and follow `sizes` in the second. `first_cut` is the maximum number of tokens of an
+    answer that the first phase shows (None: all): the beginning of a long answer teaches what one
+    of its steps is, and costs no more than a short one."""
 
     task: ProceduralTask
-    sizes: Sizes
+    sizes: PromptSizes
     first_phase: float = 0.48
     long_shares: tuple[float, float] = (0.25, 0.12)
     first_cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TrainingExample:
     """One supervised sequence: token ids, and where the response begins in them."""
 
     ids: list[int]
     response_start: int
 
 
-E = TypeVar("E", bound=Example)
+E = TypeVar("E", bound=TrainingExample)
 
 
 def build_model(
@@ -136,12 +135,12 @@ def training_texts(
 
 def make_example(
     tokenizer: PreTrainedTokenizerFast, prompt: str, response: str, *, most: int | None = None
-) -> Example:
+) -> TrainingExample:
     """Prompt, response and end token, of which at most `most` follow the prompt."""
     text = prompt + (response if most is None else response[:most])
     ends = most is None or len(response) < most
     end = [tokenizer.eos_token_id] if ends else []
-    return Example([*tokenizer.encode(text), *end], len(prompt))
+    return TrainingExample([*tokenizer.encode(text), *end], len(prompt))
 
 
 def buckets(examples: list[E]) -> Iterator[list[E]]:
@@ -156,7 +155,7 @@ def buckets(examples: list[E]) -> Iterator[list[E]]:
 
 
 def weighted_loss(
-    model: LlamaForCausalLM, group: list[Example], *, equals: int, weight: float
+    model: LlamaForCausalLM, group: list[TrainingExample], *, equals: int, weight: float
 ) -> tuple[torch.Tensor, float]:
     """Summed cross-entropy of the response tokens and the sum of their weights.
 
@@ -281,8 +280,8 @@ def main(arguments: list[str] | None = None) -> None:
     began = time.monotonic()
     task = PROCEDURAL_TASKS[options.task]
     if task.name == "chain_sums":
-        task = taught_in(Mixture(*options.mixture))
-    sizes = Sizes(
+        task = taught_in(StyleMixture(*options.mixture))
+    sizes = PromptSizes(
         options.min_terms or task.min_terms,
         options.max_terms or task.max_terms,
         options.tail_exponent or task.tail_exponent,

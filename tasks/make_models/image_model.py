@@ -51,7 +51,7 @@ _QWEN_TOKENS = {
 }  # fmt: skip
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _IDEFICS_TOKENS = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
-Made = tuple[PreTrainedModel, Any]
+ModelAndProcessor = tuple[PreTrainedModel, Any]
 """A model and its processor."""
 
 
@@ -84,7 +84,7 @@ def _rope(sections: list[int], **more: Any) -> dict[str, Any]:
 def _qwen(
     characters: str, max_length: int, config: Any, model: Any, video_processor: Any, processor: Any,
     rope: dict[str, Any], vision: dict[str, Any],
-) -> Made:  # fmt: skip
+) -> ModelAndProcessor:  # fmt: skip
     from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 
     tokenizer = _tokenizer(characters, list(_QWEN_TOKENS.values()), max_length)
@@ -111,7 +111,7 @@ def _qwen(
     return model(shape), reads
 
 
-def qwen3_vl(characters: str, max_length: int) -> Made:
+def qwen3_vl(characters: str, max_length: int) -> ModelAndProcessor:
     """Qwen3-VL: features of two inner layers of the tower are added in the decoder, too."""
     from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 
@@ -122,7 +122,7 @@ def qwen3_vl(characters: str, max_length: int) -> Made:
     )  # fmt: skip
 
 
-def qwen2_5_vl(characters: str, max_length: int) -> Made:
+def qwen2_5_vl(characters: str, max_length: int) -> ModelAndProcessor:
     """Qwen2.5-VL: most layers of the tower see windows of 4 x 4 patches."""
     from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -134,7 +134,7 @@ def qwen2_5_vl(characters: str, max_length: int) -> Made:
     )  # fmt: skip
 
 
-def idefics3(characters: str, max_length: int) -> Made:
+def idefics3(characters: str, max_length: int) -> ModelAndProcessor:
     """Idefics3, of which SmolVLM is one: a Llama, positions in one row, four tokens an image."""
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
@@ -161,7 +161,7 @@ def idefics3(characters: str, max_length: int) -> Made:
     return Idefics3ForConditionalGeneration(shape), reads
 
 
-FAMILIES: dict[str, Callable[[str, int], Made]] = {
+FAMILIES: dict[str, Callable[[str, int], ModelAndProcessor]] = {
     "qwen3_vl": qwen3_vl, "qwen2_5_vl": qwen2_5_vl, "idefics3": idefics3,
 }  # fmt: skip
 

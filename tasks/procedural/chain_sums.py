@@ -34,14 +34,14 @@ _ANSWER = re.compile(r"#(\d)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """How often the supervised model is shown each style; the rest is `fine`."""
+class StyleMixture:
+    """Shares of the styles that the supervised model is taught; the rest is `fine`."""
 
     direct: float
     jumps: float
 
 
-MIXTURE = Mixture(direct=0.58, jumps=0.25)
+MIXTURE = StyleMixture(direct=0.58, jumps=0.25)
 
 
 def write_prompt(digits: list[int]) -> str:
@@ -93,7 +93,7 @@ def write_jumps(digits: list[int], rng: Random) -> str:
     return write_steps(digits, jumps)
 
 
-def sample_response(digits: list[int], rng: Random, mixture: Mixture) -> str:
+def sample_response(digits: list[int], rng: Random, mixture: StyleMixture) -> str:
     """A correct answer in a style drawn from `mixture`, without the end token."""
     u = rng.random()
     if u < mixture.direct:
@@ -104,7 +104,7 @@ def sample_response(digits: list[int], rng: Random, mixture: Mixture) -> str:
 
 
 def style_of(response: str) -> Style:
-    """Which style a response is written in; `other` when it is none of the three."""
+    """The style that a response is written in; `other` when it is none of the three."""
     body = _ANSWER.sub("", response)
     if body == response:
         return "other"
@@ -135,7 +135,7 @@ CHAIN_SUMS = ProceduralTask(
 )
 
 
-def taught_in(mixture: Mixture) -> ProceduralTask:
+def taught_in(mixture: StyleMixture) -> ProceduralTask:
     """The same task, its supervised model shown another mixture of styles."""
 
     def teach_mixture(prompt: str, rng: Random, phase: Phase) -> str:

@@ -51,7 +51,7 @@ class Graph:
     start: str
 
     def successors(self) -> dict[str, list[str]]:
-        """Where the edges of every node lead; empty for the goal and the node without a way out."""
+        """Targets of every node's edges; none for the goal and the node without a way out."""
         leads: dict[str, list[str]] = {node: [] for edge in self.edges for node in edge}
         for node, onward in self.edges:
             leads[node].append(onward)
@@ -130,10 +130,9 @@ def sample_walk(graph: Graph, rng: Random, *, max_steps: int) -> str:
 
 
 def ending_of(graph: Graph, walk: str) -> Ending:
-    """How a walk ends: at the goal, stuck, short of both, or with a step that is no edge.
+    """The end of a walk: at the goal, stuck, short of both, or at a step that is no edge.
 
-    A walk that goes on after the goal is illegal: no edge leads on from it.
-    """
+    A walk that goes on after the goal is illegal: no edge leads on from it."""
     leads, node = graph.successors(), graph.start
     for onward in walk:
         if onward not in leads[node]:

@@ -12,7 +12,7 @@ import re
 from random import Random
 
 from tasks.procedural.base import EOS, Phase, ProceduralTask
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 LETTERS = "abcdefg"
 TRIES = 3
@@ -49,11 +49,11 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a turn names a letter."""
+    """`letter` for a turn that names one, else `other`."""
     return "letter" if response in set(LETTERS) else "other"
 
 
-def is_right(row: Row, response: str) -> bool:
+def is_right(row: TaskRow, response: str) -> bool:
     """No turn is by itself."""
     return False
 

@@ -40,7 +40,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a turn calls the calculator or guesses."""
+    """`call` for a turn that calls the calculator, `guess` for a number, else `other`."""
     if re.fullmatch(r"\[\d+\*\d+\]", response):
         return "call"
     return "guess" if response.isdigit() else "other"

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.data.sessions import Pair, RankedList, SessionData
 from tasks.procedural.base import Phase, ProceduralTask
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 TOPICS, WORDS, SHARED = 20, 15, 20
 """Topics, words of each, and ambiguous words, each of which three topics share."""
@@ -122,7 +122,7 @@ def read_prompt(prompt: str) -> tuple[list[Pair], str]:
 
 
 def topic_of(prompt: str) -> int:
-    """Which of the query's meanings has most words in the session."""
+    """The one of the query's meanings that has most words in the session."""
     history, query = read_prompt(prompt)
     seen = Counter(word[0] for pair in history for text in pair for word in text.split())
     meant = _MEANINGS[ascii_lowercase.index(query[1])]
@@ -164,14 +164,14 @@ def _teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def _style_of(response: str) -> str:
-    """Whether the query was repeated, or words of topics were written."""
+    """`query` where the query was repeated, `words` for words of topics, else `other`."""
     if response[:1] == AMBIGUOUS:
         return "query"
     return "words" if response[:1] in ascii_uppercase[:TOPICS] else "other"
 
 
-def _is_right(row: Row, response: str) -> bool:
-    """Whether most words are of the topic that was meant."""
+def _is_right(row: TaskRow, response: str) -> bool:
+    """Return whether most words are of the topic that was meant."""
     words = response.split()
     meant = ascii_uppercase[topic_of(str(row.prompt))]
     return 2 * sum(word[0] == meant for word in words) > len(words)

@@ -52,7 +52,7 @@ FAULTY = 0.5
 HALF_BAD = 0.3
 """Share of the pairs of captions of which the better one has a fault, too."""
 GOES_ON = 0.5
-"""How likely the worse caption of a pair gets one more fault."""
+"""Probability that the worse caption of a pair gets one more fault."""
 INITIALS = sorted(colour[0] for colour in COLOURS)
 CORNERS = ("nw", "ne", "sw", "se")
 CAPTION = re.compile("[bgry][ns][ew]( [bgry][ns][ew]){0,3}")
@@ -143,7 +143,7 @@ def with_fault(text: str, rng: Random) -> str:
 
 
 def faults_of(text: str, right: str) -> int:
-    """How many words a caption has too many, together with those that it lacks."""
+    """Number of words that a caption has too many, plus those that it lacks."""
     said, wanted = Counter(text.split(" ")), Counter(right.split(" "))
     return ((said - wanted) + (wanted - said)).total()
 
@@ -159,7 +159,7 @@ def caption_pair(scene: Scene, rng: Random) -> tuple[str, str]:
 
 
 def solve(prompt: str) -> str:
-    """How many rectangles there are, the box of a colour, or what is seen."""
+    """The number of rectangles, the box of a colour, or the caption."""
     scene, question = read_prompt(prompt)
     if question == COUNT:
         return str(len(scene))
@@ -194,7 +194,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a number, a box or a caption was written."""
+    """The kind of question that a response answers by its form, else `other`."""
     if CAPTION.fullmatch(response):
         return DESCRIBE
     places = response.split(",")

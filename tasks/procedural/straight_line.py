@@ -26,21 +26,21 @@ from dataclasses import dataclass
 from random import Random
 
 from tasks.procedural.base import Phase, ProceduralTask
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 LABELS = string.ascii_lowercase[:9]
 MULTIPLIED = 0.5
-"""How often a program begins with a multiplication."""
+"""Share of the programs that begin with a multiplication."""
 SLIP = 0.25
 NOTE = 0.08
-"""How often a comment stands before a line."""
+"""Probability of a comment before a line."""
 
 _PROMPT = re.compile(r"(\d)((?:[a-i][+*-]\d)+):")
 _LINE = re.compile(r"([a-i])[+*-]\d=(\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class StraightLineProblem:
     """The register's first value, and the operations on it, such as `+4`."""
 
     start: int
@@ -55,30 +55,32 @@ def apply(operation: str, register: int) -> int:
     return (register + (number if sign == "+" else -number)) % 10
 
 
-def draw_problem(rng: Random, operations: int) -> Problem:
+def draw_problem(rng: Random, operations: int) -> StraightLineProblem:
     """Sums and differences, in half of all problems behind a multiplication."""
     drawn = [f"{rng.choice('+-')}{rng.randint(1, 9)}" for _ in range(operations)]
     if rng.random() < MULTIPLIED:
         drawn[0] = f"*{rng.randint(2, 9)}"
-    return Problem(rng.randint(0, 9), tuple(drawn))
+    return StraightLineProblem(rng.randint(0, 9), tuple(drawn))
 
 
-def write_prompt(problem: Problem) -> str:
+def write_prompt(problem: StraightLineProblem) -> str:
     """`3a*4b+9c-1:`."""
     labelled = zip(LABELS, problem.operations, strict=False)
     return f"{problem.start}{''.join(label + operation for label, operation in labelled)}:"
 
 
-def read_prompt(prompt: str) -> Problem:
+def read_prompt(prompt: str) -> StraightLineProblem:
     """The inverse of `write_prompt`. Raises ValueError for any other text."""
     match = _PROMPT.fullmatch(prompt)
     body = "" if match is None else match[2]
     if match is None or body[::3] != LABELS[: len(body) // 3]:
         raise ValueError(f"not a straight-line program: {prompt!r}")
-    return Problem(int(match[1]), tuple(body[i + 1 : i + 3] for i in range(0, len(body), 3)))
+    return StraightLineProblem(
+        int(match[1]), tuple(body[i + 1 : i + 3] for i in range(0, len(body), 3))
+    )
 
 
-def registers(problem: Problem) -> list[int]:
+def registers(problem: StraightLineProblem) -> list[int]:
     """The register after each operation."""
     values, register = [], problem.start
     for operation in problem.operations:
@@ -92,7 +94,9 @@ def solve(prompt: str) -> str:
     return str(registers(read_prompt(prompt))[-1])
 
 
-def write_program(problem: Problem, rng: Random, *, slip: float = 0.0, note: float = 0.0) -> str:
+def write_program(
+    problem: StraightLineProblem, rng: Random, *, slip: float = 0.0, note: float = 0.0
+) -> str:
     """The lines of an answer, each ended by a newline. A register is one too high with probability
     `slip`, and a comment stands before a line with probability `note`."""
     register, text = problem.start, ""
@@ -113,8 +117,8 @@ def code_lines(response: str) -> list[str]:
 
 
 def right_lines(prompt: str, response: str) -> int:
-    """How many code lines are right before the first that is not: one out of its place, or with
-    another register than the operations give."""
+    """Number of right code lines before the first wrong one. A line is wrong out of its place, or
+    with another register than the operations give."""
     expected = zip(LABELS, registers(read_prompt(prompt)), strict=False)
     count = 0
     for line, right in zip(code_lines(response), expected, strict=False):
@@ -172,7 +176,7 @@ def style_of(response: str) -> str:
     return "noted" if "#" in lines else "plain"
 
 
-def _is_right(row: Row, response: str) -> bool:
+def _is_right(row: TaskRow, response: str) -> bool:
     return passes(str(row.prompt), response)
 
 

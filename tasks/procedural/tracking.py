@@ -34,7 +34,7 @@ _ANSWER = re.compile(r"#\d$")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TrackingProblem:
     """The cup the object starts under, and the pairs of cups that are exchanged."""
 
     start: int
@@ -42,12 +42,12 @@ class Problem:
 
 
 def follow(cup: int, swap: tuple[int, int]) -> int:
-    """Where the object is after one swap."""
+    """The object's cup after one swap."""
     first, second = swap
     return second if cup == first else first if cup == second else cup
 
 
-def draw_problem(rng: Random, swaps: int) -> Problem:
+def draw_problem(rng: Random, swaps: int) -> TrackingProblem:
     """Swaps of two different cups, half of which move the object."""
     start = cup = rng.choice(CUPS)
     pairs: list[tuple[int, int]] = []
@@ -58,22 +58,22 @@ def draw_problem(rng: Random, swaps: int) -> Problem:
             pair[rng.randrange(2)] = cup
         pairs.append((pair[0], pair[1]))
         cup = follow(cup, pairs[-1])
-    return Problem(start, tuple(pairs))
+    return TrackingProblem(start, tuple(pairs))
 
 
-def write_prompt(problem: Problem) -> str:
+def write_prompt(problem: TrackingProblem) -> str:
     """`3a14b35c51=`."""
     return f"{problem.start}{''.join(_labelled(problem))}="
 
 
-def read_prompt(prompt: str) -> Problem:
+def read_prompt(prompt: str) -> TrackingProblem:
     """The inverse of `write_prompt`. Raises ValueError for any other text."""
     match = _PROMPT.fullmatch(prompt)
     if match is None:
         raise ValueError(f"not a tracking problem: {prompt!r}")
     swaps = match.group(2)
     pairs = [(int(swaps[i + 1]), int(swaps[i + 2])) for i in range(0, len(swaps), 3)]
-    return Problem(int(match.group(1)), tuple(pairs))
+    return TrackingProblem(int(match.group(1)), tuple(pairs))
 
 
 def solve(prompt: str) -> str:
@@ -85,7 +85,7 @@ def solve(prompt: str) -> str:
     return str(cup)
 
 
-def write_steps(problem: Problem, rng: Random, slip: float = 0.0) -> str:
+def write_steps(problem: TrackingProblem, rng: Random, slip: float = 0.0) -> str:
     """`a14+3=3;b35+3=5;c51+5=1;#1`, each step wrong with probability `slip`.
 
     A wrong step is any of the eight other cups; the next one goes on from what is written.
@@ -127,7 +127,7 @@ def wrong_steps(prompt: str, response: str) -> list[bool]:
     ]
 
 
-def _labelled(problem: Problem) -> list[str]:
+def _labelled(problem: TrackingProblem) -> list[str]:
     return [f"{LABELS[i]}{first}{second}" for i, (first, second) in enumerate(problem.swaps)]
 
 

@@ -215,7 +215,7 @@ def _module_of(path: Path) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from storage.queries import Position
+    from storage.queries import MetricsPosition
 
 POSITION = "position.json"
 LOOK_EVERY_S = 2.0
@@ -278,12 +278,12 @@ class Teller:
 
     def _tell(self) -> int:
         """Tell what is new; how many steps that was."""
-        from storage.queries import news
+        from storage.queries import metrics_since
 
         if not self._is_open:
             self._sink.open(self._facts())
             self._is_open = True
-        found = news(self._run_dir, self._position)
+        found = metrics_since(self._run_dir, self._position)
         for item in found:
             self._sink.write(item.update, item.at, item.metrics)
             self._position = item.position
@@ -328,17 +328,17 @@ class Teller:
         plain = config.model_dump(mode="json")
         return RunFacts(self._run_dir.name, config.name, plain, self._folder)
 
-    def _last_position(self) -> "Position":
+    def _last_position(self) -> "MetricsPosition":
         """Where an earlier call came to."""
-        from storage.queries import Position
+        from storage.queries import MetricsPosition
 
         own = self._run_dir.name
         try:
             kept = json.loads(self._place.read_text())
             run = kept.pop("run", own)
-            position = Position(**kept)
+            position = MetricsPosition(**kept)
         except (OSError, ValueError, TypeError, AttributeError):
-            return Position()
+            return MetricsPosition()
         if run != own:
             raise UserError(f"{self._folder} was told of the run {run}: name another --out")
         return position

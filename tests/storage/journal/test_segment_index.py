@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from storage.journal import segment_index as marks_module
-from storage.journal.segment_index import Marks
+from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import DamagedError, SegmentWriter, read_batches, segment_paths
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
@@ -22,7 +22,7 @@ def write(folder: Path, first: int, batches: int, *, segment_bytes: int = 6000) 
     return first
 
 
-def numbers(folder: Path, first: int, marks: Marks | None) -> list[int]:
+def numbers(folder: Path, first: int, marks: SegmentIndex | None) -> list[int]:
     return [n for batch in read_batches(folder, first, marks) for n in batch.column(0).to_pylist()]
 
 
@@ -32,7 +32,7 @@ def _close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reading_with_marks_is_reading(tmp_path: Path) -> None:
-    end, marks = write(tmp_path, 0, 60), Marks()
+    end, marks = write(tmp_path, 0, 60), SegmentIndex()
     assert len(segment_paths(tmp_path)) > 2
     for _ in range(2):
         for first in range(0, end + 3, 7):
@@ -43,7 +43,7 @@ def test_reading_with_marks_is_reading(tmp_path: Path) -> None:
 
 
 def test_what_stands_before_is_not_read_again_unless_the_file_changed(tmp_path: Path) -> None:
-    end, marks = write(tmp_path, 0, 60, segment_bytes=10**6), Marks()
+    end, marks = write(tmp_path, 0, 60, segment_bytes=10**6), SegmentIndex()
     numbers(tmp_path, end - 3, marks)
     (path,) = segment_paths(tmp_path)
     start = marks.before(path, end - 3)

@@ -1,9 +1,8 @@
-"""What the journal says about trajectories, windows and updates, gathered for the checks.
+"""Facts of the journal about trajectories, windows and updates, for the checks.
 
-Comes in: nothing by itself; `sequences` and `updates` write here what each record says. Goes out:
-plain facts, and for any trajectory arrays with an entry for each of its positions. Nothing here is
-shared with the coordinator's account, so the two can be compared.
-"""
+In: nothing by itself; `sequences` and `updates` write here what each record says. Out: plain facts,
+and for any trajectory arrays with an entry for each of its positions. Nothing here is shared with
+the coordinator's account, so the two can be compared."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class WindowFacts:
-    """A window: its borders as they were written down, and where it is in its life.
+    """A window: its borders as they were written down, and its state.
 
     Attributes:
         lineage, update, version: of the batch that has it or trained it; None: none has.
@@ -53,7 +52,7 @@ class WindowFacts:
 
 @dataclass(slots=True)
 class TrajectoryFacts:
-    """A trajectory: how far it came, who sampled what, what became of it.
+    """A trajectory: its progress, who sampled its tokens, its rewards and its state.
 
     Attributes:
         ended_at: journal offset of its end; -1 while it runs. received: sampled tokens, added up
@@ -94,7 +93,7 @@ class TrajectoryFacts:
 
     @property
     def complete(self) -> bool:
-        """Whether it came to its end or to the length limit."""
+        """True if it reached its end or the length limit."""
         return self.status in ("finished", "truncated")
 
     def versions(self, start: int, end: int) -> npt.NDArray[np.int64]:
@@ -129,8 +128,8 @@ class UpdateFacts:
 
 
 @dataclass
-class Facts:
-    """All of it.
+class JournalFacts:
+    """All facts of a journal.
 
     Attributes:
         issued: the highest version given out. update: the last one committed on the present
