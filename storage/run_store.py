@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """Minimum seconds between attempts to write SQL again after a failure."""
 BACKGROUND_CATCH_UP_RECORDS = 20_000
-"""If SQLite lacks more records than this (a second's work), a background thread adds them."""
+"""If SQLite lacks at least this many records, a background thread catches it up."""
 BEHIND_AFTER_S = 5.0
 """SQL that has not had a record for so long is behind."""
 MAX_CLOSE_S = 60.0
@@ -50,7 +50,7 @@ MAX_CLOSE_S = 60.0
 MAX_SILENCE_S = 10.0
 """and maximum number of seconds without a written record."""
 PROJECTED_RECORDS = 2_000
-"""Records kept in memory for SQL; others are read from the journal, as many at a time."""
+"""Maximum number of records kept in memory for SQL, and read from the journal at a time."""
 STATEMENT_S = 60
 """A server's longest statement."""
 YIELD_S, MAX_YIELD_S = 1e-5, 0.25
@@ -167,8 +167,8 @@ class RunStore:
         return self._journal.end
 
     def append(self, records: Sequence[Record]) -> None:
-        """Make records safe, in order. StorageBlockedError: none of them is in the journal, and the
-        next append has to be of the same ones."""
+        """Write records in order. StorageBlockedError: none is in the journal; append the same
+        next."""
         if not records:
             return
         if self._diagnostics is not None and not self._diagnosed:

@@ -20,8 +20,7 @@ MessagePart = dict[str, Any]
 """A piece of a message: its `type`, and a `text`, an `image` (whatever
 `headrace.data.media.image_bytes` takes, or a digest) or what else it is."""
 Message = dict[str, Any]
-"""One chat message: `role`, and `content`, which is a text or, where there is more than text in it,
-a list of parts."""
+"""One chat message: `role`, and `content`: a text or, where it has more, a list of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +42,15 @@ class TaskRow:
 
 
 def other_than_text(prompt: str | list[Message], *, images: bool = False) -> str | None:
-    """The type of the first part of a prompt that is no text, nor an image where `images` may be;
-    None where there is none."""
+    """The type of a prompt's first part that is no text (nor, with `images`, an image)."""
     known = ("text", "image") if images else ("text",)
-    if isinstance(prompt, str):
-        return None
-    contents = (message["content"] for message in prompt)
-    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    parts = _parts(prompt)
     return next((str(part["type"]) for part in parts if part["type"] not in known), None)
 
 
 def images_in(prompt: str | list[Message]) -> list[Any]:
     """The images of the prompt as it names them, in their order."""
-    contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return [part["image"] for part in parts if part["type"] == "image"]
+    return [part["image"] for part in _parts(prompt) if part["type"] == "image"]
 
 
 def files_of(
@@ -68,8 +61,8 @@ def files_of(
     urls: bool = False,
     check: bool = False,
 ) -> list[bytes]:
-    """The files of a prompt's images, in their order; paths are relative to `folder`. MediaError,
-    which names `where` and the image, where one cannot be had, or, with `check`, not be used."""
+    """The files of a prompt's images, in order; paths are relative to `folder`. MediaError, which
+    names `where` and the image: one is missing or, with `check`, unusable."""
     found: list[bytes] = []
     for number, image in enumerate(images_in(prompt), start=1):
         try:
@@ -83,8 +76,8 @@ def files_of(
 
 
 def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | list[Message]:
-    """The prompt with others in the place of its images, such as their digests, so that it can be
-    written as JSON. ValueError where they are not as many."""
+    """The prompt with other images, such as digests, so that it can be written as JSON. ValueError:
+    another number of images."""
     wanted = len(images_in(prompt))
     if len(images) != wanted:
         raise ValueError(f"{len(images)} images for a prompt with {wanted}")
@@ -100,10 +93,16 @@ def text_of(content: str | list[MessagePart]) -> str:
 
 
 def prompt_text(prompt: str | list[Message]) -> str:
-    """The prompt as one string; the identity under which duplicates and splits are decided."""
+    """The prompt as one string: the identity for duplicates and splits."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
+
+
+def _parts(prompt: str | list[Message]) -> Iterator[MessagePart]:
+    """The parts of all messages whose content is a list."""
+    contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return (part for content in contents if not isinstance(content, str) for part in content)
 
 
 def _replaced(content: str | list[MessagePart], images: Iterator[Any]) -> str | list[MessagePart]:
@@ -120,7 +119,7 @@ def _content(content: str | list[MessagePart]) -> str:
 
 
 def _name(image: Any) -> str:
-    """Of bytes their digest, and of a data URL that of its bytes: they are the same image."""
+    """Digest of bytes or of a data URL's bytes, which are the same image; else the name."""
     image = named_image(image)
     if isinstance(image, str) and image.startswith("data:"):
         with suppress(MediaError):

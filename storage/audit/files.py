@@ -41,7 +41,7 @@ from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
 
 MOST_TABLES = 512
-"""Maximum number of examined trajectories, evenly spread over the run: the same ones every time."""
+"""Maximum number of examined trajectories, evenly spread, always the same ones."""
 _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
 
@@ -141,7 +141,7 @@ def check_small_files(
 def check_diagnostics(
     run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
 ) -> int:
-    """Look at the diagnostics of every window in the surviving weights; how many have them."""
+    """Check the diagnostics of all windows in the surviving weights; returns their number."""
     folder = run_dir / "diagnostics"
     paths = segment_paths(folder)
     for path in paths:

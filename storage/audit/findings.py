@@ -34,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """Gathers findings. Of a kind with very many it keeps the first ones and counts the others."""
+    """Gathers findings; of a kind with very many it keeps the first ones and a count."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
@@ -51,8 +51,7 @@ class Findings:
         return self._counts[kind] > 0
 
     def all(self) -> list[Finding]:
-        """All findings in the order in which they were made, and last the counts of those left
-        out."""
+        """All findings in order, and then the counts of those left out."""
         left = [
             Finding(kind, "run", f"{count - MOST_OF_A_KIND} more of this kind")
             for kind, count in self._counts.items()

@@ -105,7 +105,8 @@ class TrajectoryFacts:
         return found
 
     def in_loss(self, window: WindowFacts) -> Mask:
-        """[window.end - window.start] its sampled tokens that no mask keeps out of the loss."""
+        """[window.end - window.start] True for sampled tokens that no mask keeps out of the
+        loss."""
         kept = self.versions(window.start, window.end) >= 0
         for run in window.masked:
             kept[max(run.start - window.start, 0) : max(run.end - window.start, 0)] = False

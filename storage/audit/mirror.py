@@ -34,21 +34,19 @@ _AnyRow = tuple[Any, ...]
 
 
 def _check_structure(connection: Connection, findings: Findings) -> bool:
-    """Let SQLite look at every page, index and constraint of its file; whether all is whole."""
+    """Run SQLite's integrity check; returns whether the file is whole."""
     if connection.dialect.name != "sqlite":
         return True
-    found = 0
-    for (text,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})"):
-        if text != "ok":
-            found += 1
-            findings.add("sql", "database", f"its file is damaged: {' '.join(text.split())}")
-    return not found
+    lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})").scalars()
+    faults = [text for text in lines if text != "ok"]
+    for text in faults:
+        findings.add("sql", "database", f"its file is damaged: {' '.join(text.split())}")
+    return not faults
 
 
 @contextmanager
 def moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
-    """A reader that sees the database as it is now, whatever is written meanwhile; None where it
-    cannot be read, which is a finding."""
+    """A reader of one state of the database; None where it cannot be read, which is a finding."""
     try:
         reader = open_run(run_dir)
     except (UserError, SQLAlchemyError, *UNREADABLE) as error:
@@ -68,7 +66,7 @@ def moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
 def check_rows(
     run_dir: Path, config: Mapping[str, Any], now: RunReader, end: int, findings: Findings
 ) -> None:
-    """Compare all rows of a run with those that its first `end` records make; these can be used."""
+    """Compare all rows of a run with those of its first `end` records, which are usable."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         engine = create_engine(f"sqlite:///{folder}/again.sqlite")
         try:
@@ -124,7 +122,7 @@ def _tell(
 def _parts(
     table: Table, names: list[str], keys: list[str], reader: RunReader, is_file: bool
 ) -> Iterator[list[_AnyRow]]:
-    """Rows in the order of their keys, in batches; in file order if both sides are files."""
+    """Rows in batches, by their keys; in file order if both sides are files."""
     is_text = reader.engine.dialect.name == "postgresql"  # where each database has its own order
     order = [
         collate(table.c[name], "C") if is_text and isinstance(table.c[name].type, Text)
@@ -141,8 +139,7 @@ def _parts(
 def _pairs(
     left: Iterator[_AnyRow], right: Iterator[_AnyRow], width: int
 ) -> Iterator[tuple[_AnyRow | None, _AnyRow | None]]:
-    """Rows of two sorted sides whose first `width` values are equal; None for one without a
-    partner."""
+    """Pairs of rows with equal keys from two sorted sides; None for a missing partner."""
     mine, other = next(left, None), next(right, None)
     while mine is not None or other is not None:
         is_mine = other is None or (mine is not None and mine[:width] <= other[:width])

@@ -54,8 +54,7 @@ class JournalRecord(NamedTuple):
 
 
 def survey(folder: Path, findings: Findings, *, growing: bool) -> JournalSurvey:
-    """Check every byte of a journal. `growing`: a run writes it, so its last batch may be under
-    way."""
+    """Check every byte of a journal. `growing`: its last batch may be in progress."""
     paths = segment_paths(folder)
     end, figures_at, last_batch = 0, -1, 0
     digest: str | None = None

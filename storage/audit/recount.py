@@ -115,7 +115,7 @@ def check_tokens(facts: JournalFacts, findings: Findings, *, settled_before: int
 
 
 class LedgerChecks:
-    """Checks every record with a ledger, and compares the one at offset `last` with the recount."""
+    """Checks every record with a ledger, and recounts the one at offset `last`."""
 
     def __init__(self, facts: JournalFacts, findings: Findings, last: int) -> None:
         self._facts = facts

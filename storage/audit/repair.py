@@ -192,8 +192,7 @@ def _text(read: JournalRecord, what: str, error: BaseException) -> str:
 
 
 def _lost_kinds(folder: Path, first: int) -> Counter[str]:
-    """Records from an offset on by kind; `unknown` are those that cannot be read, or that those
-    behind them show to be gone."""
+    """Lost records by kind; `unknown`: unreadable, or shown to be gone by later ones."""
     kinds, end = Counter[str](), first
     changed: list[pa.RecordBatch] = []
     for path in segment_paths(folder):
@@ -209,7 +208,7 @@ def _lost_kinds(folder: Path, first: int) -> Counter[str]:
 
 
 def _copy(source: Path, target: Path, rows: int) -> None:
-    """The first `rows` records of a journal, byte for byte but for the batch that is cut."""
+    """Copy the first `rows` records of a journal; only a cut batch is rewritten."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     row = 0
@@ -288,7 +287,7 @@ def _known(run_dir: Path) -> int:
 
 
 def _mend_diagnostics(run_dir: Path) -> tuple[str | None, int]:
-    """Leave out batches of token diagnostics that are damaged: each row stands for itself."""
+    """Leave out damaged batches of token diagnostics: each row stands for itself."""
     folder, part = run_dir / "diagnostics", run_dir / "diagnostics.repaired"
     walks = [SegmentWalk(path).done() for path in segment_paths(folder)]
     if all(walk.ending() in ("sealed", "open") for walk in walks):
@@ -309,7 +308,7 @@ def _mend_diagnostics(run_dir: Path) -> tuple[str | None, int]:
 
 
 def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:
-    """Checkpoints of updates that the journal does not have any more must not be resumed from."""
+    """Rename checkpoints of lost updates, so that no run resumes from them."""
     root = run_dir / "checkpoints"
     out = account.taken.update if account.taken is not None else update
     lost = {orphan.path for orphan in orphan_checkpoints(run_dir)}

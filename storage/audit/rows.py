@@ -5,13 +5,13 @@ Goes out: findings for rows that are missing, too many, or say something else.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from headrace.protocol.records.record_types import CheckpointWritten
 from storage.audit.findings import Findings
-from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, UpdateFacts, WindowFacts
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
 from storage.database.tables import (
     Base,
     Checkpoint,
@@ -45,24 +45,22 @@ class SqlRowChecks:
         self._rows(Window, ("window_id",), facts.windows, _window_row)
         taken = {key: t for key, t in facts.trajectories.items() if t.value_taken}
         self._rows(ValueUse, ("trajectory_id",), taken, _value_row)
-        self._rows(Update, ("lineage", "update"), facts.updates, _update_row)
+        self._rows(Update, ("lineage", "update"), facts.updates, partial(_row, names=_UPDATE))
         self._rows(WeightVersion, ("version",), facts.published, _version_row)
-        self._rows(Checkpoint, ("offset",), facts.checkpoints, _checkpoint_row)
+        self._rows(Checkpoint, ("offset",), facts.checkpoints, partial(_row, names=_CHECKPOINT))
         self._rows(TokenLoss, ("generator", "reason"), facts.lost, lambda n: {"tokens": n})
         for table, number in (
             (Group, len(facts.groups)),
             (Prompt, len(facts.prompts)),
             (Evaluation, facts.evaluations),
         ):
-            query = (
-                select(func.count()).select_from(table).where(table.__table__.c.run == self._run)
-            )
+            counted = select(func.count()).select_from(table)
+            query = counted.where(table.__table__.c.run == self._run)
             rows = self._connection.execute(query).scalar_one()
             if rows != number:
                 self._say(table, f"{rows} rows, and the journal has {number}")
-        run = self._connection.execute(
-            select(Run.status, Run.lineage).where(Run.id == self._run)
-        ).one()
+        about = select(Run.status, Run.lineage).where(Run.id == self._run)
+        run = self._connection.execute(about).one()
         if tuple(run) != (facts.phase, facts.lineage):
             text = f"{run.status}, lineage {run.lineage}; the journal: {facts.phase}"
             self._say(Run, f"{text}, lineage {facts.lineage}")
@@ -77,8 +75,8 @@ class SqlRowChecks:
         facts: Mapping[Any, Any],
         row_of: Callable[[Any], SqlRow],
     ) -> None:
-        """Each row against the one that `row_of` makes of the fact under its key. It is made as it
-        is looked at, so that rows never fill the memory."""
+        """Compare each row with the one that `row_of` makes of the fact under its key, one at a
+        time, so that rows never fill the memory."""
         columns = table.__table__.c
         names = list(row_of(next(iter(facts.values())))) if facts else []
         query = select(*(columns[name] for name in (*keys, *names))).where(columns.run == self._run)
@@ -123,6 +121,7 @@ _WINDOW = (
     "trajectory_id", "index", "start", "end", "tokens", "min_version", "max_version", "final",
     "state", "reason", "lines", "lineage", "update", "version",
 )
+_CHECKPOINT = ("lineage", "update", "path")
 _UPDATE = ("version", "num_windows", "num_values", "state", "trained_tokens", "abandoned")
 # fmt: on
 
@@ -149,13 +148,5 @@ def _value_row(t: TrajectoryFacts) -> SqlRow:
     return {"state": t.value, "lineage": t.value_lineage, "update": t.value_update}
 
 
-def _update_row(u: UpdateFacts) -> SqlRow:
-    return _row(u, _UPDATE)
-
-
-def _version_row(place: tuple[int, int]) -> SqlRow:
-    return {"lineage": place[0], "update": place[1]}
-
-
-def _checkpoint_row(c: CheckpointWritten) -> SqlRow:
-    return _row(c, ("lineage", "update", "path"))
+def _version_row(version: tuple[int, int]) -> SqlRow:
+    return {"lineage": version[0], "update": version[1]}

@@ -115,9 +115,7 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
 
 
 def recount_ledger(run_dir: Path) -> dict[str, Any]:
-    """Tokens by account, from the journal alone: generated, trained_policy, ready, in_flight,
-    dropped {reason: n}, trained_value, value_waiting, value_dropped, abandoned, evaluation,
-    inserted, discarded_at_hold, lost."""
+    """Tokens by account, from the journal alone, by the names of `storage.audit.recount.count`."""
     facts, findings = JournalFacts(), Findings()
     journal = survey(run_dir / "journal", findings, growing=True)
     for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):

@@ -21,7 +21,7 @@ from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFac
 from storage.audit.reading import JournalRecord
 
 _INDEX_BITS = 16
-"""Number of low bits of a window's id that hold its index; the rest is its trajectory's id."""
+"""Number of low bits of a window's id with its index; the others: trajectory id."""
 
 
 class SequenceChecks:

@@ -78,8 +78,7 @@ class UpdateChecks:
     # -- windows ----------------------------------------------------------------------------------
 
     def _moved(self, window_ids: Iterable[int], step: str) -> Iterable[WindowFacts]:
-        """The windows that a record moves, after a check that each is in the state from which the
-        step begins."""
+        """The windows that a record moves; each must be in a state in which the step begins."""
         for window_id in window_ids:
             window = self._facts.windows.get(window_id)
             if window is None:

@@ -102,8 +102,7 @@ def parse(text: str) -> Filter:
 
 
 def check_column(name: str, known: Iterable[str], place: str, note: str = "") -> None:
-    """UserError for a column that does not exist, naming the nearest one that does; it begins with
-    `place`, where the column was named."""
+    """Raise a UserError at `place` for an unknown column; it names the nearest known one."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
@@ -231,8 +230,8 @@ class _FilterCompiler:
 
 
 class _Like(FunctionElement[bool]):
-    """`column like pattern`, whose second pattern is for SQLite's `glob`: SQLite's own `like`
-    ignores case."""
+    """`column like pattern`; the second pattern is for SQLite's `glob`, as its `like` ignores
+    case."""
 
     inherit_cache = True
     type = Boolean()

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 _UNREACHABLE: dict[str | None, tuple[float, str]] = {}
-"""Servers that were waited for in vain, when that was, and what is to be said of them."""
+"""Servers that did not answer: when, and the error."""
 _RETRY_SERVER_S = 5.0
-"""For so long nobody waits for such a server again: a list of runs waits once for all of them."""
+"""Seconds without another try: a list of runs waits once for all runs of a server."""
 _FETCH_ROWS = 1 << 14
 """Rows that are fetched at once."""
 
 
 @dataclass(frozen=True)
 class RunReader:
-    """Read access to one run; `key` is its `runs.id`. `connection`: the one that all reads go
-    through, for a reader of one moment."""
+    """Read access to one run. `key`: its `runs.id`; `connection`: that of a reader of one
+    moment."""
 
     run_dir: Path
     run_id: str
@@ -81,14 +81,13 @@ class RunReader:
             yield from result.partitions(size)
 
     def tuples(self, query: AnySelect) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query as the database's driver has them, one by one: several times as fast
-        as `rows`, but truth values may be 0 and 1, and JSON is what the driver makes of it."""
+        """Stream a query's rows as the driver has them, several times as fast as `rows`. Truth
+        values may be 0 and 1, and JSON is the driver's."""
         for rows in self._fetched(query, _FETCH_ROWS):
             yield from rows
 
     def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The columns of a query in its order, in batches of rows, without holding all of them in
-        memory; values may be as in `tuples`."""
+        """Stream a query's columns in batches of rows; values may be as in `tuples`."""
         # SQLite makes rows when they are fetched, a server all of them at once unless told.
         is_file = self.engine.dialect.name == "sqlite"
         parts = self._fetched(query, size) if is_file else self.stream(query, size)
@@ -105,8 +104,7 @@ class RunReader:
 
     @contextmanager
     def moment(self) -> Iterator["RunReader"]:
-        """The run as it is now: all reads through this reader see one state of the database,
-        whatever is written meanwhile."""
+        """A reader of one state of the database, whatever is written meanwhile."""
         with self.engine.connect() as connection:
             if self.engine.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN")  # the driver begins nothing for a SELECT
@@ -153,8 +151,8 @@ def open_run(run_dir: Path) -> RunReader:
 
 
 def check_formats(run_dir: Path) -> None:
-    """FormatError where the journal, the diagnostics, a checkpoint or the rows of a run are of
-    another format. A reader that needs an unreadable part reports it."""
+    """FormatError where the journal, diagnostics, a checkpoint or rows have another format. A
+    reader that needs an unreadable part reports it."""
     _check_segments(run_dir)
     for path in sorted((run_dir / "checkpoints").glob("step_*")):
         with suppress(OSError, ValueError):

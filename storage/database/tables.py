@@ -40,8 +40,8 @@ EVALUATION_GROUPS = "purpose = 'eval'"
 
 
 def _partial_index(name: str, column: str, where: str) -> Index:
-    """An index of those rows alone that meet a condition. It serves queries that have the condition
-    as it stands here, with its values written out."""
+    """An index of the rows that meet a condition. It serves queries that have the condition as it
+    stands here, with its values written out."""
     return Index(name, "run", column, sqlite_where=text(where), postgresql_where=text(where))
 
 
@@ -147,8 +147,7 @@ class Metric(Base):
 
 
 class MetricArray(Base):
-    """A number for each bin of a metric that is an array; null for an empty bin. `lineage` as for
-    metrics."""
+    """An array metric: a number for each bin, null for an empty bin; `lineage` as for metrics."""
 
     __tablename__ = "metric_arrays"
     run: Mapped[RunKey]

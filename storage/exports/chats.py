@@ -43,9 +43,10 @@ class _PromptRecord(msgspec.Struct):
 
 
 class PromptChats:
-    """The chats among a run's prompts, and their images. `complete`: every training prompt is one,
-    or an environment makes turns of what follows them. `fields`: a column of images where a prompt
-    has some."""
+    """The chats among a run's prompts, and their images.
+
+    `complete`: every training prompt is a chat, or an environment makes turns of what follows it.
+    `fields`: a column of images where a prompt has some."""
 
     def __init__(self, reader: RunReader) -> None:
         decoder = msgspec.msgpack.Decoder(_PromptRecord)
@@ -78,8 +79,8 @@ class PromptChats:
 
 
 def response_chats(page: Page, decoder: TextDecoder) -> list[Chat]:
-    """The response of each trajectory of a page as a chat. What the policy sampled are the
-    assistant's messages; what a template wrote is left out."""
+    """Each trajectory's response as a chat: the policy's turns are the assistant's messages. What a
+    template wrote is left out."""
     sources, turns = page.tokens.sources.astype(np.int64), page.tokens.turns.astype(np.int64)
     runs = np.flatnonzero(np.diff(turns * len(SOURCES) + sources)) + 1
     borders = np.unique(np.concatenate([runs, page.borders]))

@@ -34,8 +34,7 @@ from storage.exports.windows import WindowRows
 from storage.exports.writers import DATASETS, FORMATS, open_writer, row_groups
 
 EXPORT_FORMAT = 3
-"""In the metadata of Parquet and Arrow files, as `format` beside `kind` and `run_id`. JSONL and CSV
-have no place for it."""
+"""In the metadata of Parquet and Arrow files, as `format`; JSONL and CSV have no place for it."""
 MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], ExportRows]
 KINDS: dict[str, dict[str, MakeRows]] = {
     "trajectories": {"native": TrajectoryRows},
@@ -149,9 +148,10 @@ def _in_order(
 
 
 def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:
-    """The columns that are not empty, with everything in the schema's metadata that a reader of the
-    file may want to know. The columns' types and meanings are repeated as JSON, for readers that
-    ignore those of Arrow fields."""
+    """The columns with values, and metadata for a reader of the file.
+
+    The columns' types and meanings are repeated as JSON, for readers that ignore those of Arrow
+    fields."""
     kept = pa.schema([field for field in schema if field.name not in empty])
     if not kept.names:
         raise UserError(f"there is no value in {', '.join(empty)}: nothing to export")

@@ -24,7 +24,7 @@ _DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _SPECIAL = r"^(?i)\s*(true|false|yes|no|nan|none|null|na|n/a|[+-]?inf(inity)?|[\d\s.:/+tz-]*)\s*$"
 _HEAD_ROWS = 20
 _HEAD_BYTES = 1 << 16
-"""Number of leading rows that are not moved, because every reader looks at this many."""
+"""Rows and bytes at the beginning that are not moved, because every reader looks there."""
 
 
 class LeadingRows:

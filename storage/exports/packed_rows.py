@@ -17,8 +17,8 @@ from storage.journal.responses import Int64
 
 
 class PackedRows(NamedTuple):
-    """Some rows. Each value of `shared` is that of `sizes[i]` rows, one after the other; `own` has
-    one for each row. Their columns together are those of the schema, in any order."""
+    """Rows with their columns, in any order. `own` has a value for each row; the i-th value of
+    `shared` is that of `sizes[i]` rows, one after the other."""
 
     schema: pa.Schema
     own: pa.RecordBatch
@@ -122,7 +122,7 @@ def _taken(batch: pa.RecordBatch, rows: Sequence[int] | Int64) -> pa.RecordBatch
 
 
 class ExportPart(NamedTuple):
-    """Some rows. `done`: how many of the things in `ExportRows.total` they were made from."""
+    """Rows, and the number `done` of the things in `ExportRows.total` that made them."""
 
     done: int
     rows: PackedRows

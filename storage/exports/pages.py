@@ -43,8 +43,8 @@ _EMPTY_JSON = {"reward_parts": "{}", "rewards": "[]"}
 
 
 class Page(NamedTuple):
-    """Some trajectories. `scalars` has a list for each column asked for; `tokens` those of all
-    responses one after the other, in response i the ones from borders[i] to borders[i + 1]."""
+    """Some trajectories. `scalars`: a list for each column; `tokens`: of all responses, response i
+    from borders[i] to borders[i + 1]."""
 
     size: int
     scalars: Mapping[str, Sequence[Any]]
@@ -60,8 +60,7 @@ def pages(
     tokens: bool,
     windows: bool,
 ) -> Iterator[Page]:
-    """All pages of the wanted trajectories. `tokens`: with their tokens; `windows`: with what their
-    windows say of these."""
+    """All pages of the wanted trajectories, with tokens, and what `windows` say of these."""
     loader = _PageLoader(reader, scalars, windows=tokens and windows)
     silent = wanted.last_offsets < 0
     ids = wanted.ids[silent].tolist()
@@ -78,8 +77,7 @@ def pages(
 
 
 def wanted_where(reader: RunReader, condition: Any) -> ResponseSelection:
-    """The trajectories for which a condition (None: always) holds. A last offset of -1: it has no
-    tokens."""
+    """The trajectories that meet a condition (None: all); last offset -1: no tokens."""
     query = select(Trajectory.trajectory_id, func.coalesce(Trajectory.last_offset, -1))
     if condition is None:
         query = query.where(Trajectory.run == reader.key)
@@ -90,7 +88,7 @@ def wanted_where(reader: RunReader, condition: Any) -> ResponseSelection:
 
 
 def selected(pairs: Iterable[int]) -> ResponseSelection:
-    """A selection of responses from ids, rising, each followed by its last chunk's offset."""
+    """A selection of responses: pairs of ids, rising, and last chunks' offsets."""
     table = np.fromiter(pairs, np.int64).reshape(-1, 2)
     return ResponseSelection(table[:, 0].copy(), table[:, 1].copy())
 
@@ -117,7 +115,7 @@ class RowsOfQuery:
 
 
 class RowsOfTrajectories:
-    """Base of rows that are made from the trajectories that meet a condition (None: all)."""
+    """Base of rows made from the trajectories that meet a condition (None: all)."""
 
     def __init__(self, reader: RunReader, condition: Any) -> None:
         self._reader = reader
@@ -199,8 +197,7 @@ class _PageLoader:
 
 
 def _between(column: Any, ids: Sequence[int]) -> Any:
-    """A condition for the rows of trajectories, and perhaps of as many others between them: that is
-    sooner asked than one with all their numbers."""
+    """A condition for trajectories, and perhaps as many others: a range is faster than a list."""
     first, last = min(ids), max(ids)
     return column.between(first, last) if last - first < 2 * len(ids) else column.in_(ids)
 

@@ -48,9 +48,10 @@ class _PairMember(NamedTuple):
 
 
 class PreferenceRows:
-    """Rows of the export `preferences`. `layout`: native or trl (prompt, chosen, rejected); in
-    trl's they are chats where every training prompt of the run is one, or an environment answers,
-    else texts."""
+    """Rows of the export `preferences`.
+
+    `layout`: native or trl (prompt, chosen, rejected). In trl's they are chats where every training
+    prompt of the run is one, or an environment answers, else texts."""
 
     def __init__(
         self,

@@ -32,9 +32,10 @@ _NATIVE = [
 
 
 class SftRows(RowsOfTrajectories):
-    """Rows of the export `sft`. `layout`: native, trl (prompt and completion), verl (messages) or
-    turns; in trl's they are chats where every training prompt of the run is one, or an environment
-    answers, else texts."""
+    """Rows of the export `sft`.
+
+    `layout`: native, trl (prompt and completion), verl (messages) or turns. In trl's they are chats
+    where every training prompt of the run is one, or an environment answers, else texts."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class SftRows(RowsOfTrajectories):
 
 
 def answers_of(page: Page, decoder: TextDecoder) -> Iterator[tuple[dict[str, Any], str, Chat]]:
-    """The scalars of each trajectory of a page, and its response as text and as a chat."""
+    """Each trajectory's scalars, and its response as text and as a chat."""
     texts = decoder.texts(page.tokens.token_ids, page.borders)
     for row, (text, chat) in enumerate(zip(texts, response_chats(page, decoder), strict=True)):
         yield {name: values[row] for name, values in page.scalars.items()}, text, chat

@@ -60,8 +60,9 @@ class QueryResult:
 def ask(
     run_dir: Path, query: str, *, seconds: float = 60.0, memory_mib: int = 1024
 ) -> Iterator[QueryResult]:
-    """The answer to one SELECT, for as long as the block lasts. UserError: no SELECT, a mistake in
-    it, something that it may not do, a limit."""
+    """Run one SELECT; rows can be read within the block.
+
+    UserError: no SELECT, a mistake in it, something that it may not do, a limit."""
     import duckdb  # only who asks pays for it
 
     with open_run(run_dir).moment() as reader, _connection(memory_mib) as connection:
@@ -120,8 +121,8 @@ def _watch(
     late: threading.Event,
     done: threading.Event,
 ) -> None:
-    """End whatever runs when the time is over. What is interrupted between two steps of a query
-    goes on with the next one, so it is interrupted until it has ended."""
+    """Interrupt the query after a time, again and again until it has ended: one interrupted between
+    two steps goes on with the next."""
     if done.wait(seconds):
         return
     late.set()
@@ -152,9 +153,10 @@ def _line(error: "duckdb.Error") -> str:
 
 
 class _Table:
-    """A kind of rows as a source that DuckDB can read repeatedly; each read produces the rows
-    again. Columns that were not asked for are there, so that a mistake in a name is answered with
-    the right ones, and are null."""
+    """A kind of rows that DuckDB reads as a table; each read makes the rows again.
+
+    Columns that the query does not need are null, and there, so that a mistake in a name is
+    answered with the right ones."""
 
     def __init__(self, reader: RunReader, make: MakeRows) -> None:
         self._reader = reader

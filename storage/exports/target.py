@@ -50,8 +50,7 @@ DATASET_FILES = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
 
 @contextmanager
 def part_of(out: Path, *, folder: bool) -> Iterator[Path]:
-    """A file or folder under a temporary name beside the target; it gets the target's name when the
-    block ends well, else it is removed."""
+    """A temporary file or folder beside the target, renamed to it if the block succeeds."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         if folder:

@@ -26,8 +26,8 @@ def json_lines(batch: pa.RecordBatch) -> pa.StringArray:
 
 
 def csv_lines(batch: pa.RecordBatch, *, safe: bool = False) -> pa.StringArray:
-    """One line of CSV a row: text in quotes, lists as JSON, empty fields where there is nothing.
-    `safe`: text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """One line of CSV per row: text in quotes, lists as JSON, null as an empty field. `safe`: text
+    that a spreadsheet would take for a formula begins with an apostrophe."""
     parts: list[pa.Array | pa.Scalar] = []
     for number, column in enumerate(batch.columns):
         parts += [pa.scalar("," if number else ""), _csv_text(column, safe)]

@@ -104,7 +104,7 @@ class TokenRows(RowsOfTrajectories):
 
 
 def _conditions(where: Filter | None, every: pa.Schema) -> tuple[list[Filter], list[Filter]]:
-    """The parts of a filter that must all hold: those on trajectories alone, and the others."""
+    """The parts of a filter, all of which must hold: on trajectories alone, and others."""
     if where is None:
         return [], []
     where.check(every.names)

@@ -1,5 +1,4 @@
-"""The export `trajectories`: one row per response, with its texts and a list for each token
-column."""
+"""The export `trajectories`: one row per response, with a list per token column."""
 
 from collections.abc import Iterator, Sequence
 

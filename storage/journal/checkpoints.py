@@ -40,7 +40,7 @@ def orphan_checkpoints(run_dir: Path) -> list[OrphanCheckpoint]:
 
 
 def check_history(run_dir: Path) -> None:
-    """Refuse a journal that is shorter than, or other than, what a checkpoint rests on."""
+    """Refuse a journal without the records that a checkpoint rests on."""
     end = end_of(run_dir / "journal")
     for orphan in reversed(orphan_checkpoints(run_dir)):
         is_short = orphan.records > end.rows

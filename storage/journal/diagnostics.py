@@ -53,9 +53,8 @@ WindowKey = tuple[int, int, int]
 
 
 class WindowDiagnostics(NamedTuple):
-    """Figures that the learner reported of some windows. `places`: the windows' places in some
-    order; `figures`: by name, the number of values of each of these windows, and all values in one
-    array."""
+    """Figures of some windows: their places in some order, and for each figure the number of values
+    of each of these windows and all values in one array."""
 
     places: Int64
     figures: Mapping[str, tuple[Int64, Float32]]
@@ -79,8 +78,7 @@ class DiagnosticsWriter:
 
 
 class DiagnosticsReader:
-    """Reads by (lineage, update): an index of batches, and the batches last used. UserError: they
-    are of another format."""
+    """Reads by (lineage, update), with an index and a cache. UserError: another format."""
 
     def __init__(self, folder: Path) -> None:
         folder = folder.resolve()
@@ -100,16 +98,15 @@ class DiagnosticsReader:
         return found
 
     def read_columns(self, keys: Int64) -> Iterator[WindowDiagnostics]:
-        """The same as columns, by the windows' places among the keys, which are the rows of an
-        array [N, 3]. A window may come twice: its later figures count."""
+        """Read columns. `keys`: [N, 3]; windows are named by their rows in it. A window may come
+        twice: its later figures count."""
         for rows, places in self._found(keys):
             yield WindowDiagnostics(
                 places, {name: _flat(rows.column(name)) for name in _figures(rows)}
             )
 
     def _found(self, keys: Int64) -> Iterator[tuple[pa.RecordBatch, Int64]]:
-        """The rows of the windows asked for, batch by batch in the order in which they were
-        written, and which of the keys each of them is of."""
+        """Rows of the windows asked for, in the order of writing, and the key of each."""
         order = np.lexsort((keys[:, 1], keys[:, 0]))
         borders = np.flatnonzero(np.diff(keys[order, :2], axis=0).any(axis=1)) + 1
         wanted: dict[BatchPlace, list[Int64]] = {}
@@ -148,8 +145,8 @@ _INDEXING = threading.Lock()
 
 
 def _located(folder: Path) -> list[LocatedBatch]:
-    """All batches of a folder in order. Segments that are as they were when they were last read are
-    not read again: every read of a batch checks it."""
+    """All batches of a folder, in order. Unchanged segments are not read again: every read of a
+    batch checks it."""
     with _INDEXING:
         known = _INDEXES.pop(folder, _FolderIndex({}, []))
         paths = segment_paths(folder)
@@ -180,14 +177,13 @@ def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
 
 
 class _IndexedBatch(NamedTuple):
-    """A batch; of each (lineage, update) in it the windows' ids, ascending, and their rows."""
+    """A batch, and for each of its (lineage, update) the windows' ids, rising, and rows."""
 
     rows: pa.RecordBatch
     places: dict[tuple[int, int], tuple[Int64, Int64]]
 
     def find(self, keys: Int64, same: Int64) -> tuple[Int64, Int64]:
-        """Rows of those of the keys, all of one update, that are here, and which ones these are. Of
-        several rows of a window the last one."""
+        """Find keys, all of one update: (rows, keys found). Of a window's rows the last one."""
         windows, rows = self.places[_update_of(keys[same[0]])]
         asked = keys[same, 2]
         at = np.searchsorted(windows, asked, side="right") - 1

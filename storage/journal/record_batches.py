@@ -35,7 +35,7 @@ class DamagedError(UserError):
 
 
 class Frame(NamedTuple):
-    """A batch whose bytes are those that were written, from `position` to `end` in its file."""
+    """A sound batch, from `position` to `end` in its file."""
 
     path: Path
     position: int
@@ -46,8 +46,7 @@ class Frame(NamedTuple):
 
 
 class FrameStart(NamedTuple):
-    """The beginning of a frame that is not a file's first one, and the number of the file's rows
-    before it."""
+    """The start of a frame in its file, behind the first, and the number of rows before it."""
 
     position: int
     rows: int
@@ -57,7 +56,7 @@ class FrameStart(NamedTuple):
 
 
 def stamps(batch: pa.RecordBatch, after: str) -> dict[str, str]:
-    """Custom metadata of a batch that follows the frame with digest `after`; the digest itself is
+    """Custom metadata of a batch that follows the frame with digest `after`. The digest itself is
     left blank for `stamped`."""
     message = memoryview(batch.serialize())
     body = message[8 + int.from_bytes(message[4:8], "little") :]
@@ -134,8 +133,10 @@ class SegmentWalk:
         return "damaged" if is_sealed or next(_spans(rest), None) is not None else "torn"
 
     def salvage(self, changed: list[pa.RecordBatch] | None = None) -> Iterator[pa.RecordBatch]:
-        """All batches that are whole by themselves, those behind damage, too; none where not even
-        the schema can be read. `changed` takes the others, as far as they still can be read."""
+        """All batches that are whole by themselves, also behind damage.
+
+        None where the schema is unreadable. `changed` takes the others, as far as they can be
+        read."""
         yield from (frame.batch for frame in self)
         if self.first_row < 0:
             return
@@ -205,14 +206,14 @@ def _chain(extra: Mapping[bytes, bytes]) -> tuple[str, str]:
 
 
 def _parse(schema: pa.Schema, frame: bytes) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:
-    """The batch of a frame, and its custom metadata: behind a schema it is a stream of its own."""
+    """The batch of a frame, and its custom metadata: a frame behind a schema is a stream."""
     stream = pa.BufferReader(schema.serialize().to_pybytes() + frame)
     batch, extra = pa.ipc.open_stream(stream).read_next_batch_with_custom_metadata()
     return batch, extra
 
 
 def _readable(schema: pa.Schema, frames: bytes) -> Iterator[pa.RecordBatch]:
-    """The batches of frames of which bytes have changed, up to the first that makes no sense."""
+    """The batches of changed frames, up to the first that is malformed."""
     with contextlib.suppress(*UNREADABLE):
         for batch in pa.ipc.open_stream(schema.serialize().to_pybytes() + frames):
             batch.validate(full=True)
@@ -220,8 +221,7 @@ def _readable(schema: pa.Schema, frames: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def _spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Beginning and end of frames in bytes of which some may mean nothing: those whose body has the
-    CRC32 that stands in their metadata."""
+    """(start, end) of each sound frame in bytes: its body has the CRC32 in its metadata."""
     buffer = pa.py_buffer(data)
     place = data.find(_CONTINUATION)
     while place >= 0:

@@ -97,8 +97,7 @@ def response_pages(
     first_offset: int = 0,
     marks: SegmentIndex | None = None,
 ) -> Iterator[ResponsePage]:
-    """Pages bounded by a number of responses and, approximately, of tokens; otherwise as
-    `read_responses`."""
+    """Pages bounded by responses and, roughly, tokens; otherwise as `read_responses`."""
     if len(wanted.ids) == 0:
         return
     final = int(wanted.last_offsets.max())
@@ -176,8 +175,7 @@ def chunks_of(batch: pa.RecordBatch, wanted: ResponseSelection) -> pa.RecordBatc
 
 
 def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:
-    """The streams of those responses that have any, by their number in `whose`, which says for each
-    chunk which response it is of."""
+    """Streams of the responses that have any. `whose`: each chunk's response."""
     spoken = np.unique(whose[chunks.column("body").is_valid().to_numpy(zero_copy_only=False)])
     found: dict[int, Streams] = {}
     for response in spoken.tolist():
@@ -189,7 +187,7 @@ def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int
 
 
 def _streams(chunks: list[ChunkArrived]) -> Streams | None:
-    """The chunks' streams as one; where one chunk has pieces, those without are the policy's."""
+    """The chunks' streams as one. Beside pieces, a chunk without them is the policy's."""
     said = [chunk.streams for chunk in chunks if chunk.streams is not None]
     if not said:
         return None
@@ -203,8 +201,7 @@ def _streams(chunks: list[ChunkArrived]) -> Streams | None:
 
 
 def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
-    """Pieces that cover the response. A chunk without pieces holds tokens of the policy that
-    continue the last turn."""
+    """Pieces that cover the response. A chunk without pieces continues the policy's last turn."""
     joined: list[Piece] = []
     for chunk in chunks:
         pieces = chunk.streams.pieces if chunk.streams is not None else []

@@ -40,8 +40,8 @@ class SegmentIndex:
         self._lock = threading.Lock()
 
     def before(self, path: Path, row: int) -> FrameStart | None:
-        """The last mark of a file at or before a row of it; None where there is none. What is known
-        of a file that is another one now is let go."""
+        """The last known position at or before a row of a file; None where there is none. Positions
+        of a file that has been replaced are dropped."""
         about = path.stat()
         now = _FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
         with self._lock:

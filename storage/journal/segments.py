@@ -71,9 +71,11 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
 
 
 def check_format(folder: Path, known: int) -> None:
-    """FormatError where segments are of another format than `known`: the first or the last one, as
-    nobody writes on what is of another. A damaged schema is found by its readers: the digest of the
-    first batch is also the schema's, where there are digests."""
+    """FormatError unless segments have format `known`.
+
+    Only the first and the last are read, as a folder of another format is never appended to. A
+    damaged schema is found by its readers: the digest of the first batch is also the schema's,
+    where there are digests."""
     paths = segment_paths(folder)
     for path in (*paths[:1], *paths[-1:]):
         metadata = segment_metadata(path)
@@ -103,8 +105,8 @@ def end_of(folder: Path) -> SegmentsEnd:
 
 
 def recover(folder: Path) -> SegmentsEnd:
-    """Cut off what a crash left of the last write and seal the last segment; the end of the
-    folder. DamagedError: that is not all, and nothing was changed."""
+    """Cut off a torn write and seal the last segment; returns the folder's end. DamagedError: more
+    is damaged, and nothing was changed."""
     end = end_of(folder)
     for walk, ending in _last_walks(folder):
         if ending == "torn":
@@ -141,7 +143,7 @@ def _last_walks(folder: Path) -> list[tuple[SegmentWalk, SegmentEnding]]:
 
 
 def digest_at(folder: Path, rows: int) -> str | None:
-    """The digest of the batch that the first `rows` rows end with; None where none ends there."""
+    """The digest of the batch that row number `rows` ends; None where none ends there."""
     for path in reversed(segment_paths(folder)):
         if 0 <= rows_before(path) < rows:
             walk = SegmentWalk(path)
@@ -155,10 +157,11 @@ def digest_at(folder: Path, rows: int) -> str | None:
 def read_batches(
     folder: Path, first_row: int = 0, marks: SegmentIndex | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches in writing order, from the one that holds `first_row` on; safe while another process
-    appends (a batch that is not whole yet ends the iteration). DamagedError at the first byte that
-    is not as it was written, before anything behind it is given out. `marks`: with them what stands
-    long before `first_row` is not looked at again."""
+    """Batches in writing order, from the one that holds `first_row` on.
+
+    Safe while another process appends: an incomplete batch ends the iteration. DamagedError at the
+    first changed byte, before anything behind it is yielded. `marks`: with them the rows long
+    before `first_row` are not read again."""
     for frame in read_frames(folder, first_row, marks):
         yield frame.batch
 
@@ -215,8 +218,8 @@ def read_frames(
 def _frames_of(
     path: Path, *, is_last: bool, until: int | None, start: FrameStart | None = None
 ) -> Iterator[Frame]:
-    """The frames of a segment; the one after it begins with row `until`. A damaged seal behind the
-    last of them is no harm."""
+    """The frames of a segment; the next one begins with row `until`. A damaged seal behind the last
+    frame is ignored."""
     end = 0
     while True:
         walk = SegmentWalk(path, start)
@@ -238,7 +241,7 @@ def fsync(file: int) -> None:
 
 
 class SegmentWriter:
-    """Appends batches of one schema to a folder. One writer at a time, one thread at a time."""
+    """Appends batches of one schema to a folder: one writer, one thread at a time."""
 
     def __init__(
         self,
@@ -273,7 +276,7 @@ class SegmentWriter:
         return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """One batch on disk: written and fsynced, or StorageBlockedError and not there at all."""
+        """Write and fsync one batch; StorageBlockedError: nothing of it is there."""
         if self._file is None:
             self._begin()
         self._stream.write_batch(batch, custom_metadata=stamps(batch, self._digest))

@@ -81,7 +81,7 @@ SNAPSHOT_GROWTH = 8
 
 
 class Journal:
-    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset."""
+    """The writing end; opening repairs a torn tail."""
 
     def __init__(
         self, folder: Path, *, run_id: str, segment_mib: float, sync: Callable[[int], None] = fsync
@@ -107,8 +107,7 @@ class Journal:
 
     @property
     def wants_snapshot(self) -> bool:
-        """True if a snapshot is due: the next batch begins a segment, and enough bytes follow the
-        last one."""
+        """True if the next batch begins a segment and a snapshot is worth its bytes."""
         return not self._writer.is_open and self._behind > SNAPSHOT_GROWTH * self._snapshot
 
     def append(self, records: Sequence[Record]) -> None:
@@ -130,9 +129,8 @@ class Journal:
 def read_journal(
     folder: Path, first_offset: int = 0, *, only: Sequence[type[Record]] = ()
 ) -> Iterator[list[tuple[int, Record]]]:
-    """(offset, record) pairs in order, one list per batch, from `first_offset` on. `only`: others
-    than of these kinds may be left out, which is faster. UserError: the journal is of another
-    format."""
+    """Lists of (offset, record) in order, one per batch, from `first_offset` on. `only`: others
+    than of these kinds may be left out, which is faster. UserError: another format."""
     kinds = pa.array([kind.__name__ for kind in only], pa.string())
     check_format(folder, RECORD_FORMAT)
     for batch in read_batches(folder, first_offset):
@@ -144,9 +142,8 @@ def read_journal(
 
 
 def snapshots(folder: Path) -> Iterator[tuple[int, Snapshot]]:
-    """The journal's snapshots with their offsets, newest first. They stand in the first batches of
-    segments, and the ones that stand elsewhere are not found; nor are damaged ones, which a reader
-    reaches from an older one."""
+    """Snapshots with their offsets, newest first: those in the first batches of segments. Damaged
+    ones are skipped: a reader reaches their records from an older one."""
     for path in reversed(segment_paths(folder)):
         for offset, record in _first_batch(path):
             if isinstance(record, Snapshot):
@@ -271,7 +268,6 @@ def _borders(lengths: list[int]) -> pa.Array:
 
 def _lists(arrays: list[Any], dtype: np.dtype[Any]) -> pa.ListArray:
     present = [array for array in arrays if array is not None]
-    values = np.concatenate(present, dtype=dtype) if present else np.zeros(0, dtype)
-    return pa.ListArray.from_arrays(
-        _borders([0 if array is None else len(array) for array in arrays]), pa.array(values)
-    )
+    values = np.concatenate([np.zeros(0, dtype), *present], dtype=dtype)
+    lengths = [0 if array is None else len(array) for array in arrays]
+    return pa.ListArray.from_arrays(_borders(lengths), pa.array(values))

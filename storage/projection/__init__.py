@@ -79,14 +79,16 @@ def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> 
 
 
 def next_offset(connection: Connection, run: int) -> int:
-    """The first journal offset that SQL does not have. On a server it holds the run's row: what a
-    writer that is gone sent before the server froze is committed or taken back first."""
+    """The first journal offset that SQL does not have.
+
+    On a server it locks the run's row: the last transaction of a writer that is gone is committed
+    or rolled back first."""
     query = select(Projection.next_offset).where(Projection.run == run).with_for_update()
     return connection.execute(query).scalar_one()
 
 
 def forget(connection: Connection, run: int) -> None:
-    """Remove all rows of a run but its own, so that the journal can be projected again."""
+    """Remove all rows of a run but its own, for another projection of the journal."""
     for table in reversed(Base.metadata.sorted_tables):
         if "run" in table.c and table.name != Projection.__tablename__:
             connection.execute(delete(table).where(table.c.run == run))
@@ -96,7 +98,7 @@ def forget(connection: Connection, run: int) -> None:
 
 
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Record]]) -> None:
-    """Bring SQL up to the last of `records`, skipping what it has; one call a journal batch."""
+    """Apply the records of a journal batch that SQL lacks."""
     first = next_offset(connection, run)
     parts: dict[int, list[PlacedRecord]] = defaultdict(list)
     for offset, record in records:

@@ -1,4 +1,4 @@
-"""Records that become rows and change nothing else: losses, versions, processes, events."""
+"""Records that become rows and nothing else: losses, versions, processes, events."""
 
 from collections import Counter
 

@@ -28,8 +28,7 @@ def upsert(
     keep: bool = False,
     add: tuple[str, ...] = (),
 ) -> None:
-    """Insert rows; where the primary key exists, replace the old row (or keep it). Columns in `add`
-    are added to what is there."""
+    """Insert rows; replace those whose primary key exists, or `keep` them, or `add` to columns."""
     if not rows:
         return
     on_server = connection.dialect.name == "postgresql"
@@ -77,9 +76,10 @@ def insert_records(
 
 
 class PreparedStatement:
-    """A statement with a bind parameter for each value, compiled once a dialect and executed with
-    many rows. The driver gets the rows as they are but for what a type must do to its values:
-    SQLAlchemy's processing of each row and parameter would otherwise be most of a row's cost."""
+    """A statement compiled once per dialect and executed with many rows.
+
+    It has a bind parameter for each value. The driver gets the rows as they are but for type
+    conversions: SQLAlchemy's processing of each row would be most of a row's cost."""
 
     def __init__(self, statement: UpdateBase) -> None:
         self._statement = statement
@@ -123,8 +123,7 @@ def _compile(statement: UpdateBase, dialect: Dialect) -> _CompiledStatement:
 def update_rows(
     connection: Connection, run: int, key: InstrumentedAttribute[int], rows: dict[int, SqlRow]
 ) -> None:
-    """Set the named columns of the rows that `key` (a column of their table) finds. Rows that set
-    the same columns are one statement."""
+    """Set the named columns of the rows that `key` finds, a statement per set of columns."""
     shapes: dict[tuple[str, ...], list[SqlRow]] = defaultdict(list)
     # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
     for value in sorted(rows):

@@ -112,8 +112,9 @@ def issue_groups(connection: Connection, run: int, records: list[PlacedRecord]) 
 
 
 def assign_leases(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
-    """The generator that works on a trajectory: the last assigned one, because a batch is projected
-    kind by kind and may hold chunks of an earlier one."""
+    """Set each trajectory's generator to the last assigned one.
+
+    A batch is projected kind by kind, and may hold chunks of an earlier one."""
     latest = {r.trajectory_id: {"generator": r.generator} for _, r in records}
     update_rows(connection, run, Trajectory.trajectory_id, latest)
 
@@ -169,7 +170,7 @@ def end_trajectories(connection: Connection, run: int, records: list[PlacedRecor
 
 
 def score_trajectories(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
-    """Rewards, their parts, times and errors. What lines and turns have earned before stays."""
+    """Write rewards, their parts, times and errors; earlier rewards of lines and turns stay."""
     rows: dict[int, SqlRow] = {}
     told = [(r, _rewards_of(r)) for _, r in records]
     told = [(r, found) for r, found in told if found or not isinstance(r, ChunkArrived)]

@@ -85,8 +85,7 @@ def move_values(connection: Connection, run: int, records: list[PlacedRecord]) -
 
 
 def move_updates(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
-    """Write which batches were taken, returned, committed and rolled back, in the order of the
-    records."""
+    """Write batches taken, returned, committed and rolled back, in the order of the records."""
     for offset, record in records:
         match record:
             case BatchTaken():

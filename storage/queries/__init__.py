@@ -4,6 +4,8 @@ All functions take a run's folder (or the root of run folders), return plain dic
 pandas frames, are bounded, and never write. A run may be alive, finished, or cut short.
 """
 
+from headrace.run_files.reward_model_run import read_report as reward_model_report
+from headrace.run_files.run_folder import latest_name as latest_run
 from storage.audit import recount_ledger
 from storage.exports import ExportProgress, ExportSummary, export
 from storage.exports.sql import QueryResult, ask
@@ -36,7 +38,6 @@ from storage.queries.reward_models import (
     reward_model_config,
     reward_model_curves,
     reward_model_page,
-    reward_model_report,
     reward_model_summary,
 )
 from storage.queries.rewards import (
@@ -54,7 +55,6 @@ from storage.queries.runs import (
     UNREADABLE,
     RunLine,
     any_line,
-    latest_run,
     list_runs,
     run_config,
     run_line,

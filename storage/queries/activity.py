@@ -63,9 +63,10 @@ class TimeSpan(NamedTuple):
 def activity(
     run_dir: Path, *, since: float | None = None, until: float | None = None, stretches: int = 240
 ) -> "pd.DataFrame":
-    """Columns lane, kind, start, end (seconds since the epoch), share of the stretch; shares of 0
-    are left out. The span is cut into at most this many stretches, none shorter than two seconds in
-    the lanes of generators; neighbours of one kind alone are one row."""
+    """Activity as columns lane, kind, start, end (seconds since the epoch), share.
+
+    Shares of 0 are left out. The span is cut into at most this many stretches, none shorter than
+    two seconds in the lanes of generators; neighbours of one kind alone are one row."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -141,8 +142,7 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
 
 
 def _steps(reader: RunReader, found: Sequence[Any]) -> dict[int, list[TimeSpan]]:
-    """By trajectory, when its environment was at work after a turn; of none where they lie far
-    apart."""
+    """By trajectory, spans of its environment's turns; none where they lie far apart."""
     places = {row.trajectory_id: (row.first_offset, row.last_offset) for row in found}
     steps: dict[int, list[TimeSpan]] = {}
     before: dict[int, float] = {}
@@ -156,8 +156,7 @@ def _steps(reader: RunReader, found: Sequence[Any]) -> dict[int, list[TimeSpan]]
 
 
 def idle_of(frame: "pd.DataFrame") -> dict[str, float]:
-    """The share of the training time in which each lane of `activity` was held or waited; lanes
-    without training time are left out."""
+    """The idle (held or waiting) share of each lane's training time, where it has some."""
     seconds = (frame["end"] - frame["start"]) * frame["share"]
     training = seconds[frame["kind"].isin(TRAINING)].groupby(frame["lane"]).sum()
     idle = seconds[frame["kind"].isin(IDLE)].groupby(frame["lane"]).sum()
@@ -190,8 +189,7 @@ def _learner(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, Sec
 
 @dataclass
 class _GeneratorSeconds:
-    """Seconds of one generator in each stretch: of training while it was there, with an unfinished
-    trajectory, standing still for weights."""
+    """Seconds of a generator per stretch: in training, with an unfinished trajectory, loading."""
 
     training: Seconds
     present: Seconds
@@ -300,8 +298,8 @@ def _lives(reader: RunReader, span: TimeSpan) -> dict[str, list[TimeSpan]]:
 
 
 def _written_before(reader: RunReader, at: float) -> int:
-    """The offset of a record that was written before a moment; 0 where none is known. Whatever came
-    after that moment has a larger one, so that what came long before need not be read."""
+    """Offset of a record before a moment; 0: unknown. Later records have larger ones, so that
+    earlier ones need not be read."""
     query = select(func.max(Update.offset)).where(
         Update.run == reader.key, Update.committed_at <= at - _SKEW_S
     )
@@ -323,8 +321,9 @@ def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
 
 
 def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
-    """The share of each stretch's training time in which generators had nothing to do. What they
-    report is a share of all training so far; of two samples the difference counts."""
+    """Idle share of all generators' training time, per stretch.
+
+    They report a share of all training so far; of two samples the difference counts."""
     mine = (
         Metric.run == reader.key,
         Metric.name == "idle/generator",

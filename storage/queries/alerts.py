@@ -15,7 +15,7 @@ MOST_UPDATES = 2000
 
 
 def band_alerts(run_dir: Path, *, updates: int = MOST_UPDATES) -> list[Alert]:
-    """`headrace.metrics.health_ranges.alerts` of the newest updates of the surviving lineage."""
+    """Alerts about health ranges in the newest updates of the surviving lineage."""
     return alerts_of(open_run(run_dir), updates)
 
 

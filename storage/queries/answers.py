@@ -25,7 +25,7 @@ _MARKS = SegmentIndex()
 
 
 class GroupAnswer(NamedTuple):
-    """One answer, the prompt as the policy saw it, and whether it was right (None: not scored)."""
+    """An answer, the prompt as the policy saw it, and the verdict (None: not scored)."""
 
     group_id: int
     prompt: str
@@ -34,8 +34,7 @@ class GroupAnswer(NamedTuple):
 
 
 def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
-    """Every scored answer of the training groups, in the order in which they ended. UserError where
-    the run's tokenizer cannot be found."""
+    """Scored answers of training groups, as they ended. UserError: there is no tokenizer."""
     reader, decoder = open_run(run_dir), required_decoder(run_dir)
     columns = (
         Trajectory.trajectory_id,
@@ -92,8 +91,8 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
 def near_chunks(
     reader: RunReader, places: Mapping[int, tuple[int, int]]
 ) -> Iterator[pa.RecordBatch]:
-    """The chunks of some trajectories between the first and the last of their `places`, offsets by
-    id, some at a time; none where these lie more than NEAR records apart."""
+    """Chunks of some trajectories between the first and last of `places` (offsets by id), in
+    batches; none where these lie more than NEAR records apart."""
     first, last = (pick(chain(*places.values()), default=0) for pick in (min, max))
     if not places or last - first > NEAR:
         return

@@ -62,8 +62,8 @@ class CriticSample:
 
 
 def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
-    """A sample of the answers whose last window was trained in the updates from `first` to `last`,
-    both included; empty where the learner reported no values."""
+    """Sample the answers whose last window was trained in updates `first` to `last`. Empty where
+    the learner reported no values."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -94,7 +94,7 @@ def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
 
 
 def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], int]:
-    """Rows (trajectory_id, length, sampled, rewards) of the sample by id, and of how many."""
+    """The sampled rows (trajectory_id, length, sampled, rewards) by id, and the number of all."""
     ended = (
         Window.run == reader.key,
         Window.final.is_(True),
@@ -145,7 +145,7 @@ def _key(window: Any) -> WindowKey:
 
 
 class _WindowFigures(NamedTuple):
-    """Reported figures of the n sampled tokens of a trained window; `places` are theirs in it."""
+    """Reported figures of a trained window's sampled tokens, which are its `places`."""
 
     places: Ints
     values: Floats
@@ -169,8 +169,7 @@ def _parts(
     points: Sequence[Sequence[float]],
     gamma: float,
 ) -> list[_WindowReturns]:
-    """The trained windows of an answer with what came of their tokens; none where the learner said
-    nothing of its last window."""
+    """An answer's trained windows with returns; none without figures of its last window."""
     last, figures = windows[-1], [_figures(window, seen) for window in windows]
     final = figures[-1]
     if final is None or not last.final:
@@ -221,8 +220,7 @@ def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _Window
 def _earner(
     windows: Sequence[Any], firsts: Ints, figures: Sequence[_WindowFigures | None], position: int
 ) -> int:
-    """The number of the sampled token that earned what was paid at a position: the last one there
-    or before."""
+    """Number of the sampled token that earned a reward at a position: the last up to there."""
     place = max(0, sum(window.start <= position for window in windows) - 1)
     known, inside = figures[place], position - windows[place].start
     if known is None:

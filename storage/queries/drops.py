@@ -24,8 +24,8 @@ _COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "toke
 
 
 def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd.DataFrame":
-    """One row a dropped window or masked run of tokens, newest first: trajectory_id, window (its
-    index), start, end, update (empty where no update had it), reason, tokens, at."""
+    """One row per dropped window or masked run of tokens, newest first: trajectory_id, window (its
+    index), start, end, update (empty: none had it), reason, tokens, at."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -69,10 +69,11 @@ def count_dropped(reader: RunReader) -> dict[str, int]:
 
 
 def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
-    """Training answers that ended, the shortest first, in `parts` parts of as many answers each:
-    longest (tokens of the longest answer), tokens (of all of them), and a column for each reason
-    with the tokens that were not trained for it. Answers whose windows all lie in the value
-    model's warm-up are left out: no policy update could have had them."""
+    """Tokens that were not trained, by length and reason, in `parts` equal parts of answers.
+
+    Training answers that ended, the shortest first: longest (tokens of the part's longest answer),
+    tokens (of all of them), and a column for each reason. Answers whose windows all lie in the
+    value model's warm-up are left out: no policy update could have had them."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -91,7 +92,7 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
 
 
 def _ended(reader: RunReader) -> tuple[Int64, Int64]:
-    """Ids of the training answers that ended, rising, and how many tokens of each were sampled."""
+    """Ids of the training answers that ended, rising, and each one's sampled tokens."""
     query = (
         select(Trajectory.trajectory_id, Trajectory.sampled)
         .where(

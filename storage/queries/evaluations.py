@@ -31,9 +31,10 @@ _TOKEN_BYTES = 4
 
 
 def evaluations(run_dir: Path) -> "pd.DataFrame":
-    """One row an evaluation, in order: label, update, version, accuracy, lengths, seconds; wall_s
-    (seconds since the run began), trained_tokens (policy tokens that the run had trained) and cpu_s
-    (CPU seconds that it had used, as last sampled; empty where nobody looked)."""
+    """One row per evaluation, in order.
+
+    label, update, version, accuracy, lengths, seconds; wall_s (seconds since the run began),
+    trained_tokens (policy tokens trained before), cpu_s (CPU seconds as last sampled, or empty)."""
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
     began = select(Run.started_at).where(Run.id == reader.key).scalar_subquery()
@@ -76,10 +77,11 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
 
 
 def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
-    """Conditions of the trajectories of evaluation `number`, from 1; the number after the last one
-    has the answers of one that has not ended. An evaluation asks each of its prompts once in a
-    group, and what a coordinator before it gave up has groups of its own: those that counted are
-    the newest."""
+    """Conditions of the answers of evaluation `number`, from 1.
+
+    The number after the last one is an evaluation that has not ended. An evaluation asks each
+    prompt once in a group; groups that an earlier coordinator gave up do not count: the newest ones
+    do."""
     ended = reader.rows(
         select(Evaluation.offset, Evaluation.num_prompts)
         .where(Evaluation.run == reader.key)
@@ -115,7 +117,8 @@ def asked_number(run_dir: Path) -> int:
 
 
 def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.DataFrame":
-    """All answers to a prompt in the order in which they were begun, at most the newest `most`:
+    """The newest answers to a prompt, at most `most`, in the order of their beginning.
+
     trajectory_id, group_id, attempt, purpose, status, length, reward, correct, update (of the
     weights that began it, empty without a token) and evaluation (its number; empty in training)."""
     reader, t = open_run(run_dir), Trajectory
@@ -147,10 +150,11 @@ def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.Da
 
 
 def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
-    """One row an answer to a held-out prompt, in order: version (of the weights that gave it, empty
-    without a token), prompt_id, info (of the prompt's row, as JSON), prompt_tokens, length (tokens
-    of the answer), correct (False where it could not be scored), first_token_at and finished_at
-    (seconds since the epoch)."""
+    """One row per answer to a held-out prompt, in order.
+
+    version (of its weights, empty without a token), prompt_id, info (of the prompt's row, as JSON),
+    prompt_tokens, length (tokens), correct (False where it could not be scored), first_token_at and
+    finished_at (seconds since the epoch)."""
     reader = open_run(run_dir)
     query = (
         joined(
@@ -173,8 +177,7 @@ def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
 
 
 def prompt_scores(run_dir: Path) -> "pd.DataFrame":
-    """One row a prompt that evaluations asked, as the export `scores` has it, with its answer.
-    UserError where there is none."""
+    """Rows of the export `scores` for evaluated prompts, with answers. UserError: none."""
     reader = open_run(run_dir)
     rows = ScoreRows(reader, parse("purpose = 'eval'"), None)
     batches = [part.rows.batch() for part in rows.parts()]
@@ -186,8 +189,7 @@ def prompt_scores(run_dir: Path) -> "pd.DataFrame":
 
 
 def score_summary(run_dir: Path) -> list[dict[str, Any]]:
-    """By source of rewards: prompts, answers, those without a score, the mean score of a prompt,
-    and prompts of which no answer was right."""
+    """Per source of rewards: prompts, answers, failures, mean score, never solved prompts."""
     found = prompt_scores(run_dir)
     return [
         {

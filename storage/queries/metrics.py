@@ -52,8 +52,8 @@ def metric_series(
 
 
 def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd.DataFrame":
-    """Columns update, bin (its name), value of a metric that is an array, in order, over the
-    updates of the surviving lineage. `points` bounds the updates: of more, some are left out."""
+    """An array metric over the surviving updates, in order: update, bin (its name), value. `points`
+    bounds the updates: of more, some are left out."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -142,8 +142,7 @@ def _samples(
 
 
 def _stretches(points: int) -> int:
-    """Into how many stretches a line is cut: two rows of each stay, beside the first and the last
-    of all."""
+    """Number of stretches of a line: of each two rows stay, and the first and last of all."""
     return max(1, (points - 2) // 2)
 
 
@@ -154,8 +153,8 @@ def _thinned(
     is_end: ColumnElement[bool],
     *others: Any,
 ) -> AnySelect:
-    """The same query with the least and the largest value of each name and bucket, and what
-    `is_end` says must stay; `others` are columns that it has besides."""
+    """The query with the least and largest value of each name and bucket, and rows that are
+    `is_end`; `others` are further columns."""
     group = (Metric.name, bucket)
     rows = (
         query.with_only_columns(
@@ -206,8 +205,8 @@ def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None
 
 
 def _names(run: int) -> CTE:
-    """Distinct names and one null at the end. Each is one step in the primary key, because a scan
-    would read every value of a long run."""
+    """Distinct names and a final null, each by one step in the primary key: a scan would read every
+    value of a long run."""
     names = (
         select(func.min(Metric.name).label("name"))
         .where(Metric.run == run)
@@ -223,8 +222,8 @@ def _names(run: int) -> CTE:
 
 
 def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
-    """Joins rows of metrics to their updates. Metrics are to be found by their names: where SQLite
-    may begin with updates it reads all metrics of each, which the sum keeps it from."""
+    """Join metrics to their updates. The sum keeps SQLite from beginning with the updates, where it
+    would read all metrics of each."""
     return and_(
         Update.run == table.run,
         Update.lineage == table.lineage,

@@ -23,8 +23,8 @@ class MetricsPosition(NamedTuple):
 
 
 class UpdateMetrics(NamedTuple):
-    """Numbers measured at one update, at `at` seconds since the epoch; those that were not finite
-    and those that are arrays are left out. `position` is the one behind them."""
+    """Finite numbers of one update, at `at` seconds since the epoch; no arrays. `position`: the one
+    behind them."""
 
     update: int
     at: float
@@ -38,8 +38,7 @@ _EVALUATED = ("accuracy", "response_length", "truncated")
 def metrics_since(
     run_dir: Path, position: MetricsPosition, *, most: int = 200
 ) -> list[UpdateMetrics]:
-    """Metrics behind a position, of a limited number of updates: updates, then evaluations, each as
-    `eval/accuracy` and the like."""
+    """Metrics of at most `most` updates behind a position, then evaluations as `eval/NAME`."""
     reader = open_run(run_dir)
     with reader.moment() as now:
         behind = or_(

@@ -38,7 +38,7 @@ _SUPERVISOR_LEVELS = {"died": "warning", "restarted": "warning", "gave_up": "err
 
 
 def process_table(run_dir: Path) -> "pd.DataFrame":
-    """One row a process: name, role, pid, host, state, detail, first_seen_at, changed_at, starts"""
+    """Processes: name, role, pid, host, state, detail, first_seen_at, changed_at, starts."""
     reader = open_run(run_dir)
     columns = [c for c in Process.__table__.columns if c.name != "run"]
     query = select(*columns).where(Process.run == reader.key).order_by(Process.role, Process.name)
@@ -48,9 +48,10 @@ def process_table(run_dir: Path) -> "pd.DataFrame":
 def events(
     run_dir: Path, *, limit: int = 500, level: str | None = None, kind: str | None = None
 ) -> "pd.DataFrame":
-    """The newest events, newest first: at, level, kind, text. The supervisor's are of kind
-    `supervisor` (so that a dead coordinator is on record too), but for a judge that stays away:
-    that is an alert of the rewards."""
+    """The newest events, newest first: at, level, kind, text.
+
+    The supervisor's are of kind `supervisor`, so that a dead coordinator is on record too, but for
+    a missing judge, which is an alert of the rewards."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -71,8 +72,7 @@ def events(
 
 
 def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of supervisor.jsonl with `level`, `kind` and `text` added; a torn last line is left
-    out."""
+    """Lines of supervisor.jsonl with `level`, `kind`, `text`; a torn last line is left out."""
     path = run_dir / EVENTS
     lines: list[dict[str, Any]] = []
     for text in path.read_text().splitlines() if path.exists() else []:
@@ -95,8 +95,8 @@ def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weight_versions(run_dir: Path) -> "pd.DataFrame":
-    """One row a load: version, lineage, update, published_at, generator, loaded_at, gap_s, load_s
-    (generator and the rest are empty for a version nobody loaded)."""
+    """One row per load: version, lineage, update, published_at, generator, loaded_at, gap_s,
+    load_s. From generator on all are empty for a version that was not loaded."""
     reader = open_run(run_dir)
     query = (
         select(
@@ -125,9 +125,9 @@ def weight_versions(run_dir: Path) -> "pd.DataFrame":
 
 @dataclass(frozen=True)
 class CoordinatorStatus:
-    """The coordinator's last word on how the run is. `at`: when; `waits`: what is waited for, in
-    words with its owner, and the seconds since that last moved; `heard`: the seconds since each
-    process was; `updates`, and the journal's `records`; `sql`: why SQL lacks some of these."""
+    """Status that the coordinator wrote last. `at`: when; `waits`: what is waited for, with its
+    owner, and the seconds since it last moved; `heard`: seconds since each process's last message;
+    `updates`, and the journal's `records`; `sql`: why SQL lacks some of these."""
 
     at: float
     phase: str
@@ -138,8 +138,8 @@ class CoordinatorStatus:
     sql: str = ""
 
     def lag(self, records: int, last_at: float | None) -> str:
-        """The warning that SQL has only this many of the records, the last of this time; empty if
-        it has all or lacks only those of a moment ago."""
+        """Warn that SQL has only this many records, the last one at `last_at`. Empty if it has all,
+        or lacks only those of a moment ago."""
         if records >= self.records or not (self.sql or self.phase in FINAL_PHASES):
             return ""
         why = self.sql or "SQL lacks the run's end, which a resume or `audit --repair` brings"
@@ -202,8 +202,8 @@ def _unheard(name: str) -> dict[str, Any]:
 
 
 def _with_life(row: dict[str, Any], life: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row with what the supervisor saw of the process. Its word on the state counts where it is
-    newer: a process that was killed says no Goodbye."""
+    """Add the supervisor's view of a process to its row. Its state counts where it is newer: a
+    process that was killed says no Goodbye."""
     deaths = [event for event in life if event["event"] == "died"]
     starts = [event for event in life if event["event"] in ("started", "restarted")]
     row |= {"deaths": len(deaths), "starts": max(row["starts"], len(starts))}

@@ -1,5 +1,4 @@
-"""Sources of rewards: how each has scored, what an audit says of it, how length and reward go
-together."""
+"""Sources of rewards: scorings, audits, alerts, reward over length."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -23,12 +22,12 @@ _COUNTS = ("audits", "audits_failed", "paid_more", "paid_less")
 
 
 def reward_sources(run_dir: Path, evaluation: int | None = None) -> "pd.DataFrame":
-    """One row a source that has scored training answers, or those of an evaluation: source,
-    answers, ok, timeout, crashed, invalid (how many), reward, correct, length (means), seconds and
-    slowest (mean and most seconds of a scoring), error (the newest), audits, audits_failed (how
-    many were audited, and in vain), audit_error (the newest), gap (mean reward less mean audited
-    reward of those audited), paid_more and paid_less (how many earned more and less than the audit
-    gave)."""
+    """One row per source of rewards, over training answers or those of an evaluation.
+
+    source, answers, ok, timeout, crashed, invalid (numbers of answers), reward, correct, length
+    (means), seconds and slowest (mean and maximum of a scoring), error (the newest), audits,
+    audits_failed (numbers), audit_error (the newest), gap (mean of reward less audited reward),
+    paid_more and paid_less (numbers of answers that earned more and less than the audit gave)."""
     import pandas as pd
 
     return pd.DataFrame(source_rows(open_run(run_dir), evaluation))
@@ -69,8 +68,8 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
 def reward_lengths(
     run_dir: Path, evaluation: int | None = None, *, newest: int = 1000
 ) -> "pd.DataFrame":
-    """Columns trajectory_id, source, length (sampled tokens), reward, correct of the newest
-    training answers with a reward, or of those of an evaluation, newest first."""
+    """trajectory_id, source, length (sampled tokens), reward, correct of scored answers. Newest
+    first: training answers, or those of an evaluation."""
     reader = open_run(run_dir)
     t = Trajectory
     query = (
@@ -91,9 +90,10 @@ def reward_lengths(
 def reward_sample(
     run_dir: Path, evaluation: int | None = None, *, most: int = MOST_SCORINGS
 ) -> "pd.DataFrame":
-    """Columns x (seconds since the run's first record), source, status, reward, correct, seconds,
-    parts (a dict, or None) of scored training answers, or of those of an evaluation, in the order
-    in which they were scored: all of them, or, of more than `most`, every n-th by its id."""
+    """Scorings of training answers or of an evaluation, in order; at most about `most`.
+
+    x (seconds since the run's first record), source, status, reward, correct, seconds, parts (a
+    dict, or None). Of more than `most` every n-th is taken, by its id."""
     reader, t = open_run(run_dir), Trajectory
     last = reader.value(select(func.max(t.trajectory_id)).where(t.run == reader.key)) or 0
     query = select(
@@ -114,8 +114,7 @@ def reward_sample(
 
 
 class RewardFailures(NamedTuple):
-    """Scorings of a source that gave no score in one way (`status`): how many, and the newest
-    trajectory among them."""
+    """Scorings of a source that failed in one way: number, and newest trajectory."""
 
     source: str
     status: str
@@ -136,8 +135,8 @@ def reward_failures(run_dir: Path) -> list[RewardFailures]:
 
 
 class RewardAlert(NamedTuple):
-    """An alert of the monitors, the source that it is of, and between which times (seconds since
-    the run's first record; at `since` the update before was committed) it was raised."""
+    """An alert of a source. `at`, `since`, `until`: seconds since the run's first record; it was
+    raised between the last two, of which `since` is the commit of the update before."""
 
     at: float
     text: str
@@ -211,7 +210,7 @@ def _newest(reader: RunReader, scored: Sequence[ColumnElement[bool]], error: Any
 
 
 def _every(step: int, last: int) -> CTE:
-    """0, step, 2 step and so on up to `last`: each id is one step in the primary key, where a scan
-    would read every answer of a long run."""
+    """0, step, 2 step, ... up to `last`. Each id is one step in the primary key, where a scan would
+    read every answer of a long run."""
     ids = select(literal(0).label("id")).cte("ids", recursive=True)
     return ids.union_all(select(ids.c.id + step).where(ids.c.id + step <= last))

@@ -20,7 +20,6 @@ from headrace.run_files.run_folder import (
     is_evaluation,
     is_reward_model,
     is_running,
-    latest_name,
     run_folders,
 )
 from headrace.run_files.run_notes import RunNotes, read_notes
@@ -87,15 +86,16 @@ class RunState:
 
 
 def list_runs(root: Path) -> list[RunLine]:
-    """Runs under a root, newest first. A folder that cannot be read is a line of its own, with the
-    reason in `detail`; one that holds no run is none. Runs that have ended are read again only
-    when something was written to their folders."""
+    """Runs under a root, newest first.
+
+    An unreadable run is a line with the reason in `detail`; folders without a run are left
+    out. Ended runs are read again only when something was written to their folders."""
     lines = [_known_line(folder) for folder in run_folders(root)]
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
 
 
 _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
-"""Lines of runs that have ended, each with the times of its files when it was read."""
+"""Lines of ended runs, each with the times of its files when it was read."""
 _MOST_ENDED = 10_000
 _WRITTEN = (
     *("resolved.json", "headrace.sqlite", ANNOUNCED, NOW),
@@ -130,8 +130,7 @@ def _times(run_dir: Path) -> tuple[float, ...]:
 
 
 def any_line(run_dir: Path) -> RunLine:
-    """`run_line`, or a line that says why there is none. This is the boundary at which a broken
-    folder is contained: whatever is wrong in one must not hide the others."""
+    """`run_line`, or a line with the error: an unreadable folder must not hide the others."""
     try:
         return run_line(run_dir)
     except Exception as error:
@@ -143,11 +142,6 @@ def run_line(run_dir: Path) -> RunLine:
     if is_reward_model(run_dir):
         return _reward_model_line(run_dir)
     return _line(open_run(run_dir))
-
-
-def latest_run(root: Path) -> str | None:
-    """The name of the run that `latest` means; None where there is none."""
-    return latest_name(root)
 
 
 def run_config(run_dir: Path) -> dict[str, Any]:
@@ -178,7 +172,7 @@ def run_state(reader: RunReader) -> RunState:
 
 
 def surviving(reader: RunReader) -> list[ColumnElement[bool]]:
-    """Conditions for the updates that count: ended, and of no lineage that was given up."""
+    """Conditions for updates that ended, on a lineage that was not given up."""
     return [
         Update.run == reader.key,
         Update.state.in_(["committed", "skipped"]),
@@ -187,7 +181,7 @@ def surviving(reader: RunReader) -> list[ColumnElement[bool]]:
 
 
 def _why_ended(reader: RunReader, status: str, detail: str) -> str:
-    """The reason why a run ended: the condition reached, who asked for it, or the error."""
+    """Return why a run ended: the condition reached, who asked for it, or the error."""
     if status in ("interrupted", "stopped"):
         return detail or _ASKED[status]
     if status not in FINAL_PHASES or detail:
@@ -225,7 +219,7 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
 
 
 def _unread_line(run_dir: Path, error: Exception) -> RunLine:
-    """A folder without figures. Where a supervisor holds it, its database is still to come."""
+    """A line without figures. If a supervisor holds the folder, its database is still to come."""
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     with suppress(OSError, UserError):
         if line := line_of_folder(run_dir, " ".join(reason.split())[:_LONGEST_REASON]):
@@ -246,8 +240,7 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
 
 
 def line_of_folder(run_dir: Path, trouble: str) -> RunLine | None:
-    """The line of a run whose server cannot be asked, from its folder alone. `trouble` says why;
-    None where the folder says nothing."""
+    """A run's line from its folder alone, where its server cannot be asked; `trouble` says why."""
     word, config = coordinator_status(run_dir), read_config(run_dir)
     if word is None or not word.records or config.get("storage", {}).get("database") is None:
         return None

@@ -1,5 +1,4 @@
-"""The last stack that each process of a run wrote into its log: what its threads did when it was
-asked, or the traceback of the exception that it met."""
+"""The last stack in the log of each process: of all threads on request, or a traceback."""
 
 import re
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ _CHAINED = ("During handling of the above", "The above exception was the direct 
 
 @dataclass(frozen=True)
 class StackDump:
-    """`kind`: `threads` (all of them, as asked for or at a crash) or `traceback`. `at`: when it was
-    asked for; None where nobody did."""
+    """The stack of all `threads` (on request or at a crash), or a `traceback`. `at`: when it was
+    requested, else None."""
 
     kind: Literal["threads", "traceback"]
     text: str
@@ -27,7 +26,7 @@ class StackDump:
 
 
 def last_stacks(run_dir: Path) -> dict[str, StackDump]:
-    """By process, the last stack in its log, where there is one in the log's last part."""
+    """By process, the last stack in the last part of its log."""
     events = supervisor_events(run_dir)
     asked = {event.get("name"): event["at"] for event in events if event.get("event") == "stacks"}
     found = {}

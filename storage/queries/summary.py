@@ -95,8 +95,8 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def run_figures(run_dir: Path) -> dict[str, Any]:
-    """Those of `run_summary` for which neither answers nor windows have to be counted: what a page
-    can ask for at every record of a long run. Of a reward model's run all of them."""
+    """`run_summary` without counts of answers and windows, fast enough for every record of a long
+    run. Of a reward model's run all figures."""
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
     reader = open_run(run_dir)
@@ -176,8 +176,7 @@ def _source(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outside(reader: RunReader) -> dict[str, int]:
-    """Tokens that are not in the balance: inserted by others than the policy, thrown away at a
-    hold, lost on the way."""
+    """Tokens outside the balance: inserted by others, thrown away at a hold, lost on the way."""
     inserted = select(func.sum(Trajectory.inserted)).where(
         Trajectory.run == reader.key,
         Trajectory.purpose == "train",
@@ -233,8 +232,8 @@ def _per_update(reader: RunReader, *names: str) -> dict[str, list[float]]:
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:
-    """Training trajectories by status. `unfinished` had not ended when the run did, which is no
-    failure; `dropped` counts those with a dropped window that no update had."""
+    """Training trajectories by status. `unfinished`: cut off by the run's end, no failure;
+    `dropped`: with a dropped window that no update had."""
     mine = (Trajectory.run == reader.key, Trajectory.purpose == "train")
     by_status = select(Trajectory.status, func.count()).where(*mine).group_by(Trajectory.status)
     counts: dict[str, int] = {status: count for status, count in reader.rows(by_status)}
@@ -259,8 +258,9 @@ def _evaluations(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def _checkpoints(reader: RunReader) -> list[dict[str, Any]]:
-    """Checkpoints in order, each with the accuracy of its own weights or none: an evaluation of the
-    same update on a lineage that was given up is another policy's."""
+    """Checkpoints in order, each with the accuracy of its own weights or none.
+
+    An evaluation of the same update on a lineage that was given up is another policy's."""
     query = (
         select(Checkpoint.update, Checkpoint.lineage, Checkpoint.path, Checkpoint.accuracy)
         .where(Checkpoint.run == reader.key)

@@ -91,9 +91,10 @@ def matching(
     asked: AbstractSet[str] = frozenset(),
     newest: int | None = None,
 ) -> tuple[list[int], int]:
-    """(ids of some of the training trajectories that meet all conditions, how many do), sorted by a
-    column and then by id, those without a value last. `asked`: the columns that conditions name;
-    `newest`: of those that meet them, how many of the last scored."""
+    """(ids of some of the matching training trajectories, number of all that match).
+
+    Sorted by a column and then by id, those without a value last. `asked`: the columns that
+    conditions name; `newest`: of those that meet them, how many of the last scored."""
     wide = newest is not None or not {sort, *asked} <= set(SCHEMA.names)
     found = _rows(reader, WIDE if wide else SCHEMA)
     if every := list(conditions):
@@ -119,8 +120,7 @@ def is_of(ids: Iterable[int], column: str = "trajectory_id") -> pc.Expression:
 
 
 def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Int64:
-    """Places of the `most` first values; of equal ones the first. Only those that can be among them
-    are sorted."""
+    """Places of the `most` first values; of equal ones the first. Others are not sorted."""
     known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null().to_numpy(zero_copy_only=False)
     keys = -values if descending else values

@@ -31,8 +31,7 @@ class TextDecoder:
         return text
 
     def texts(self, token_ids: Int32, borders: Int64) -> list[str]:
-        """Responses as texts, without special tokens: response i has the tokens from borders[i] to
-        borders[i + 1]."""
+        """Responses as texts without special tokens; response i is borders[i] to borders[i + 1]."""
         ids = token_ids.tolist()
         responses = [ids[first:end] for first, end in pairwise(borders.tolist())]
         texts: list[str] = self._tokenizer.decode_batch(responses, skip_special_tokens=True)

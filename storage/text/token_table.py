@@ -52,8 +52,8 @@ class TokenTable(NamedTuple):
 
 
 class WindowColumns(NamedTuple):
-    """Rows of the windows table as columns; `whose` is the place of the response among several, and
-    `numbers` are the windows' own in their responses."""
+    """Rows of the windows table as columns. `whose`: the response's place among several; `numbers`:
+    of the window in its response."""
 
     whose: Int64
     starts: Int64
@@ -109,8 +109,7 @@ def token_table(
 def token_tables(
     responses: Responses, windows: WindowColumns, seen: Iterable[WindowDiagnostics]
 ) -> TokenTable:
-    """The tokens of several responses, one response after the other, each joined with its rows of
-    the windows table and what the learner saw of them."""
+    """Join responses, one after the other, with their window rows and diagnostics."""
     size = len(responses.token_ids)
     sampled = responses.versions >= 0
     table = TokenTable(

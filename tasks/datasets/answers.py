@@ -46,8 +46,8 @@ class FinishedAnswer:
 def read_answers(
     path: str, *, prompt_key: str | None = None, answer_key: str | None = None
 ) -> list[FinishedAnswer]:
-    """All rows of a file, in order. Keys as for a dataset; the completion is `completion`,
-    `response` or `output`, a text or chat messages, of which the last counts."""
+    """All rows of a file, in order; keys as for a dataset. The completion (`completion`, `response`
+    or `output`) is a text or chat messages, of which the last counts."""
     prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
     answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
     rows = [
@@ -94,7 +94,7 @@ def _answered(
 
 
 def _unfolded(record: Record) -> Record:
-    """The record with its columns in the place of an export's `info`, which is JSON as text."""
+    """The record with the columns of an export's `info`, which is JSON as text."""
     folded = record.get("info")
     if not isinstance(folded, str):
         return record

@@ -26,8 +26,7 @@ class NoPromptError(Exception):
 
 
 def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
-    """The prompt in one form; NoPromptError where it is none, or where its images are not those of
-    the row."""
+    """The prompt in one form; NoPromptError: it is none, or its images are not the row's."""
     waiting = iter(images if isinstance(images, list) else [])
     has_images = isinstance(images, list) and bool(images)
     if isinstance(prompt, str) and not has_images:
@@ -96,7 +95,7 @@ def _part(part: Any, waiting: Iterator[Any]) -> MessagePart:
 
 
 def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
-    """The messages, the user's last text put into a template, its other parts unchanged."""
+    """The messages with the user's last text in a template; its other parts stay."""
     wrapped = [dict(message) for message in messages]
     for message in reversed(wrapped):
         if message["role"] == "user":

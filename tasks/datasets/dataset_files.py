@@ -29,7 +29,7 @@ ANSWER_KEYS = (
     "final_answer", "expected_answer", "solution", "solutions", "label",
 )  # fmt: skip
 TURNS = "conversations"
-"""Turns of a conversation, of which the last may hold the answer instead of a text (ORZ)."""
+"""Turns of a conversation; the last may hold the answer instead of a text (ORZ)."""
 IMAGES, IMAGE = "images", "image"
 """Columns with a list of images, or one of them; the latter only as Hugging Face datasets store
 it, since texts of that name are often something else."""
@@ -84,7 +84,7 @@ def make_row(
     file: Path,
     number: int,
 ) -> TaskRow:
-    """One record as a `TaskRow`; without `answer_keys` its answer is empty. An id is made of file
+    """One record as a `TaskRow`. Without `answer_keys` its answer is empty; an id is made of file
     and number where the record has none."""
     where = f"{file}, row {number}"
     record = _with_answer(record)
@@ -106,7 +106,7 @@ def make_row(
 
 
 def image_columns(prompt: str | list[Message]) -> tuple[str, ...]:
-    """Those that are no columns for reward functions: files would travel with every answer."""
+    """Columns that reward functions do not get: files would travel with every answer."""
     return (IMAGES, IMAGE) if images_in(prompt) else ()
 
 
@@ -121,8 +121,7 @@ def images_of(record: Record) -> list[Any]:
 
 
 def _with_answer(record: Record) -> Record:
-    """The record with what its last turn holds as a column: the right answer in the place of a
-    response."""
+    """The record with a column for the right answer that its last turn may hold."""
     turns = record.get(TURNS)
     last = turns[-1] if isinstance(turns, list) and turns else None
     truth = last.get("ground_truth") if isinstance(last, dict) else None
@@ -168,7 +167,7 @@ def check_template(template: str | None) -> None:
 
 
 def apply_template(row: TaskRow, template: str | None) -> TaskRow:
-    """The row with its prompt, or the last user message of it, wrapped in the template."""
+    """The row with its prompt, or the last user message, in the template."""
     if template is None:
         return row
     prompt = (

@@ -47,7 +47,7 @@ def find_files(path: str) -> list[Path]:
 
 def read_records(file: Path) -> Iterator[tuple[int, Record]]:
     """(number, record) in the file's order, from 1. JSONL counts lines and skips blank ones; a
-    .json file is a list of rows, or lines all the same."""
+    .json file is a list of rows, or lines."""
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
         return

@@ -23,8 +23,8 @@ a fifth of the hard prompts away, at 1 two thirds."""
 
 
 class PromptScore(NamedTuple):
-    """Rewards of the scored answers to a prompt: their number, mean, lowest and highest. `domain`:
-    whose scores can be compared."""
+    """Number, mean, lowest and highest reward of a prompt's scored answers. `domain`: whose scores
+    can be compared."""
 
     prompt_id: str
     domain: str

@@ -127,7 +127,7 @@ class DatasetSource:
 
 
 class DomainSource:
-    """The rows of a source as those of a domain: their ids and the column `domain` name it."""
+    """Rows of a source in a domain, which their ids and the column `domain` name."""
 
     def __init__(self, domain: str, source: PromptSource) -> None:
         self._domain, self._source = domain, source
@@ -173,7 +173,7 @@ def _in_turn(lists: list[list[TaskRow]], count: int) -> list[TaskRow]:
 
 
 def split_by_hash(rows: list[TaskRow], fraction: float) -> tuple[list[TaskRow], list[TaskRow]]:
-    """(training, held out): the hash of the prompt decides, so equal prompts stay together."""
+    """(training, held out), by the hash of the prompt, so that equal prompts stay together."""
     bound = int(fraction * 2**64)
     training = [row for row in rows if prompt_hash(row.prompt) >= bound]
     return training, [row for row in rows if prompt_hash(row.prompt) < bound]
@@ -212,15 +212,14 @@ def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
 
 
 def info_columns(task: TaskConfig) -> frozenset[str]:
-    """The columns beside prompt and answer, which reward functions get by name: those that the
-    first row of every file has."""
+    """Columns beside prompt and answer, passed to reward functions by name: those that the first
+    row of every file has."""
     firsts = (frozenset(table[0].info) for table in _tables(task, first=True))
     return frozenset.intersection(*firsts)
 
 
 def every_row(task: TaskConfig) -> Iterator[TaskRow]:
-    """All rows of a dataset, held-out ones included, or the first prompt of a procedural task; of a
-    mixture those of each domain."""
+    """All rows of a dataset, held out or not; the first prompt of a procedural task."""
     return (row for table in _tables(task, first=False) for row in table)
 
 
@@ -237,7 +236,7 @@ def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[TaskRow]]:
 
 
 def build_source(task: TaskConfig, seed: int) -> PromptSource:
-    """The source a task's configuration describes. UserError when its data cannot be used."""
+    """The source of a task's configuration. UserError: its data cannot be used."""
     if task.kind == "mixture":
         return MixtureSource({name: build_source(t, seed) for name, t in task.datasets.items()})
     if task.kind == "dataset":
@@ -252,8 +251,8 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
 
 
 def image_files(task: TaskConfig, row: TaskRow, *, check: bool = False) -> list[bytes]:
-    """The files of the images in a row's prompt, in their order. MediaError, which names the row
-    and the image, where one cannot be had, or, with `check`, not be used."""
+    """The image files of a row's prompt, in order. MediaError, which names row and image: one is
+    missing or, with `check`, unusable."""
     member = members(task)[row.domain]
     urls = member.kind == "dataset" and member.image_urls
     return files_of(row.prompt, Path(row.folder), f"row {row.id}", urls=urls, check=check)

@@ -79,7 +79,7 @@ def build_model(
     mlp_width: int = MLP_WIDTH,
     layers: int = LAYERS,
 ) -> LlamaForCausalLM:
-    """A freshly initialised model with 0.65M parameters, or fewer with a narrower MLP, fp32."""
+    """A new model with 0.65M parameters in fp32, or fewer with a narrower MLP."""
     torch.manual_seed(seed)
     ids = tokenizer.convert_tokens_to_ids([PAD, BOS, EOS])
     config = LlamaConfig(
@@ -144,7 +144,7 @@ def make_example(
 
 
 def buckets(examples: list[E]) -> Iterator[list[E]]:
-    """The batch in groups of like length, so that padding stays under a third of a group."""
+    """The batch in groups of like length: padding stays under a third of a group."""
     group: list[E] = []
     for example in sorted(examples, key=lambda example: len(example.ids)):
         if group and len(example.ids) > 1.5 * len(group[0].ids):

@@ -112,7 +112,7 @@ def _qwen(
 
 
 def qwen3_vl(characters: str, max_length: int) -> ModelAndProcessor:
-    """Qwen3-VL: features of two inner layers of the tower are added in the decoder, too."""
+    """Qwen3-VL: the decoder also adds features of two inner layers of the tower."""
     from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 
     return _qwen(
@@ -135,7 +135,7 @@ def qwen2_5_vl(characters: str, max_length: int) -> ModelAndProcessor:
 
 
 def idefics3(characters: str, max_length: int) -> ModelAndProcessor:
-    """Idefics3, of which SmolVLM is one: a Llama, positions in one row, four tokens an image."""
+    """Idefics3, such as SmolVLM: a Llama, positions in one row, four tokens per image."""
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
     tokenizer = _tokenizer(characters, list(_IDEFICS_TOKENS), max_length)

@@ -23,7 +23,7 @@ TERMS = (
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """One sampled answer. `tokens` counts the end token; `correct` is False without one."""
+    """A sampled answer. `tokens` includes the end token; without one it is not `correct`."""
 
     row: TaskRow
     text: str
@@ -66,8 +66,8 @@ def sample(
     generator: torch.Generator,
     greedy: bool = False,
 ) -> list[list[int]]:
-    """Sample at T = 1 after `prompts` (int64 [n, length], all of one length). Each answer ends with
-    the end token, or has `max_tokens` tokens without one."""
+    """Sample at T = 1 after `prompts` (int64 [n, length]). Each answer ends with the end token, or
+    has `max_tokens` tokens without one."""
     answers: list[list[int]] = [[] for _ in prompts]
     live = torch.arange(len(answers))
     cache = DynamicCache(config=model.config)

@@ -26,7 +26,7 @@ HELD_OUT_SHARE = 8
 
 Split = Literal["train", "eval"]
 Phase = Literal["skill", "mixture"]
-"""Of the cold start: first only the careful way of answering, then all ways, mixed."""
+"""Phases of the cold start: only careful answers, then all ways of answering, mixed."""
 
 
 def is_correct(response: str, answer: str) -> bool:
@@ -41,7 +41,7 @@ def is_answer(row: TaskRow, response: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProceduralTask:
-    """A task whose prompts are made from a random number generator and a number of terms."""
+    """A task whose prompts are made from a random generator and a number of terms."""
 
     name: str
     """As `task.kind` of the configuration says."""
@@ -56,7 +56,7 @@ class ProceduralTask:
     """Default of a prompt's maximum number of terms."""
 
     styles: tuple[str, ...]
-    """Ways of answering that `style_of` distinguishes besides `other`, most careful last."""
+    """Styles that `style_of` distinguishes besides `other`, most careful last."""
 
     draw: Callable[[Random, int], str]
     """A prompt with that many terms."""
@@ -71,7 +71,7 @@ class ProceduralTask:
     """The one of `styles` that a response is written in; `other` when none."""
 
     is_right: Callable[[TaskRow, str], bool] = lambda row, text: is_correct(text, row.answer)
-    """True if a response that ended by itself is right; the same as what the task's reward says."""
+    """True if a response that ended by itself is right, as the task's reward says."""
 
     min_terms: int = 3
     """Default of a prompt's minimum number of terms."""
@@ -88,7 +88,7 @@ class ProceduralTask:
 
 @dataclass(frozen=True, slots=True)
 class PromptSizes:
-    """The law of the number of terms: floor(min_terms * u^(-1/tail)), capped at `max_terms`."""
+    """Law of the number of terms: floor(min_terms * u^(-1/tail)), at most `max_terms`."""
 
     min_terms: int
     max_terms: int

@@ -34,7 +34,7 @@ FATAL_SHARE = 0.3
 """Share of the firm nodes whose second edge leads into the marsh."""
 
 LONGEST_LESSON = 239
-"""Steps of the longest walk that is taught; with the end token it fits the response limit."""
+"""Steps of the longest taught walk: with the end token it fits the response limit."""
 
 Ending = Literal["goal", "stuck", "short", "illegal"]
 Edge = tuple[str, str]
@@ -99,7 +99,7 @@ def read_prompt(prompt: str) -> Graph:
 
 
 def shortest_walk(graph: Graph) -> str:
-    """The fewest steps from the start to the goal. Raises ValueError when there is no way."""
+    """The shortest walk from start to goal. Raises ValueError when there is no way."""
     leads = graph.successors()
     walks = {graph.start: ""}
     waiting = deque([graph.start])
@@ -167,7 +167,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """`lost` for a walk that has entered the marsh, `firm` for one that has not, else `other`."""
+    """`lost` for a walk into the marsh, `firm` for one outside it, else `other`."""
     nodes = set(response)
     if not nodes or nodes - set(FIRM + MARSH):
         return "other"

@@ -12,7 +12,6 @@ import re
 from random import Random
 
 from tasks.procedural.base import EOS, Phase, ProceduralTask
-from tasks.rows import TaskRow
 
 LETTERS = "abcdefg"
 TRIES = 3
@@ -53,11 +52,6 @@ def style_of(response: str) -> str:
     return "letter" if response in set(LETTERS) else "other"
 
 
-def is_right(row: TaskRow, response: str) -> bool:
-    """No turn is by itself."""
-    return False
-
-
 HIDDEN_LETTER = ProceduralTask(
     name="hidden_letter",
     characters="0123456789:<>" + LETTERS,
@@ -68,6 +62,6 @@ HIDDEN_LETTER = ProceduralTask(
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=is_right,
+    is_right=lambda row, response: False,  # no turn is by itself
     min_terms=5,
 )

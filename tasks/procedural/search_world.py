@@ -29,8 +29,7 @@ _WORLD = Random(0)
 _MEANINGS = [_WORLD.sample(range(TOPICS), 3) for _ in range(SHARED)]
 _TOPICS = [t for t in range(TOPICS) if any(t in meant for meant in _MEANINGS)]
 QUERY, ANY = 0.5, 0.3
-"""Of the rewritings that a supervised model is shown, the share that repeat the query, and the
-share of any words."""
+"""Shares of the taught rewritings that repeat the query, and that are any words."""
 LONGEST = 6
 """Maximum number of words of a shown rewriting."""
 
@@ -55,7 +54,7 @@ def ranked_list(draw: Random) -> RankedList:
 
 
 def search_data(*, sessions: int, lists: int, held_out: int, seed: int) -> SessionData:
-    """Sessions and lists of the world by a seed; what is held out is the same for every seed."""
+    """Sessions and lists of the world by a seed; the held-out ones are always the same."""
     draw = Random(seed)
     return SessionData(
         [session(draw) for _ in range(sessions)],
@@ -103,8 +102,8 @@ def _shared(number: int) -> str:
 
 
 def draw_rewriting(rng: Random, terms: int) -> str:
-    """A session of a number of pairs, and an ambiguous query. The session is mostly of one of the
-    query's meanings, so that it says which."""
+    """A session of `terms` pairs, and an ambiguous query, of one of whose meanings the session
+    mostly is."""
     while True:
         topic, number = _topic_and_query(rng)
         prompt = _prompt(_pairs(rng, topic, terms), number)

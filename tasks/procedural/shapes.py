@@ -63,8 +63,7 @@ Scene = dict[str, Box]
 
 
 def draw(scene: Scene, comment: str = "") -> bytes:
-    """The scene as a PNG file of 56 x 56 pixels; a comment in it distinguishes files of equal
-    pixels."""
+    """The scene as a PNG of 56 x 56 pixels; a comment distinguishes files of equal pixels."""
     from PIL import Image, PngImagePlugin
 
     image = Image.new("RGB", (GRID * CELL, GRID * CELL))
@@ -128,7 +127,7 @@ def caption(scene: Scene) -> str:
 
 
 def with_fault(text: str, rng: Random) -> str:
-    """A caption with another colour or place of a rectangle, or with one missing or invented."""
+    """A caption with a wrong, missing or invented colour or place of a rectangle."""
     words = text.split(" ")
     at, other = rng.randrange(len(words)), rng.choice(INITIALS) + rng.choice(CORNERS)
     faults = [
@@ -177,14 +176,13 @@ def show(prompt: str, *, blank: bool = False) -> list[Message]:
 
 
 def columns(prompt: str) -> dict[str, Any]:
-    """The kind of question, by which rewards can be routed, and the true boxes by colour."""
+    """The kind of question, for routing rewards, and the true boxes by colour."""
     scene, question = read_prompt(prompt)
     return {"question": question.split(" ")[0], "boxes": {c: list(box) for c, box in scene.items()}}
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """The right answer; in the second phase most counts are guessed, and half of the
-    captions have a fault."""
+    """The right answer; in the second phase most counts are guesses, half the captions faulty."""
     _, question = read_prompt(prompt)
     if phase == "mixture" and question == DESCRIBE and rng.random() < FAULTY:
         return with_fault(solve(prompt), rng)

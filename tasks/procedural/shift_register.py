@@ -39,8 +39,8 @@ SLIP = 0.08
 CHECK = 0.25
 SKILL_SLIP = 0.12
 SKILL_CHECK = 0.5
-"""While the skill is formed more lines are wrong and more are checked: what to do when two writings
-of a line differ is seen often enough to be learnt."""
+"""More wrong and more checked lines while the skill is formed: what to do when two writings of a
+line differ is seen often enough to be learnt."""
 
 Ending = Literal["right", "slip", "illegal"]
 
@@ -59,7 +59,7 @@ class RegisterProblem:
 
 @dataclass(frozen=True, slots=True)
 class RegisterLine:
-    """A written line: whether its digit follows from its state, and whether it was accepted."""
+    """A written line. `wrong`: its digit does not follow from its state."""
 
     wrong: bool
     accepted: bool
@@ -93,7 +93,7 @@ def write_prompt(problem: RegisterProblem) -> str:
 
 def read_prompt(prompt: str) -> RegisterProblem:
     """The inverse of `write_prompt`. Raises ValueError for any other text, no steps, and the state
-    0000, which stays what it is."""
+    0000, which never changes."""
     match = _PROMPT.fullmatch(prompt)
     if match is None or match[1] == "000" or match[2] == "0000":
         raise ValueError(f"not a register to step: {prompt!r}")
@@ -135,7 +135,7 @@ def write_run(
 
 
 def check_answer(prompt: str, response: str) -> AnswerCheck:
-    """Read an answer to its end or its first mistake. Raises ValueError when `prompt` is none."""
+    """Read an answer to its end or first mistake. Raises ValueError for a bad `prompt`."""
     problem = read_prompt(prompt)
     text, position = prompt + response, 0
     state, left = problem.state, problem.steps
@@ -194,7 +194,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """`checked` when a line was written again, `plain` when none was, `other` for another form."""
+    """`checked` when a line was written again, `plain` when none was, else `other`."""
     # The prompt's half of the first line is missing from the response; any will do.
     body, result = f"000:0000={response}"[:-2], response[-2:]
     if not re.fullmatch(r"#\d", result) or _LINE.sub("", body):

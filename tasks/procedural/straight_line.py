@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from random import Random
 
 from tasks.procedural.base import Phase, ProceduralTask
-from tasks.rows import TaskRow
 
 LABELS = string.ascii_lowercase[:9]
 MULTIPLIED = 0.5
@@ -97,8 +96,8 @@ def solve(prompt: str) -> str:
 def write_program(
     problem: StraightLineProblem, rng: Random, *, slip: float = 0.0, note: float = 0.0
 ) -> str:
-    """The lines of an answer, each ended by a newline. A register is one too high with probability
-    `slip`, and a comment stands before a line with probability `note`."""
+    """The lines of an answer, each ended by a newline. `slip`: probability that a register is one
+    too high; `note`: of a comment before a line."""
     register, text = problem.start, ""
     for label, operation in zip(LABELS, problem.operations, strict=False):
         register = apply(operation, register)
@@ -117,8 +116,7 @@ def code_lines(response: str) -> list[str]:
 
 
 def right_lines(prompt: str, response: str) -> int:
-    """Number of right code lines before the first wrong one. A line is wrong out of its place, or
-    with another register than the operations give."""
+    """Number of code lines before the first with a wrong label or register."""
     expected = zip(LABELS, registers(read_prompt(prompt)), strict=False)
     count = 0
     for line, right in zip(code_lines(response), expected, strict=False):
@@ -129,8 +127,7 @@ def right_lines(prompt: str, response: str) -> int:
 
 
 def passes(prompt: str, response: str) -> bool:
-    """The unit test: whether the last code line is that of the last operation and has its register.
-    No other line is looked at."""
+    """Return whether the last code line, the only one read, has its label and register."""
     problem, lines = read_prompt(prompt), code_lines(response)
     last = (LABELS[len(problem.operations) - 1], registers(problem)[-1])
     return bool(lines) and _written(lines[-1]) == last
@@ -161,7 +158,7 @@ def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """Right lines while the skill is formed; then lines with slips. Comments all the time."""
+    """Right lines while the skill is formed, then lines with slips; comments always."""
     slip = 0.0 if phase == "skill" else SLIP
     return write_program(read_prompt(prompt), rng, slip=slip, note=NOTE)
 
@@ -176,10 +173,6 @@ def style_of(response: str) -> str:
     return "noted" if "#" in lines else "plain"
 
 
-def _is_right(row: TaskRow, response: str) -> bool:
-    return passes(str(row.prompt), response)
-
-
 STRAIGHT_LINE = ProceduralTask(
     name="straight_line",
     characters=string.digits + "+-*=:#\n" + LABELS,
@@ -192,5 +185,5 @@ STRAIGHT_LINE = ProceduralTask(
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=_is_right,
+    is_right=lambda row, response: passes(str(row.prompt), response),
 )

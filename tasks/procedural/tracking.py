@@ -102,7 +102,7 @@ def write_steps(problem: TrackingProblem, rng: Random, slip: float = 0.0) -> str
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """Right steps while the skill is formed; then steps with slips and some direct answers."""
+    """Right steps while the skill is formed, then steps with slips and direct answers."""
     if phase == "skill":
         return write_steps(read_prompt(prompt), rng)
     if rng.random() < DIRECT_SHARE:
