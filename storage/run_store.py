@@ -34,7 +34,7 @@ from storage.database.engine import SQLITE_NAME, open_writer
 from storage.database.reader import check_formats
 from storage.journal.checkpoints import check_history, lost_records_error
 from storage.journal.diagnostics import DiagnosticsWriter
-from storage.journal.segments import end_of, fsync, segment_paths
+from storage.journal.segments import end_of, segment_paths
 from storage.journal.store import Journal, read_journal, run_id_of, snapshots
 from storage.projection.rows import PlacedRecord
 
@@ -55,8 +55,8 @@ STATEMENT_S = 60
 """A server's longest statement."""
 YIELD_S, MAX_YIELD_S = 1e-5, 0.25
 """Seconds per lacking record, and at most, that a commit waits while SQL that answers lacks more
-than `PROJECTED_RECORDS`: a run of 1,300 records a second left the thread, with 1,000 on a busy
-machine, behind for good."""
+than `PROJECTED_RECORDS`: 1,300 records a second, 1,000 on a busy machine, left the thread
+behind."""
 DATABASE_AWAY_ERRORS = (OperationalError, InterfaceError, InternalError)
 """Errors that may pass; the last one: the server ended a session for its idleness."""
 START_BYTES = 1 << 20
@@ -101,9 +101,7 @@ class RunStore:
             raise lost_records_error(
                 run_dir, f"the database knows {seen:,} records, and the journal has {rows:,}"
             )
-        self._journal = Journal(
-            run_dir / "journal", run_id=run_id, segment_mib=segment_mib, sync=self._sync
-        )
+        self._journal = Journal(run_dir / "journal", run_id=run_id, segment_mib=segment_mib)
         self._diagnostics = (
             DiagnosticsWriter(run_dir / "diagnostics", segment_mib=segment_mib)
             if config.storage.token_diagnostics
@@ -230,10 +228,6 @@ class RunStore:
             self._diagnostics.close()
         self._engine.dispose()
         self._lock.close()
-
-    def _sync(self, file: int) -> None:
-        """Write a batch of the journal through to the disk."""
-        fsync(file)
 
     def _part(self) -> None:
         """From now on a thread writes SQL, and the run does not wait for it."""

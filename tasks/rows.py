@@ -1,8 +1,8 @@
 """One row of a task: what every prompt source yields and everything downstream reads.
 
 In: nothing. Out: `TaskRow` and `Message`, the images of a prompt, and its identity. A row is
-immutable, and its id names the row itself, not one visit to it: the second epoch yields the same id
-again."""
+immutable, and its id names the row, not a visit to it: the second epoch yields the same id.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class TaskRow:
 
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
     the verifier compares against; `info` keeps the row's columns for reward functions; `domain` is
-    that of a mixture, "" elsewhere. Paths of images are relative to `folder`, that of the row's
-    file.
+    that of a mixture, "" elsewhere. Image paths are relative to `folder`, that of the row's file.
     """
 
     id: str
@@ -77,7 +76,7 @@ def files_of(
 
 def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | list[Message]:
     """The prompt with other images, such as digests, so that it can be written as JSON. ValueError:
-    another number of images."""
+    not as many."""
     wanted = len(images_in(prompt))
     if len(images) != wanted:
         raise ValueError(f"{len(images)} images for a prompt with {wanted}")

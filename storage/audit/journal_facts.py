@@ -2,7 +2,8 @@
 
 In: nothing by itself; `sequences` and `updates` write here what each record says. Out: plain facts,
 and for any trajectory arrays with an entry for each of its positions. Nothing here is shared with
-the coordinator's account, so the two can be compared."""
+the coordinator's account, so the two can be compared.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from headrace.protocol.records.record_types import BatchTaken, CheckpointWritten, MaskedRun
 from headrace.protocol.token_spans import Reward, Span
+from storage.audit.findings import Findings, Kind
 
 Mask = npt.NDArray[np.bool_]
 
@@ -138,9 +140,8 @@ class JournalFacts:
         update. forgotten: no rollback reaches an update before this one. leases: (lease id,
         generator) in force, by trajectory. abandoned: tokens trained on lineages that were given
         up. lost: tokens that the journal does not have, by generator and reason. config: SHA-256 of
-        the configuration that the run was last started with; None: nobody wrote it down.
-        rankers: versions of the ranker that is trained along. scored_by: which of them has scored a
-        group.
+        the configuration that the run was last started with; None: nobody wrote it down. rankers:
+        versions of the ranker that is trained along. scored_by: the one that scored a group.
     """
 
     trajectories: dict[int, TrajectoryFacts] = field(default_factory=dict)
@@ -166,3 +167,13 @@ class JournalFacts:
     config: str | None = None
     abandoned: int = 0
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class RecordChecks:
+    """Base of checks that gather facts from the records of a journal, in their order."""
+
+    def __init__(self, facts: JournalFacts, findings: Findings) -> None:
+        self._facts, self._findings, self._where = facts, findings, ""
+
+    def _say(self, kind: Kind, text: str) -> None:
+        self._findings.add(kind, self._where, text)

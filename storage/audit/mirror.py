@@ -3,7 +3,8 @@
 In: a run's folder, a reader that sees one moment of its database, and how far that follows the
 journal. Out: findings for a database whose structure is damaged, and for every row that is missing,
 superfluous or has another value. The journal is projected into a temporary file; `metric_info`
-comes from the code and not from the journal, and is not compared."""
+comes from the code and not from the journal, and is not compared.
+"""
 
 import sqlite3
 import tempfile

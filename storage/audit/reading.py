@@ -37,8 +37,7 @@ class JournalSurvey(NamedTuple):
 
     Attributes:
         end: the first offset that it does not hold. figures_at: offset of the last record with the
-        coordinator's ledger; -1: there is none. last_batch: offset of the last batch's first
-        record.
+        coordinator's ledger; -1: there is none. last_batch: the last batch's first offset.
     """
 
     end: int

@@ -28,7 +28,7 @@ _CODE_OF_REASON = {reason: TRAINED + 1 + place for place, reason in enumerate(RE
 
 
 def count(facts: JournalFacts) -> dict[str, Any]:
-    """Tokens by account: generated, trained_policy, ready, in_flight, dropped {reason: n},
+    """Token counts: generated, trained_policy, ready, in_flight, dropped {reason: n},
     trained_value, value_waiting, value_dropped, abandoned, evaluation, inserted, discarded_at_hold,
     lost."""
     places = np.zeros(TRAINED + 1 + len(REASONS), np.int64)

@@ -1,12 +1,11 @@
-"""Checks of groups, chunks, ends, scores, lines, closed windows and weight versions, in the order
-of their records.
+"""Checks of groups, chunks, ends, scores, lines, closed windows and versions.
 
 Comes in: records in their order. Goes out: facts, and a finding for each promise that a record
 breaks: every token is written down once and in its place, nothing comes after the end, version
 spans cover exactly the tokens that were sampled, every window is closed once and begins where the
 last one ended, a version is given out once and published before it samples; lines are scored once
 and from front to back, they end at sampled tokens, what they earn on account is earned at their
-ends and before an update had them or the outcome was known, and a window whose lines are scored has
+ends and before an update had them or the outcome was known, and a window with scored lines has
 some.
 """
 
@@ -16,22 +15,20 @@ import msgspec
 
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Span
-from storage.audit.findings import Findings, Kind
-from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
+from storage.audit.findings import Findings
+from storage.audit.journal_facts import JournalFacts, RecordChecks, TrajectoryFacts, WindowFacts
 from storage.audit.reading import JournalRecord
 
 _INDEX_BITS = 16
 """Number of low bits of a window's id with its index; the others: trajectory id."""
 
 
-class SequenceChecks:
+class SequenceChecks(RecordChecks):
     """The facts of trajectories, their windows and versions."""
 
     def __init__(self, facts: JournalFacts, findings: Findings, *, has_value: bool) -> None:
-        self._facts = facts
-        self._findings = findings
+        super().__init__(facts, findings)
         self._has_value = has_value
-        self._where = ""
 
     def see(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
@@ -68,9 +65,6 @@ class SequenceChecks:
                 if record.version not in self._facts.published:
                     text = f"{record.generator} loaded version {record.version}, never published"
                     self._say("versions", text)
-
-    def _say(self, kind: Kind, text: str) -> None:
-        self._findings.add(kind, self._where, text)
 
     def _trajectory(self, key: int) -> TrajectoryFacts | None:
         found = self._facts.trajectories.get(key)

@@ -1,15 +1,14 @@
 """Checks of the way that windows and value trajectories take through updates.
 
 Comes in: records in their order. Goes out: facts, and a finding for each step that no window, value
-trajectory, update or lineage may take. The lives that are allowed stand in `_BEFORE`: what a window
-must have been before each step.
+trajectory, update or lineage may take. `_BEFORE` has the allowed states of a window before each
+step.
 """
 
 from collections.abc import Iterable
 
 from headrace.protocol.records import record_types as r
-from storage.audit.findings import Findings, Kind
-from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, UpdateFacts, WindowFacts
+from storage.audit.journal_facts import RecordChecks, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.reading import JournalRecord
 
 _BEFORE: dict[str, tuple[str, ...]] = {
@@ -23,13 +22,8 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 }
 
 
-class UpdateChecks:
+class UpdateChecks(RecordChecks):
     """The facts of batches, updates, lineages and checkpoints."""
-
-    def __init__(self, facts: JournalFacts, findings: Findings) -> None:
-        self._facts = facts
-        self._findings = findings
-        self._where = ""
 
     def see(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
@@ -71,9 +65,6 @@ class UpdateChecks:
                 facts.lost[record.generator, record.reason] += record.tokens
             case r.RunPhase() as record:
                 facts.phase, facts.config = record.phase, record.config or facts.config
-
-    def _say(self, kind: Kind, text: str) -> None:
-        self._findings.add(kind, self._where, text)
 
     # -- windows ----------------------------------------------------------------------------------
 

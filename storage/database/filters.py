@@ -4,8 +4,8 @@ In: a text, and the columns that it may name. Out: an expression for SQL (`to_sq
 (`to_arrow`); both choose the same rows. DuckDB parses the text and runs nothing of it: its tree is
 walked, and what is not known here is refused. Columns compare with values and other columns by = ==
 != <> < <= > >=, between, in, like and is null; and, or, not join conditions. Mistakes are
-UserErrors of one line that name the place, before a row is read. Whatever `parse` lets through is
-small enough for every database.
+UserErrors of one line that name the place, before a row is read. `parse` bounds a filter for every
+database.
 """
 
 import difflib

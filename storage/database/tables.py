@@ -3,7 +3,7 @@
 `run` is `runs.id` everywhere, so that one PostgreSQL database holds many runs; `offset` is the
 journal offset of the record that made a row, and where it is part of a key, the row's identity.
 Times are seconds since the epoch. Positions count tokens from the end of the opening (the prompt),
-runs of them are [start, end).
+runs are [start, end).
 """
 
 from typing import Annotated, Any, ClassVar

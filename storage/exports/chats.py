@@ -79,8 +79,8 @@ class PromptChats:
 
 
 def response_chats(page: Page, decoder: TextDecoder) -> list[Chat]:
-    """Each trajectory's response as a chat: the policy's turns are the assistant's messages. What a
-    template wrote is left out."""
+    """Each trajectory's response as a chat: the policy's turns are the assistant's messages.
+    Template text is left out."""
     sources, turns = page.tokens.sources.astype(np.int64), page.tokens.turns.astype(np.int64)
     runs = np.flatnonzero(np.diff(turns * len(SOURCES) + sources)) + 1
     borders = np.unique(np.concatenate([runs, page.borders]))

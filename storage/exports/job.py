@@ -83,8 +83,8 @@ def export(
     """Write an export; `fmt` None: by the ending of `out`; `columns` None: all of them; `csv_safe`:
     no text of a CSV is a spreadsheet's formula.
 
-    UserError: unknown kind, schema, format or column, a filter that does not fit, a target that
-    exists or cannot be written.
+    UserError: unknown kind, schema, format or column, an unfit filter, an existing or unwritable
+    target.
     """
     folder = fmt == DATASETS
     check_target(out, folder=folder, force=force)

@@ -2,8 +2,8 @@
 
 In: all batches of rows, in order. Out: the numbers of the rows that show, for each column, its
 kinds of values; and the columns without a value. Readers of text files infer a column's type from
-the first rows: a column that begins with nulls, or text that begins with numbers, breaks them
-further down."""
+the first rows: a column that begins with nulls, or text that begins with numbers, misleads them.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,8 +17,7 @@ from storage.exports.packed_rows import PackedRows
 Int8 = npt.NDArray[np.int8]
 NOTHING, BLANK, WHOLE, DECIMAL, SPECIAL, PLAIN = range(6)
 """Kinds of a value: nothing (null, a list without a value), an empty text, text that reads like a
-whole number, like another number, like a date, truth value or the like, and plain text that no
-reader takes for something else."""
+whole number, like another number, like a date, truth value or the like, and other text."""
 _WHOLE = r"^\s*[+-]?\d+\s*$"
 _DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _SPECIAL = r"^(?i)\s*(true|false|yes|no|nan|none|null|na|n/a|[+-]?inf(inity)?|[\d\s.:/+tz-]*)\s*$"
@@ -36,13 +35,9 @@ class LeadingRows:
         self._shown: set[str] = set()
         self._rows: list[pa.RecordBatch] = []
         self._numbers: list[int] = []
+        """Numbers of the rows that are moved to the beginning, ascending."""
         self._seen = 0
         self._head = 0
-
-    @property
-    def numbers(self) -> list[int]:
-        """Numbers of the rows that have to be moved to the beginning, ascending."""
-        return self._numbers
 
     @property
     def empty(self) -> list[str]:

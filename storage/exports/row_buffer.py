@@ -8,7 +8,6 @@ in memory, more in two files beside the target, what neighbours share in one of 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
 
@@ -34,12 +33,7 @@ class RowBuffer:
     def __enter__(self) -> "RowBuffer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for path in self._paths:
             path.unlink(missing_ok=True)
 

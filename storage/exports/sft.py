@@ -1,8 +1,7 @@
 """The export `sft`: right answers to learn from, each once.
 
 A row is a finished training answer that is right, or, in the schema `turns`, one turn of the policy
-in it behind all that was said before. Of answers to one prompt with the same text the first one
-counts.
+in it behind all that was said before. Of equal answers to a prompt the first counts.
 """
 
 import hashlib

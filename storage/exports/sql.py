@@ -3,8 +3,8 @@
 In: a run's folder, one SELECT. Out: the answer's columns and rows. The tables are the kinds of
 exports, handed over as Arrow batches while DuckDB reads them, so that it needs no driver of the
 run's database, and columns that a query does not touch are not made. Promises: a query sees one
-moment of the run; it reaches no file, no network and no setting; it ends at its limits of time and
-memory with a line that says so.
+moment of the run; it reaches no file, no network and no setting; at its limits of time and memory
+it ends with an error.
 """
 
 import re
@@ -76,7 +76,8 @@ def ask(
             tables = [_Table(reader, make) for make in TABLES.values()]
             for name, table in zip(TABLES, tables, strict=True):
                 connection.register(name, table)
-            _lock(connection)
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
             words = query + _plan(connection, query)
             for table in tables:
                 table.needs(words)
@@ -121,18 +122,13 @@ def _watch(
     late: threading.Event,
     done: threading.Event,
 ) -> None:
-    """Interrupt the query after a time, again and again until it has ended: one interrupted between
-    two steps goes on with the next."""
+    """Interrupt the query after a time, repeatedly until it ends: one interrupted between two steps
+    goes on."""
     if done.wait(seconds):
         return
     late.set()
     while not done.wait(_AGAIN_S):
         connection.interrupt()
-
-
-def _lock(connection: "duckdb.DuckDBPyConnection") -> None:
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
 
 
 def _plan(connection: "duckdb.DuckDBPyConnection", query: str) -> str:
@@ -155,8 +151,8 @@ def _line(error: "duckdb.Error") -> str:
 class _Table:
     """A kind of rows that DuckDB reads as a table; each read makes the rows again.
 
-    Columns that the query does not need are null, and there, so that a mistake in a name is
-    answered with the right ones."""
+    Columns that the query does not need are null, and there, so that an error about a name lists
+    the right ones."""
 
     def __init__(self, reader: RunReader, make: MakeRows) -> None:
         self._reader = reader

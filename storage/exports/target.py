@@ -2,7 +2,8 @@
 
 In: the path that the user named. Out: a place beside it to write to. Promise: what cannot be
 written is a UserError before anything is done; a target that exists stays as it is until the new
-one is whole; nothing is left of an export that failed."""
+one is whole; nothing is left of an export that failed.
+"""
 
 import errno
 import os
@@ -19,24 +20,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_target(out: Path, *, folder: bool, force: bool) -> None:
     """UserError where the target cannot be, or exists and is not to be replaced."""
     try:
-        _check(out, folder=folder, force=force)
+        if out.is_dir() and not folder:
+            hint = f"name a file in it, such as {out / 'export.parquet'}"
+            raise UserError(f"{out} is a folder; {hint}")
+        if folder and out.is_file():
+            raise UserError(f"{out} is a file, and a dataset is a folder; name another one")
+        if out.exists() and not out.is_dir() and not out.is_file():
+            raise UserError(f"{out} is not a regular file")
+        if out.is_dir() and force and not is_dataset(out) and any(out.iterdir()):
+            raise UserError(f"{out} holds other things than a dataset; name another folder")
+        if out.exists() and not force:
+            raise UserError(f"{out} exists; --force replaces it")
+        if not out.parent.is_dir():
+            raise UserError(f"{out.parent} is not a folder")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from error
-
-
-def _check(out: Path, *, folder: bool, force: bool) -> None:
-    if out.is_dir() and not folder:
-        raise UserError(f"{out} is a folder; name a file in it, such as {out / 'export.parquet'}")
-    if folder and out.is_file():
-        raise UserError(f"{out} is a file, and a dataset is a folder; name another one")
-    if out.exists() and not out.is_dir() and not out.is_file():
-        raise UserError(f"{out} is not a regular file")
-    if out.is_dir() and force and not is_dataset(out) and any(out.iterdir()):
-        raise UserError(f"{out} holds other things than a dataset; name another folder")
-    if out.exists() and not force:
-        raise UserError(f"{out} exists; --force replaces it")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent} is not a folder")
 
 
 def is_dataset(folder: Path) -> bool:

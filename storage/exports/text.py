@@ -45,10 +45,10 @@ def json_text(column: pa.Array) -> pa.StringArray:
     if pa.types.is_dictionary(kind):
         text = json_text(column.dictionary).take(column.indices)
     elif pa.types.is_string(kind):
-        text = pa.array(
-            [None if value is None else _quoted(value) for value in column.to_pylist()],
-            type=pa.string(),
-        )
+        quoted = [
+            None if v is None else json.dumps(v, ensure_ascii=False) for v in column.to_pylist()
+        ]
+        text = pa.array(quoted, type=pa.string())
     elif pa.types.is_binary(kind):
         coded = [None if v is None else f'"{b64encode(v).decode()}"' for v in column.to_pylist()]
         text = pa.array(coded, type=pa.string())
@@ -59,10 +59,6 @@ def json_text(column: pa.Array) -> pa.StringArray:
     else:
         text = _plain_text(column)
     return text.fill_null(NULL)
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _list_text(column: pa.ListArray) -> pa.StringArray:

@@ -1,8 +1,8 @@
 """The export `tokens`: one row per response token. Columns: its trajectory's facts except the
 prompt's text, its position, its text, and one for each recorded quantity.
 
-Conditions on trajectories go into SQL; conditions on tokens are applied to the rows of the
-trajectories that are left.
+Conditions on trajectories go into SQL; conditions on tokens are applied to the rows of these
+trajectories.
 """
 
 from collections.abc import Iterator, Sequence

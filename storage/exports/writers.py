@@ -77,7 +77,7 @@ def _parquet_writer(path: Path, schema: pa.Schema) -> Writer:
     # Numbers of single tokens hardly repeat: looking for repetitions only takes time.
     repeating = [_path(field) for field in schema if _innermost(field.type) != pa.float32()]
     # By least and largest value readers skip row groups: of numbers, where these are in order.
-    numbers = [field.name for field in schema if _is_ordered(field.type)]
+    numbers = [f.name for f in schema if pa.types.is_integer(f.type) or f.type == pa.float64()]
     writer: Writer = pa.parquet.ParquetWriter(
         path, schema, compression="zstd", use_dictionary=repeating, write_statistics=numbers
     )
@@ -87,10 +87,6 @@ def _parquet_writer(path: Path, schema: pa.Schema) -> Writer:
 def _path(field: pa.Field) -> str:
     """Parquet's name of the column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or kind == pa.float64())
 
 
 def _innermost(kind: pa.DataType) -> pa.DataType:

@@ -2,10 +2,11 @@
 
 In: a run's folder. Out: checkpoints that rest on records which the journal does not hold any more.
 Only manifests are read, and of the journal only what they name. A checkpoint whose manifest names
-no place in it rests on anything; a run cannot resume from one whose manifest is unreadable."""
+no place in it rests on anything; a run cannot resume from one whose manifest is unreadable.
+"""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.protocol.messages.control import JournalEnd
 from headrace.run_files.run_folder import read_manifest
@@ -20,21 +21,18 @@ class OrphanCheckpoint(NamedTuple):
     records: int
 
 
-def rests_on(manifest: dict[str, Any]) -> JournalEnd | None:
-    """The place in the journal that a manifest names."""
-    end = manifest.get("journal")
-    return None if end is None else JournalEnd(int(end["records"]), str(end["digest"]))
-
-
 def orphan_checkpoints(run_dir: Path) -> list[OrphanCheckpoint]:
     """Checkpoints of records that the journal does not hold, oldest first."""
     found = []
     for path in (run_dir / "checkpoints").glob("step_*"):
         try:
-            end = rests_on(read_manifest(path))
+            named = read_manifest(path).get("journal")
+            if named is None:
+                continue
+            end = JournalEnd(int(named["records"]), str(named["digest"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if end is not None and digest_at(run_dir / "journal", end.records) != end.digest:
+        if digest_at(run_dir / "journal", end.records) != end.digest:
             found.append(OrphanCheckpoint(path, end.records))
     return sorted(found, key=lambda orphan: orphan.records)
 

@@ -98,8 +98,8 @@ class DiagnosticsReader:
         return found
 
     def read_columns(self, keys: Int64) -> Iterator[WindowDiagnostics]:
-        """Read columns. `keys`: [N, 3]; windows are named by their rows in it. A window may come
-        twice: its later figures count."""
+        """Read columns. `keys`: [N, 3]; their rows name the windows. Of a repeated window the last
+        figures count."""
         for rows, places in self._found(keys):
             yield WindowDiagnostics(
                 places, {name: _flat(rows.column(name)) for name in _figures(rows)}
@@ -145,8 +145,7 @@ _INDEXING = threading.Lock()
 
 
 def _located(folder: Path) -> list[LocatedBatch]:
-    """All batches of a folder, in order. Unchanged segments are not read again: every read of a
-    batch checks it."""
+    """All batches of a folder, in order. Unchanged segments are not indexed again."""
     with _INDEXING:
         known = _INDEXES.pop(folder, _FolderIndex({}, []))
         paths = segment_paths(folder)

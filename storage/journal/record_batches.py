@@ -1,5 +1,4 @@
-"""Frames: batches as they stand in a segment's file, and whether their bytes are those that were
-written.
+"""Frames: the batches in a segment's file, and checks of their bytes.
 
 A frame is one Arrow message with a batch. Its custom metadata hold the length and CRC32 of its
 body; `digest`, the SHA-256 of all its bytes with zeros where the digest stands (in a file's first
@@ -56,8 +55,8 @@ class FrameStart(NamedTuple):
 
 
 def stamps(batch: pa.RecordBatch, after: str) -> dict[str, str]:
-    """Custom metadata of a batch that follows the frame with digest `after`. The digest itself is
-    left blank for `stamped`."""
+    """Custom metadata of a batch that follows the frame with digest `after`. `stamped` fills in the
+    digest."""
     message = memoryview(batch.serialize())
     body = message[8 + int.from_bytes(message[4:8], "little") :]
     crc = str(zlib.crc32(body))
@@ -65,8 +64,8 @@ def stamps(batch: pa.RecordBatch, after: str) -> dict[str, str]:
 
 
 def stamped(frame: bytes) -> tuple[bytes, str]:
-    """A frame with its digest in place, and the digest. In a file's first frame the bytes are those
-    from its schema on."""
+    """A frame with its digest in place, and the digest. A file's first frame includes its
+    schema."""
     digest = hashlib.sha256(frame).hexdigest()
     return frame.replace(_BLANK, _SHA256 + digest.encode(), 1), digest
 
@@ -135,8 +134,7 @@ class SegmentWalk:
     def salvage(self, changed: list[pa.RecordBatch] | None = None) -> Iterator[pa.RecordBatch]:
         """All batches that are whole by themselves, also behind damage.
 
-        None where the schema is unreadable. `changed` takes the others, as far as they can be
-        read."""
+        None where the schema is unreadable. `changed` takes the other readable ones."""
         yield from (frame.batch for frame in self)
         if self.first_row < 0:
             return

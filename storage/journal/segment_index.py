@@ -2,7 +2,8 @@
 
 With them a reader of a few records need not read the whole file again. In: frames as they are read.
 Out: a frame shortly before a row. A file that has changed, other than by growing, is forgotten.
-Bounded: one position per megabyte, for a limited number of files. Checks of a journal use none."""
+Bounded: one position per megabyte, for a limited number of files. Checks of a journal use none.
+"""
 
 import bisect
 import threading

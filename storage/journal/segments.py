@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,8 +74,7 @@ def check_format(folder: Path, known: int) -> None:
     """FormatError unless segments have format `known`.
 
     Only the first and the last are read, as a folder of another format is never appended to. A
-    damaged schema is found by its readers: the digest of the first batch is also the schema's,
-    where there are digests."""
+    damaged schema is found by its readers: the first batch's digest, if any, covers it."""
     paths = segment_paths(folder)
     for path in (*paths[:1], *paths[-1:]):
         metadata = segment_metadata(path)
@@ -218,8 +217,8 @@ def read_frames(
 def _frames_of(
     path: Path, *, is_last: bool, until: int | None, start: FrameStart | None = None
 ) -> Iterator[Frame]:
-    """The frames of a segment; the next one begins with row `until`. A damaged seal behind the last
-    frame is ignored."""
+    """The frames of a segment; the next one begins with row `until`. A damaged last seal is
+    ignored."""
     end = 0
     while True:
         walk = SegmentWalk(path, start)
@@ -235,26 +234,12 @@ def _frames_of(
         end = walk.end  # it may have grown meanwhile: look again
 
 
-def fsync(file: int) -> None:
-    """Have the bytes of an open file on its disk."""
-    os.fsync(file)
-
-
 class SegmentWriter:
     """Appends batches of one schema to a folder: one writer, one thread at a time."""
 
-    def __init__(
-        self,
-        folder: Path,
-        schema: pa.Schema,
-        *,
-        segment_bytes: int,
-        sync: Callable[[int], None] = fsync,
-    ) -> None:
-        """`sync`: what every batch waits for; benchmarks measure it."""
+    def __init__(self, folder: Path, schema: pa.Schema, *, segment_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._sync = sync
         self._schema = schema
         self._segment_bytes = segment_bytes
         self.rows, self._digest = recover(folder)
@@ -345,7 +330,7 @@ class SegmentWriter:
             try:
                 while view:
                     view = view[os.write(self._file.fileno(), view) :]
-                self._sync(self._file.fileno())
+                os.fsync(self._file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
                     self._trim()

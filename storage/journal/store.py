@@ -2,14 +2,13 @@
 
 Tokens are columns (trajectory_id, chunk_index, start, token_ids, logprobs, spans, generator,
 finish), readable without this code; their sparse streams, where there are any, and the fields of
-all other kinds are one msgpack map in `body` (msgpack and not JSON, because it keeps NaN).
-`offset` counts records from 0. Token diagnostics of UpdateCommitted are not here but in
-`storage.journal.diagnostics`, so a replayed one has none. Each segment's schema says its record
-format.
+all other kinds are one msgpack map in `body` (msgpack and not JSON, because it keeps NaN). `offset`
+counts records from 0. Token diagnostics of UpdateCommitted are not here but in
+`storage.journal.diagnostics`, so a replayed one has none. Each segment's schema has its format.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import (
     SegmentWriter,
     check_format,
-    fsync,
     read_batches,
     segment_metadata,
     segment_paths,
@@ -83,15 +81,12 @@ SNAPSHOT_GROWTH = 8
 class Journal:
     """The writing end; opening repairs a torn tail."""
 
-    def __init__(
-        self, folder: Path, *, run_id: str, segment_mib: float, sync: Callable[[int], None] = fsync
-    ) -> None:
-        """`sync`: as in `SegmentWriter`."""
+    def __init__(self, folder: Path, *, run_id: str, segment_mib: float) -> None:
         self._folder = folder
         check_format(folder, RECORD_FORMAT)  # what cannot be read must not be written on
         schema = SCHEMA.with_metadata({"run_id": run_id, "format": str(RECORD_FORMAT)})
         segment_bytes = int(segment_mib * 2**20)
-        self._writer = SegmentWriter(folder, schema, segment_bytes=segment_bytes, sync=sync)
+        self._writer = SegmentWriter(folder, schema, segment_bytes=segment_bytes)
         self._behind, self._snapshot = _bytes_behind_snapshot(folder)
         """Bytes of the journal behind the last snapshot, and of that snapshot itself."""
 

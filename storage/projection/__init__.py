@@ -81,8 +81,7 @@ def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> 
 def next_offset(connection: Connection, run: int) -> int:
     """The first journal offset that SQL does not have.
 
-    On a server it locks the run's row: the last transaction of a writer that is gone is committed
-    or rolled back first."""
+    On a server it locks the run's row: a transaction of a writer that is gone ends first."""
     query = select(Projection.next_offset).where(Projection.run == run).with_for_update()
     return connection.execute(query).scalar_one()
 

@@ -298,8 +298,7 @@ def _lives(reader: RunReader, span: TimeSpan) -> dict[str, list[TimeSpan]]:
 
 
 def _written_before(reader: RunReader, at: float) -> int:
-    """Offset of a record before a moment; 0: unknown. Later records have larger ones, so that
-    earlier ones need not be read."""
+    """Offset of a record before a moment; 0: unknown. Records before it need not be read."""
     query = select(func.max(Update.offset)).where(
         Update.run == reader.key, Update.committed_at <= at - _SKEW_S
     )

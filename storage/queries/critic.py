@@ -5,7 +5,8 @@ window was trained in the range. Promises: no return is a guess. The learner rep
 windows, where nothing is left to come; the return of a token of an earlier window is the return at
 the last window's first token, discounted, and the rewards on the way. A divergence in the reward is
 reported in last windows only, so that of earlier ones is left out. The sample is the same for the
-same range, and bounded in answers, tokens and updates that are read."""
+same range, and bounded in answers, tokens and updates that are read.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -80,8 +80,7 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
     """Conditions of the answers of evaluation `number`, from 1.
 
     The number after the last one is an evaluation that has not ended. An evaluation asks each
-    prompt once in a group; groups that an earlier coordinator gave up do not count: the newest ones
-    do."""
+    prompt once in a group; of groups that a coordinator gave up and repeated the newest count."""
     ended = reader.rows(
         select(Evaluation.offset, Evaluation.num_prompts)
         .where(Evaluation.run == reader.key)

@@ -206,7 +206,7 @@ def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None
 
 def _names(run: int) -> CTE:
     """Distinct names and a final null, each by one step in the primary key: a scan would read every
-    value of a long run."""
+    value."""
     names = (
         select(func.min(Metric.name).label("name"))
         .where(Metric.run == run)
@@ -222,8 +222,8 @@ def _names(run: int) -> CTE:
 
 
 def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
-    """Join metrics to their updates. The sum keeps SQLite from beginning with the updates, where it
-    would read all metrics of each."""
+    """Join metrics to their updates. The sum keeps SQLite from reading all metrics of each
+    update."""
     return and_(
         Update.run == table.run,
         Update.lineage == table.lineage,

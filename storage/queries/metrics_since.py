@@ -23,7 +23,7 @@ class MetricsPosition(NamedTuple):
 
 
 class UpdateMetrics(NamedTuple):
-    """Finite numbers of one update, at `at` seconds since the epoch; no arrays. `position`: the one
+    """Finite numbers of one update, at `at` seconds since the epoch; no arrays. `position` is
     behind them."""
 
     update: int

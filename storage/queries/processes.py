@@ -1,5 +1,4 @@
-"""Processes and events: what happened, how each process is, what the run waits for, and which
-weights the generators have.
+"""Processes and events, status of a run, and weights of its generators.
 
 In: the journal's processes, gauges and events, the supervisor's starts and deaths, `now.json`.
 """

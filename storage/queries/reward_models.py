@@ -80,8 +80,8 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
 def reward_model_curves(run_dir: Path, points: int | None = None) -> "pd.DataFrame":
     """Curves as columns x (step), name, value: `loss`, `grad_norm`, `lr`, `held_out/NAME`.
 
-    `points` bounds the rows of one name: the least and the largest of each stretch stay, and the
-    first and the last of all."""
+    `points` bounds the rows of one name: of each stretch the extremes stay, and the first and last
+    of all."""
     import pandas as pd
 
     rows: list[tuple[int, str, float | None]] = []

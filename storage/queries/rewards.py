@@ -1,6 +1,6 @@
 """Sources of rewards: scorings, audits, alerts, reward over length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +58,9 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
         .group_by(t.reward_source)
         .order_by(t.reward_source)
     )
-    rows = [_plain(row._mapping) for row in reader.rows(query)]
+    rows = [
+        {name: _number(name, x) for name, x in row._mapping.items()} for row in reader.rows(query)
+    ]
     for row in rows:
         for column, error in (("error", t.reward_error), ("audit_error", t.audit_error)):
             row[column] = _newest(reader, [*scored, t.reward_source == row["source"]], error)
@@ -186,12 +188,8 @@ def _one(condition: ColumnElement[bool]) -> Any:
     return case((condition, 1), else_=0)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """PostgreSQL sums and averages to decimals."""
-    return {name: _number(name, value) for name, value in row.items()}
-
-
 def _number(name: str, value: Any) -> Any:
+    """The number of a Decimal, which PostgreSQL sums and averages to; others as they are."""
     if not isinstance(value, Decimal):
         return value
     return int(value) if name in (*SCORES, *_COUNTS) else float(value)
@@ -210,7 +208,7 @@ def _newest(reader: RunReader, scored: Sequence[ColumnElement[bool]], error: Any
 
 
 def _every(step: int, last: int) -> CTE:
-    """0, step, 2 step, ... up to `last`. Each id is one step in the primary key, where a scan would
-    read every answer of a long run."""
+    """0, step, 2 step, ... up to `last`. Each id is one step in the primary key; a scan would read
+    every answer."""
     ids = select(literal(0).label("id")).cte("ids", recursive=True)
     return ids.union_all(select(ids.c.id + step).where(ids.c.id + step <= last))

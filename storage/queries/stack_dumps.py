@@ -17,8 +17,8 @@ _CHAINED = ("During handling of the above", "The above exception was the direct 
 
 @dataclass(frozen=True)
 class StackDump:
-    """The stack of all `threads` (on request or at a crash), or a `traceback`. `at`: when it was
-    requested, else None."""
+    """The stack of all `threads` (on request or at a crash), or a `traceback`. `at`: when
+    requested, or None."""
 
     kind: Literal["threads", "traceback"]
     text: str

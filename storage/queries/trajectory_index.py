@@ -66,8 +66,7 @@ _WAITING = ("finished", "truncated")
 
 @dataclass
 class _IndexedRun:
-    """The rows of a run up to record `offset`, in order of their ids; from id `settled` on they may
-    change."""
+    """The rows of a run up to record `offset`, by id; from id `settled` on they may change."""
 
     schema: pa.Schema
     rows: pa.Table

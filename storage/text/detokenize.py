@@ -49,7 +49,8 @@ class TextDecoder:
 def text_decoder(run_dir: Path) -> TextDecoder | None:
     """The decoder of a run's model, or None where its tokenizer cannot be found."""
     model = str(read_config(run_dir)["model"]["path"])
-    for path in (*_checkpoints(run_dir), Path(model) / _FILE):
+    newest_first = sorted((run_dir / "checkpoints").glob(f"step_*/policy/{_FILE}"), reverse=True)
+    for path in (*newest_first, Path(model) / _FILE):
         if path.is_file():
             return _decoder(path.resolve())
     if model.count("/") <= 1 and not Path(model).is_absolute():
@@ -69,10 +70,6 @@ def required_decoder(run_dir: Path) -> TextDecoder:
             "cannot be read as text"
         )
     return decoder
-
-
-def _checkpoints(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / "checkpoints").glob(f"step_*/policy/{_FILE}"), reverse=True)
 
 
 @lru_cache(maxsize=8)

@@ -52,8 +52,8 @@ class TokenTable(NamedTuple):
 
 
 class WindowColumns(NamedTuple):
-    """Rows of the windows table as columns. `whose`: the response's place among several; `numbers`:
-    of the window in its response."""
+    """Rows of the windows table as columns. `whose`: the response's place; `numbers`: the window's
+    in it."""
 
     whose: Int64
     starts: Int64

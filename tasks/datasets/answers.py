@@ -2,7 +2,8 @@
 
 In: a file of rows with a prompt, a completion and an answer, such as a run's exported trajectories.
 Out: `FinishedAnswer` rows. Prompt and answer may be absent, because not every reward needs them; a
-row without a completion is a UserError that names the file and the row."""
+row without a completion is a UserError that names the file and the row.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-
+TURN_KEYS = {"from", "value", "ground_truth"}
 Record = dict[str, Any]
 
 
@@ -76,14 +76,9 @@ def _is_row(line: str) -> bool:
         row = json.loads(line)
     except json.JSONDecodeError:
         return False
-    return (
-        isinstance(row, list)
-        and bool(row)
-        and all(
-            isinstance(turn, dict) and turn.keys() <= {"from", "value", "ground_truth"}
-            for turn in row
-        )
-    )
+    if not isinstance(row, list) or not row:
+        return False
+    return all(isinstance(turn, dict) and turn.keys() <= TURN_KEYS for turn in row)
 
 
 def _read_list(file: Path, stream: TextIO) -> Iterator[tuple[int, Record]]:

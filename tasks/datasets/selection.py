@@ -3,8 +3,8 @@
 In: the rewards of the answers to each prompt, before training. Out: ids of the prompts that are
 kept, and of those whose reference seems broken. Source: Data scaling (arXiv 2503.22230) section
 3.2. Changed: the mean of several answers counts where the paper's number of answers is not known,
-and prompts that no answer ever solves are left out, because the lowest scores are those of wrong
-references first."""
+and prompts that no answer ever solves are left out, because wrong references score lowest.
+"""
 
 import math
 from collections.abc import Sequence

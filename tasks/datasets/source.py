@@ -212,8 +212,8 @@ def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
 
 
 def info_columns(task: TaskConfig) -> frozenset[str]:
-    """Columns beside prompt and answer, passed to reward functions by name: those that the first
-    row of every file has."""
+    """Columns beside prompt and answer, for reward functions: those in the first row of every
+    file."""
     firsts = (frozenset(table[0].info) for table in _tables(task, first=True))
     return frozenset.intersection(*firsts)
 

@@ -2,7 +2,7 @@
 
 In: how many, and a seed. Out: a JSONL file of rows with `prompt` (chat messages), `answer` (a whole
 number, 0 or more) and `kind`. Promises: the same number and seed give the same bytes, and no prompt
-stands in the file twice.
+comes twice.
 """
 
 from __future__ import annotations

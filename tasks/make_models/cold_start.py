@@ -82,6 +82,7 @@ def build_model(
     """A new model with 0.65M parameters in fp32, or fewer with a narrower MLP."""
     torch.manual_seed(seed)
     ids = tokenizer.convert_tokens_to_ids([PAD, BOS, EOS])
+    special = dict(zip(("pad_token_id", "bos_token_id", "eos_token_id"), ids, strict=True))
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -94,18 +95,10 @@ def build_model(
         rms_norm_eps=1e-6,
         initializer_range=0.05,
         tie_word_embeddings=True,
-        pad_token_id=ids[0],
-        bos_token_id=ids[1],
-        eos_token_id=ids[2],
+        **special,
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        pad_token_id=ids[0],
-        bos_token_id=ids[1],
-        eos_token_id=ids[2],
-        do_sample=True,
-        temperature=1.0,
-    )
+    model.generation_config = GenerationConfig(**special, do_sample=True, temperature=1.0)
     return model
 
 
@@ -159,8 +152,7 @@ def weighted_loss(
 ) -> tuple[torch.Tensor, float]:
     """Summed cross-entropy of the response tokens and the sum of their weights.
 
-    The token after an `=` inside the response, the result of a step, weighs `weight`; all others
-    weigh one.
+    The token after an `=` inside the response, a step's result, weighs `weight`, all others one.
     """
     length = max(len(example.ids) for example in group)
     ids = torch.zeros(len(group), length, dtype=torch.long)

@@ -2,7 +2,8 @@
 
 In: a model and its tokenizer. Out: a `PolicyCheck`: accuracy, length, styles. The sampler is a
 plain loop over prompts of one length at a time, so nothing is padded; it serves the cold-start
-script and the tests, not training."""
+script and the tests, not training.
+"""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ pure functions of their arguments.
 
 The size of a prompt, its number of terms, follows a Pareto law, so that a few prompts need very
 long answers. A prompt is held out when the hash of its text says so: training never yields it,
-evaluation yields no other. A right answer ends in `#` and the result, unless the task says
-otherwise."""
+evaluation yields no other. By default a right answer ends in `#` and the result.
+"""
 
 from __future__ import annotations
 

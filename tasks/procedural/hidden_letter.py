@@ -2,8 +2,7 @@
 
 In: an index and a seed. Out: prompts such as `48213:`, to which an environment hides a letter by
 its own seed, and whole games that a supervised model is taught: a letter in each turn, and behind
-it `<` or `>` for where the hidden one is. Three games of ten follow what was read. A term is a
-digit.
+it `<` or `>` for where the hidden one is. Three of ten games follow the hints. A term is a digit.
 """
 
 from __future__ import annotations

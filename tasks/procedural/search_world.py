@@ -102,8 +102,7 @@ def _shared(number: int) -> str:
 
 
 def draw_rewriting(rng: Random, terms: int) -> str:
-    """A session of `terms` pairs, and an ambiguous query, of one of whose meanings the session
-    mostly is."""
+    """A session of `terms` pairs, and an ambiguous query, one of whose meanings prevails."""
     while True:
         topic, number = _topic_and_query(rng)
         prompt = _prompt(_pairs(rng, topic, terms), number)

@@ -5,8 +5,8 @@ In: an index and a seed. Out: rows whose prompt is an image and a question, `cou
 in each quadrant of which is at most one rectangle of one or two cells each way, of a colour of its
 own. A box is `x1,y1,x2,y2` in cells, from 0 to 4, the upper left corner first. A caption has a word
 for each rectangle, in the order of their colours: the colour's initial and the quadrant, by the
-points of the compass. With cells of 14 pixels each is one patch of a vision transformer, and tiny
-ones learn to distinguish them.
+points of the compass. With cells of 14 pixels each is one patch, which tiny vision transformers
+learn to distinguish.
 
 Problems are drawn as texts that name scene and question (`blue 0,2,1,4 red 2,0,3,2 count`), which
 decide what is held out (a held-out image may be trained with its other question); a row shows the

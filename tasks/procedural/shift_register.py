@@ -14,8 +14,8 @@ A line ends in `;`, which takes its digit for right and goes on, or in `?`, whic
 same line is written again. So what a line says before `?` costs tokens and nothing else, and a
 wrong digit before `;` is fatal: the step can be inverted, and no later line leads back. An answer
 is right when every step is there, in order, with the right digit before its `;`. There is no short
-cut, and an answer of n steps succeeds in about (1 - f)^n of all cases where a step has a fatal slip
-in a share f of them.
+cut, and an answer of n steps succeeds in about (1 - f)^n of all cases, f being the share of fatal
+steps.
 
 The supervised model is taught to slip: each digit it writes is wrong with probability `SLIP`.
 With probability `CHECK` it checks a step, whatever it wrote: it writes the line again until the
@@ -166,8 +166,7 @@ def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
 
     The parts: `legal`, nothing but a fatal slip is wrong with it; `done`, the share of the steps
     before the first mistake; `again`, the share of the lines up to there that were not accepted.
-    `answer` says no more than the prompt and is not read. Raises ValueError when the prompt is no
-    register.
+    `answer` says no more than the prompt and is not read. Raises ValueError for another prompt.
     """
     del answer
     account = check_answer(prompt, completion)

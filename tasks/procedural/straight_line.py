@@ -14,8 +14,8 @@ The supervised model is taught to slip: a register is one too high with probabil
 next line goes on from what is written. A wrong register never becomes right again: sums and
 differences keep how far it is off, slips all go one way, so that ten of them would have to come
 together, and a multiplication, which might bring two numbers together, stands first or not at all.
-An answer that is wrong in one line is thus wrong for good, and an answer of n lines succeeds in
-about (1 - SLIP)^n of all cases.
+An answer that is wrong in one line is thus wrong for good, and n lines succeed in about (1 -
+SLIP)^n of all cases.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ a supervised model is taught. All are pure functions of their arguments.
 The supervised model is taught to slip: in every step, with probability `SLIP`, the cup after is
 some wrong one, and the answer goes on from there. So it knows what is right and does not always do
 it; answers of n swaps succeed in about (1 - SLIP)^n of all cases, and one token is to blame when
-they fail. Half of the swaps move the object, so that neither keeping the cup nor moving it is a
-rule.
+they fail. Half of the swaps move the object, so that neither keeping nor moving is a rule.
 """
 
 from __future__ import annotations
