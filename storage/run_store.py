@@ -2,7 +2,7 @@
 
 `append` returns once the records are safe: token diagnostics, then the journal (one Arrow batch,
 one fsync). SQL is the journal's projection: SQLite's one transaction comes in the same call while
-that succeeds, and a thread beside the run, for which nothing waits, writes to a server, and to
+that succeeds, and a background thread, for which nothing waits, writes to a server, and to
 SQLite that lacks something. SQL that cannot be written (disk full, file locked, server away or
 silent) does not stop the run: `behind` says why it does not follow and `behind_s` for how long, and
 it is brought up to the journal later, each record once. Callers use one thread at a time, and there
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """Minimum seconds between attempts to write SQL again after a failure."""
 BACKGROUND_CATCH_UP_RECORDS = 20_000
-"""If SQLite lacks at least this many records, a background thread catches it up."""
+"""If SQLite lacks more records (about a second of work), a background thread adds them."""
 BEHIND_AFTER_S = 5.0
 """SQL that has not had a record for so long is behind."""
 MAX_CLOSE_S = 60.0
@@ -116,18 +116,22 @@ class RunStore:
         self._since: float | None = None
         """Time when the oldest record came that SQL does not have."""
         self._catch_up_at, self._moved_at = 0.0, time.monotonic()
-        self._wake, self._closing, self._news = threading.Condition(), False, list[PlacedRecord]()
+        self._wake, self._closing, self._pending = (
+            threading.Condition(),
+            False,
+            list[PlacedRecord](),
+        )
         """Requests of the run to its background thread."""
-        self._beside: Future[None] | None = None
+        self._background: Future[None] | None = None
         lacks, is_server = rows - seen, config.storage.database is not None
         if lacks > (0 if is_server else BACKGROUND_CATCH_UP_RECORDS):
             self._trouble = f"SQL in {self._sql} is being brought up to the journal"
             log.info("%s: it lacks %d records; the run does not wait", self._trouble, lacks)
             self._since = self._moved_at
         elif lacks:
-            self._follow([])
+            self._update_sql([])
         if is_server or self._trouble:
-            self._part()
+            self._start_background()
 
     def _database(self, config: RunConfig) -> str:
         """The database's path or URL, without a password."""
@@ -175,16 +179,16 @@ class RunStore:
         first = self._journal.next_offset
         self._journal.append(records)
         self._diagnosed, placed = False, list(enumerate(records, start=first))
-        if self._beside is not None:
-            self._hand_over(placed, self._beside)
+        if self._background is not None:
+            self._queue_for_sql(placed, self._background)
             return
         self._in_sql = True
         try:
-            self._follow(placed)
+            self._update_sql(placed)
         finally:
             self._in_sql = False
         if self._trouble:
-            self._part()
+            self._start_background()
 
     @property
     def behind(self) -> str:
@@ -221,52 +225,52 @@ class RunStore:
 
     def close(self) -> None:
         """Seal what is open. The store cannot be used afterwards."""
-        if self._beside is not None:
-            self._leave(self._beside)
+        if self._background is not None:
+            self._finish_background(self._background)
         self._journal.close()
         if self._diagnostics is not None:
             self._diagnostics.close()
         self._engine.dispose()
         self._lock.close()
 
-    def _part(self) -> None:
+    def _start_background(self) -> None:
         """From now on a thread writes SQL, and the run does not wait for it."""
-        self._beside = Future()
-        threading.Thread(target=self._write_beside, args=(self._beside,), daemon=True).start()
+        self._background = Future()
+        threading.Thread(target=self._run_background, args=(self._background,), daemon=True).start()
 
-    def _hand_over(self, placed: list[PlacedRecord], beside: "Future[None]") -> None:
-        """Leave records to the thread beside the run."""
-        if beside.done():
-            beside.result()  # what it failed of ends the run, as it does without a thread
+    def _queue_for_sql(self, placed: list[PlacedRecord], background: "Future[None]") -> None:
+        """Leave records to the background thread."""
+        if background.done():
+            background.result()  # its error ends the run, as it does without a thread
         with self._wake:
             self._since = self._since or time.monotonic()
-            self._news += placed
-            if len(self._news) > PROJECTED_RECORDS:
-                self._news = placed  # the journal has the others
+            self._pending += placed
+            if len(self._pending) > PROJECTED_RECORDS:
+                self._pending = placed  # the journal has the others
             self._wake.notify()
         lacks, silent_s = self._journal.next_offset - self._next, time.monotonic() - self._moved_at
         if lacks > PROJECTED_RECORDS and silent_s < BEHIND_AFTER_S:
             time.sleep(min(lacks * YIELD_S, MAX_YIELD_S))
 
-    def _write_beside(self, done: "Future[None]") -> None:
+    def _run_background(self, done: "Future[None]") -> None:
         """Keep SQL up with the journal, in the background thread."""
         try:
             ending = False
             while not ending:
                 with self._wake:
                     again = self._catch_up_at - time.monotonic() if self._trouble else None
-                    self._wake.wait_for(lambda: self._news or self._closing, again)
-                    news, self._news = self._news, []
+                    self._wake.wait_for(lambda: self._pending or self._closing, again)
+                    records, self._pending = self._pending, []
                     ending, began = self._closing, time.monotonic()
-                self._follow(news, at_once=ending)
+                self._update_sql(records, at_once=ending)
                 with self._wake:
                     if not self._trouble:
-                        self._since = began if self._news else None
+                        self._since = began if self._pending else None
             done.set_result(None)
         except Exception as error:  # the boundary of the thread: the next append raises it
             done.set_exception(error)
 
-    def _leave(self, beside: "Future[None]") -> None:
+    def _finish_background(self, background: "Future[None]") -> None:
         """Wait for the thread to write the rest, for a bounded time."""
         with self._wake:
             self._closing = True
@@ -274,22 +278,22 @@ class RunStore:
         if self.behind:
             log.warning("the run's end waits for SQL, %.0f s at most: %s", MAX_CLOSE_S, self.behind)
         began = time.monotonic()
-        while not wait([beside], 0.1).done:
+        while not wait([background], 0.1).done:
             if time.monotonic() > min(
                 began + MAX_CLOSE_S, max(began, self._moved_at) + MAX_SILENCE_S
             ):
                 break
         else:
-            beside.result()
+            background.result()
         if self._next < self._journal.next_offset:
             log.warning("SQL in %s lacks the run's end: a resume or repair brings it up", self._sql)
 
-    def _follow(self, news: list[PlacedRecord], *, at_once: bool = False) -> None:
+    def _update_sql(self, records: list[PlacedRecord], *, at_once: bool = False) -> None:
         """Bring SQL up to the last of these records or, where it lacks others before them, to the
         journal's end; where that failed, not again for a while, unless `at_once`."""
         try:
-            if news and not self._trouble and news[0][0] <= self._next:
-                self._project(news)
+            if records and not self._trouble and records[0][0] <= self._next:
+                self._project(records)
             elif self._next < self._journal.next_offset and (
                 at_once or time.monotonic() >= self._catch_up_at
             ):

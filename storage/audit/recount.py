@@ -123,7 +123,7 @@ class LedgerChecks:
         self._last = last
         self._before: dict[str, float] = {}
 
-    def see(self, read: JournalRecord) -> None:
+    def check_record(self, read: JournalRecord) -> None:
         """Check the ledger in one record."""
         record = read.record
         if not isinstance(record, UpdateCommitted | MetricsSampled):

@@ -137,10 +137,10 @@ def _gather(
     updates = UpdateChecks(facts, findings)
     journaled = UsableRecords(run_dir / "journal", journal.end)
     for read in journaled:
-        sequences.see(read)
-        updates.see(read)
+        sequences.check_record(read)
+        updates.check_record(read)
         if figures is not None:
-            figures.see(read)
+            figures.check_record(read)
         yield read.offset + 1
     if journaled.problem is not None:
         text = f"{journaled.problem}; what follows it was not looked at"

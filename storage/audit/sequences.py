@@ -30,7 +30,7 @@ class SequenceChecks(RecordChecks):
         super().__init__(facts, findings)
         self._has_value = has_value
 
-    def see(self, read: JournalRecord) -> None:
+    def check_record(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         match read.record:

@@ -25,7 +25,7 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 class UpdateChecks(RecordChecks):
     """The facts of batches, updates, lineages and checkpoints."""
 
-    def see(self, read: JournalRecord) -> None:
+    def check_record(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         facts = self._facts

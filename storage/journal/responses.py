@@ -71,11 +71,11 @@ def read_responses(
     journal: Path,
     wanted: ResponseSelection,
     first_offset: int = 0,
-    marks: SegmentIndex | None = None,
+    index: SegmentIndex | None = None,
 ) -> Iterator[tuple[int, Response]]:
     """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`.
-    `marks`: as for `storage.journal.segments.read_batches`."""
-    for page in response_pages(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, marks):
+    `index`: as for `storage.journal.segments.read_batches`."""
+    for page in response_pages(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, index):
         several = page.responses
         for place, (first, end) in enumerate(pairwise(several.borders.tolist())):
             yield (
@@ -95,7 +95,7 @@ def response_pages(
     most_tokens: int,
     most_rows: int,
     first_offset: int = 0,
-    marks: SegmentIndex | None = None,
+    index: SegmentIndex | None = None,
 ) -> Iterator[ResponsePage]:
     """Pages bounded by responses and, roughly, tokens; otherwise as `read_responses`."""
     if len(wanted.ids) == 0:
@@ -103,7 +103,7 @@ def response_pages(
     final = int(wanted.last_offsets.max())
     waiting: list[pa.RecordBatch] = []
     tokens = 0
-    for batch in read_batches(journal, first_offset, marks):
+    for batch in read_batches(journal, first_offset, index):
         chosen = chunks_of(batch, wanted)
         if chosen.num_rows:
             waiting.append(chosen)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from storage.journal.record_batches import Frame, FrameStart
 
-APART = 2**20
-"""Bytes from one mark to the next."""
-MOST_FILES = 64
+POSITION_BYTES = 2**20
+"""Bytes from one known position to the next."""
+MAX_FILES = 64
 
 
 class _FileStamp(NamedTuple):
@@ -34,13 +34,13 @@ class _IndexedFile:
 
 
 class SegmentIndex:
-    """Marks of several files; used by several threads."""
+    """Known positions of several files; used by several threads."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, _IndexedFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def before(self, path: Path, row: int) -> FrameStart | None:
+    def start_before(self, path: Path, row: int) -> FrameStart | None:
         """The last known position at or before a row of a file; None where there is none. Positions
         of a file that has been replaced are dropped."""
         about = path.stat()
@@ -51,17 +51,17 @@ class SegmentIndex:
                 known = self._files[path] = _IndexedFile(now)
             known.stamp = now
             self._files.move_to_end(path)
-            if len(self._files) > MOST_FILES:
+            if len(self._files) > MAX_FILES:
                 self._files.popitem(last=False)
             place = bisect.bisect_right(known.starts, row, key=lambda start: start.rows)
             return known.starts[place - 1] if place else None
 
-    def see(self, frame: Frame, rows: int) -> None:
-        """A frame was read and found whole; `rows` stand before it in its file."""
+    def add(self, frame: Frame, rows: int) -> None:
+        """Note a sound frame, which has `rows` before it in its file."""
         with self._lock:
             known = self._files.get(frame.path)
             last = known.starts[-1].position if known and known.starts else 0
-            if known is not None and frame.position >= last + APART:
+            if known is not None and frame.position >= last + POSITION_BYTES:
                 known.starts.append(FrameStart(frame.position, rows))
 
 

@@ -142,7 +142,7 @@ def _last_walks(folder: Path) -> list[tuple[SegmentWalk, SegmentEnding]]:
 
 
 def digest_at(folder: Path, rows: int) -> str | None:
-    """The digest of the batch that row number `rows` ends; None where none ends there."""
+    """The digest of the batch that ends the first `rows` rows; None where none does."""
     for path in reversed(segment_paths(folder)):
         if 0 <= rows_before(path) < rows:
             walk = SegmentWalk(path)
@@ -154,14 +154,14 @@ def digest_at(folder: Path, rows: int) -> str | None:
 
 
 def read_batches(
-    folder: Path, first_row: int = 0, marks: SegmentIndex | None = None
+    folder: Path, first_row: int = 0, index: SegmentIndex | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Batches in writing order, from the one that holds `first_row` on.
 
     Safe while another process appends: an incomplete batch ends the iteration. DamagedError at the
-    first changed byte, before anything behind it is yielded. `marks`: with them the rows long
+    first changed byte, before anything behind it is yielded. `index`: with it the rows long
     before `first_row` are not read again."""
-    for frame in read_frames(folder, first_row, marks):
+    for frame in read_frames(folder, first_row, index):
         yield frame.batch
 
 
@@ -177,9 +177,9 @@ def read_batch(place: BatchPlace) -> pa.RecordBatch:
 
 
 def read_frames(
-    folder: Path, first_row: int = 0, marks: SegmentIndex | None = None
+    folder: Path, first_row: int = 0, index: SegmentIndex | None = None
 ) -> Iterator[Frame]:
-    """`read_batches` with all that is known of each."""
+    """The frames of the batches of `read_batches`."""
     paths = segment_paths(folder)
     starts = [rows_before(path) for path in paths]
     if starts and starts[-1] < 0:  # being made, or its writer died over it
@@ -188,24 +188,24 @@ def read_frames(
             raise damage_error(paths[-1], walk.end)
         del paths[-1], starts[-1]
     row, digest = -1, None
-    for index, path in enumerate(paths):
-        is_last = index + 1 == len(paths)
-        if not is_last and 0 <= starts[index + 1] <= first_row:
+    for number, path in enumerate(paths):
+        is_last = number + 1 == len(paths)
+        if not is_last and 0 <= starts[number + 1] <= first_row:
             continue
-        is_late = row < 0 and starts[index] > first_row
-        if is_late or (row >= 0 and starts[index] not in (row, -1)):
+        is_late = row < 0 and starts[number] > first_row
+        if is_late or (row >= 0 and starts[number] not in (row, -1)):
             following = max(row, first_row)
             raise damage_error(
-                path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
+                path, 0, f"it begins with record {starts[number]:,}, and {following:,} is next"
             )
         start = None
-        if marks is not None and row < 0 <= starts[index]:
-            start = marks.before(path, first_row - starts[index])
-        row = max(row, starts[index] + (start.rows if start else 0))
-        until = None if is_last else starts[index + 1]
+        if index is not None and row < 0 <= starts[number]:
+            start = index.start_before(path, first_row - starts[number])
+        row = max(row, starts[number] + (start.rows if start else 0))
+        until = None if is_last else starts[number + 1]
         for frame in _frames_of(path, is_last=is_last, until=until, start=start):
-            if marks is not None:
-                marks.see(frame, row - starts[index])
+            if index is not None:
+                index.add(frame, row - starts[number])
             if digest is not None and frame.after != digest:
                 raise damage_error(path, frame.position, "it does not follow what stands before it")
             digest = frame.digest

@@ -21,7 +21,7 @@ NEAR = 200_000
 """Maximum number of the journal's records read for a page: a tenth of a second."""
 BEGINNING = 40
 """Tokens of an answer that are its beginning."""
-_MARKS = SegmentIndex()
+_SEGMENT_INDEX = SegmentIndex()
 
 
 class GroupAnswer(NamedTuple):
@@ -97,7 +97,7 @@ def near_chunks(
     if not places or last - first > NEAR:
         return
     wanted = ResponseSelection(np.array(sorted(places)), np.full(len(places), last))
-    for batch in read_batches(reader.journal, first, _MARKS):
+    for batch in read_batches(reader.journal, first, _SEGMENT_INDEX):
         yield chunks_of(batch, wanted)
         if batch.column("offset")[batch.num_rows - 1].as_py() >= last:
             return

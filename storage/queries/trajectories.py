@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST_ID = 2**63 - 1
-_MARKS = SegmentIndex()
+_SEGMENT_INDEX = SegmentIndex()
 _MANY = 500
 """Longer lists are written into the query, because parameters are limited."""
 
@@ -207,7 +207,7 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     response = EMPTY_RESPONSE
     if row.last_offset is not None:
         wanted = ResponseSelection(np.array([trajectory_id]), np.array([row.last_offset]))
-        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _MARKS)
+        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _SEGMENT_INDEX)
         response = next(found_tokens)[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     window_query = (
