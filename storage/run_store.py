@@ -157,7 +157,7 @@ class RunStore:
 
     @classmethod
     def open(cls, run_dir: Path, *, wait_s: float = 1.0) -> Self:
-        """The store of an existing run: a torn tail is cut, SQL is brought up to the journal.
+        """The store of an existing run; cuts a torn tail and brings SQL up to the journal.
         DamagedError: the journal is not what was written, and nothing was changed."""
         if not (run_dir / RESOLVED).exists():
             raise UserError(f"{run_dir} is not a run folder: it has no {RESOLVED}")
@@ -214,9 +214,10 @@ class RunStore:
     def replay(
         self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
     ) -> Iterator[Record]:
-        """The records with offsets from `first` to before `end`, in order, tokens included; commits
-        come without their diagnostics. `only`: others than of these kinds may be left out. Bytes
-        are checked as far as they are read."""
+        """The records from offset `first` to before `end`, in order, tokens included.
+
+        Commits come without their diagnostics. `only`: others than of these kinds may be left out.
+        Bytes are checked as far as they are read."""
         for batch in read_journal(self._run_dir / "journal", first, only=only):
             for offset, record in batch:
                 if end is not None and offset >= end:

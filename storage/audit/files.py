@@ -1,7 +1,7 @@
 """Checks of checkpoints, token diagnostics and token tables against the journal.
 
-Comes in: a run's folder and the facts; for the tables that pages and exports show, a connection to
-their rows. Goes out: findings for images that are missing or damaged; for
+In: a run's folder and the facts; for the tables that pages and exports show, a connection to
+their rows. Out: findings for images that are missing or damaged; for
 checkpoints that are missing, not whole or of another update; for
 trained windows whose diagnostics are missing, of another length, or without figures where tokens
 were in the loss; and where a table says otherwise of what was trained.
@@ -40,7 +40,7 @@ from storage.journal.segments import segment_paths
 from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
 
-MOST_TABLES = 512
+MAX_TOKEN_TABLES = 512
 """Maximum number of examined trajectories, evenly spread, always the same ones."""
 _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
@@ -141,7 +141,7 @@ def check_small_files(
 def check_diagnostics(
     run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
 ) -> int:
-    """Check the diagnostics of all windows in the surviving weights; returns their number."""
+    """Check diagnostics of windows in the surviving weights; returns how many have some."""
     folder = run_dir / "diagnostics"
     paths = segment_paths(folder)
     for path in paths:
@@ -199,7 +199,7 @@ def check_masks(
         .order_by(Trajectory.trajectory_id)
     )
     rows = connection.execute(query).all()
-    chosen = rows[:: max(1, -(-len(rows) // MOST_TABLES))]
+    chosen = rows[:: max(1, -(-len(rows) // MAX_TOKEN_TABLES))]
     ids = np.array([row.trajectory_id for row in chosen], np.int64)
     windows: dict[int, list[Any]] = {int(key): [] for key in ids}
     of_chosen = select(Window).where(Window.run == run, Window.trajectory_id.in_(ids.tolist()))

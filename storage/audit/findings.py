@@ -21,7 +21,7 @@ Kind = Literal[
     "checkpoint", "weights", "diagnostics",
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
-MOST_OF_A_KIND = 50
+MAX_FINDINGS_PER_KIND = 50
 """Findings written out per kind; the others are counted."""
 
 
@@ -43,7 +43,7 @@ class Findings:
     def add(self, kind: Kind, where: str, text: str) -> None:
         """Something is not as it must be."""
         self._counts[kind] += 1
-        if self._counts[kind] <= MOST_OF_A_KIND:
+        if self._counts[kind] <= MAX_FINDINGS_PER_KIND:
             self._found.append(Finding(kind, where, text))
 
     def has(self, kind: Kind) -> bool:
@@ -53,8 +53,8 @@ class Findings:
     def all(self) -> list[Finding]:
         """All findings in order, and then the counts of those left out."""
         left = [
-            Finding(kind, "run", f"{count - MOST_OF_A_KIND} more of this kind")
+            Finding(kind, "run", f"{count - MAX_FINDINGS_PER_KIND} more of this kind")
             for kind, count in self._counts.items()
-            if count > MOST_OF_A_KIND
+            if count > MAX_FINDINGS_PER_KIND
         ]
         return self._found + left

@@ -25,7 +25,7 @@ class WindowFacts:
     Attributes:
         lineage, update, version: of the batch that has it or trained it; None: none has.
         trained: (lineage, update) of every commit in the surviving weights that trained it.
-        lines: what had become of its lines when it got ready; None: nobody scored any.
+        lines: state of its lines when it got ready; None: none were scored.
     """
 
     window_id: int
@@ -140,7 +140,7 @@ class JournalFacts:
         update. forgotten: no rollback reaches an update before this one. leases: (lease id,
         generator) in force, by trajectory. abandoned: tokens trained on lineages that were given
         up. lost: tokens that the journal does not have, by generator and reason. config: SHA-256 of
-        the configuration that the run was last started with; None: nobody wrote it down. rankers:
+        the configuration that the run was last started with; None: unrecorded. rankers:
         versions of the ranker that is trained along. scored_by: the one that scored a group.
     """
 

@@ -27,7 +27,7 @@ from storage.database.reader import RunReader, open_run
 from storage.database.tables import Base, Run
 from storage.journal.store import read_journal
 
-TOGETHER = 4096
+RECORDS_PER_TRANSACTION = 4096
 """Records projected per transaction."""
 _AT_ONCE = 10_000
 _MOST_FAULTS = 5
@@ -78,7 +78,7 @@ def check_rows(
                 run = projection.register(ours, now.run_id, config)
                 journal = chain.from_iterable(read_journal(run_dir / "journal"))
                 records = islice(journal, end)
-                while some := list(islice(records, TOGETHER)):
+                while some := list(islice(records, RECORDS_PER_TRANSACTION)):
                     projection.apply(ours, run, some)
                 for table in Base.metadata.sorted_tables:
                     if "run" in table.c or table is Run.__table__:

@@ -1,6 +1,6 @@
 """The recount of the ledger: looks at every position of every trajectory once, at the end.
 
-Comes in: facts, and the records that carry the coordinator's own ledger. Goes out: the counts that
+In: facts, and the records that carry the coordinator's own ledger. Out: the counts that
 this ledger must show, findings about single tokens, and findings where a ledger does not balance,
 counts backwards, or is not what the journal up to its record holds. The recount moves nothing
 between accounts as records come, so it cannot repeat a mistake in such a move.

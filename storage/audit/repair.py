@@ -1,6 +1,6 @@
 """The repair of a journal that no coordinator can be started from.
 
-Comes in: a run's folder that nobody runs. Goes out: a journal that ends before the first record
+In: the folder of a stopped run. Out: a journal that ends before the first record
 that cannot be read, applied or projected; the damaged one beside it under the name
 `journal.damaged-N`; checkpoints that rest on records which are gone under other names; SQL rebuilt.
 Promises: what is kept can be resumed from, because all of it was applied and projected first;
@@ -35,7 +35,7 @@ from headrace.trajectory.token_ledger import LedgerError
 from storage import projection
 from storage.audit.files import checkpoint_problem
 from storage.audit.findings import Findings
-from storage.audit.mirror import TOGETHER, check_rows, moment
+from storage.audit.mirror import RECORDS_PER_TRANSACTION, check_rows, moment
 from storage.audit.reading import UNREADABLE, JournalRecord, UsableRecords, survey
 from storage.database.engine import SQLITE_NAME, open_file, open_writer
 from storage.database.reader import check_formats, open_run, read_config
@@ -152,7 +152,7 @@ class _ReplayTrial:
 
     def _try(self, journaled: UsableRecords) -> str | None:
         records = iter(journaled)
-        while reads := list(islice(records, TOGETHER)):
+        while reads := list(islice(records, RECORDS_PER_TRANSACTION)):
             is_projected = self._project(reads) is None
             for read in reads:
                 self._tried = read.offset

@@ -1,7 +1,7 @@
 """Checks of SQL against the journal, row by row.
 
-Comes in: facts of the journal up to the offset that SQL has, and a connection that sees one moment.
-Goes out: findings for rows that are missing, too many, or say something else.
+In: facts of the journal up to the offset that SQL has, and a connection that sees one moment.
+Out: findings for rows that are missing, too many, or say something else.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """Checks of groups, chunks, ends, scores, lines, closed windows and versions.
 
-Comes in: records in their order. Goes out: facts, and a finding for each promise that a record
+In: records in their order. Out: facts, and a finding for each promise that a record
 breaks: every token is written down once and in its place, nothing comes after the end, version
 spans cover exactly the tokens that were sampled, every window is closed once and begins where the
 last one ended, a version is given out once and published before it samples; lines are scored once

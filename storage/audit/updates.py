@@ -1,6 +1,6 @@
 """Checks of the way that windows and value trajectories take through updates.
 
-Comes in: records in their order. Goes out: facts, and a finding for each step that no window, value
+In: records in their order. Out: facts, and a finding for each step that no window, value
 trajectory, update or lineage may take. `_BEFORE` has the allowed states of a window before each
 step.
 """

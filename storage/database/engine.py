@@ -33,8 +33,8 @@ SERVER_PATIENCE = {
     "keepalives_interval": 5,
     "keepalives_count": 2,
 }
-"""Seconds (milliseconds in tcp_user_timeout) after which a server that cannot be reached counts as
-gone, so that nobody waits for it for minutes. What the URL says goes before."""
+"""Seconds (milliseconds in tcp_user_timeout) after which an unreachable server counts as gone,
+instead of minutes. The URL's own options take precedence."""
 
 
 def open_writer(run_dir: Path, url: str | None, *, statement_s: float = 0) -> Engine:
@@ -84,7 +84,7 @@ def check_schema(engine: Engine) -> None:
         with engine.connect() as connection:
             found = connection.execute(text("select version_num from alembic_version")).scalar()
     except (OperationalError, ProgrammingError):
-        return  # there are no tables yet, or whoever reads them tells
+        return  # there are no tables yet, or their readers report it
     if found not in (None, DATABASE_VERSION):
         where = engine.url.render_as_string(hide_password=True) if engine.url.host else None
         raise FormatError(where or engine.url.database, found, DATABASE_VERSION)

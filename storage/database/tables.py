@@ -205,11 +205,13 @@ class Group(Base):
 
 
 class Trajectory(Base):
-    """One answer. `status`: issued, running, finished, truncated, aborted, failed. `length` counts
-    all its positions: `sampled` by the policy, `inserted` by others. `rewards` are [value,
-    position] pairs, those of lines on account first; an empty list: all of `reward` at the last
-    sampled token. `audit_...` is what a second source said of it, where its prompt is audited. Its
-    tokens are in the journal records from `first_offset` to `last_offset`."""
+    """One answer.
+
+    `status`: issued, running, finished, truncated, aborted, failed. `length` counts all its
+    positions: `sampled` by the policy, `inserted` by others. `rewards` are [value, position] pairs,
+    those of lines on account first; an empty list: all of `reward` at the last sampled token.
+    `audit_...` is what a second source said of it, where its prompt is audited. Its tokens are in
+    the journal records from `first_offset` to `last_offset`."""
 
     __tablename__ = "trajectories"
     __table_args__ = (
@@ -261,9 +263,11 @@ class Trajectory(Base):
 
 
 class LineScore(Base):
-    """One scoring of lines of a trajectory that perhaps went on. `lines` are [position, score] of
-    where they end (null: a neutral line), `rewards` [value, position] of what they earned on
-    account; `through`: the source has answered for all lines that end before this position."""
+    """One scoring of lines of a trajectory that perhaps went on.
+
+    `lines` are [position, score] of where they end (null: a neutral line), `rewards` [value,
+    position] of what they earned on account; `through`: the source has answered for all lines that
+    end before this position."""
 
     __tablename__ = "line_scores"
     __table_args__ = (Index(None, "run", "trajectory_id"),)
@@ -281,12 +285,14 @@ class LineScore(Base):
 
 
 class Window(Base):
-    """One window from the moment it is complete. `state`: closed, ready, taken, trained, dropped,
-    since `at`. `tokens` were sampled; `masked` lists [reason, start, end, tokens] of those that its
-    update keeps out of the loss, `masked_tokens` together. `reason`: why all of it was dropped.
-    `lines`: whether lines in it had been scored when it got ready (scored, late, failed); null
-    where no source scores any. `update`, `lineage` and `version` (the newest weights when it was
-    taken) are those of the update that has it, and null where none has."""
+    """One window from the moment it is complete.
+
+    `state`: closed, ready, taken, trained, dropped, since `at`. `tokens` were sampled; `masked`
+    lists [reason, start, end, tokens] of those that its update keeps out of the loss,
+    `masked_tokens` together. `reason`: why all of it was dropped. `lines`: whether lines in it had
+    been scored when it got ready (scored, late, failed); null where no source scores any. `update`,
+    `lineage` and `version` (the newest weights when it was taken) are those of the update that has
+    it, and null where none has."""
 
     __tablename__ = "windows"
     __table_args__ = (
@@ -330,9 +336,11 @@ class ValueUse(Base):
 
 
 class TokenLoss(Base):
-    """Tokens that a generator made and the journal does not have, counted. `reason`: held (thrown
-    away at a window's border, as they were meant to be), refused (they could not be taken), moved
-    (their trajectory had been given to another generator), died (with their generator)."""
+    """Number of tokens that a generator made and the journal lacks.
+
+    `reason`: held (thrown away at a window's border, as they were meant to be), refused (they could
+    not be taken), moved (their trajectory had been given to another generator), died (with their
+    generator)."""
 
     __tablename__ = "token_losses"
     run: Mapped[RunKey]

@@ -80,11 +80,11 @@ def export(
     watch: ProgressCallback | None = None,
     csv_safe: bool = False,
 ) -> ExportSummary:
-    """Write an export; `fmt` None: by the ending of `out`; `columns` None: all of them; `csv_safe`:
-    no text of a CSV is a spreadsheet's formula.
+    """Write an export.
 
-    UserError: unknown kind, schema, format or column, an unfit filter, an existing or unwritable
-    target.
+    `fmt` None: by the ending of `out`; `columns` None: all of them; `csv_safe`: no text of a CSV is
+    a spreadsheet's formula. UserError: unknown kind, schema, format or column, an unfit filter, an
+    existing or unwritable target.
     """
     folder = fmt == DATASETS
     check_target(out, folder=folder, force=force)

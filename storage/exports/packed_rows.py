@@ -1,8 +1,8 @@
-"""Rows of which neighbours may share values, kept once until somebody wants them one by one.
+"""Rows of which neighbours may share values, which are stored once until they are needed.
 
 In: columns with a value for each row, and columns with a value for several rows in succession: the
 tokens of a response share what is known of it. Out: plain Arrow columns and batches of all rows.
-Promise: a column that nobody asks for is not made.
+Promise: a column is made only on demand.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -2,8 +2,8 @@
 
 In: a run as it is at one moment, which trajectories, the names of scalar columns. Out: pages in a
 fixed order: responses without tokens first, then in the order in which their last chunks were
-written. Promise: memory for one page and the responses that are being put together, and no work
-for what nobody asked for: without `tokens` the journal is not read.
+written. Promise: memory for one page and the responses that are being put together, and no needless
+work: without `tokens` the journal is not read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def pages(
     tokens: bool,
     windows: bool,
 ) -> Iterator[Page]:
-    """All pages of the wanted trajectories, with tokens, and what `windows` say of these."""
+    """Pages of the wanted trajectories. `tokens`: with theirs; `windows`: and their facts."""
     loader = _PageLoader(reader, scalars, windows=tokens and windows)
     silent = wanted.last_offsets < 0
     ids = wanted.ids[silent].tolist()
@@ -84,10 +84,10 @@ def wanted_where(reader: RunReader, condition: Any) -> ResponseSelection:
     else:
         query = joined(query, reader.key).where(condition)
     query = query.order_by(Trajectory.trajectory_id)
-    return selected(chain.from_iterable(reader.tuples(query)))
+    return selection_of(chain.from_iterable(reader.tuples(query)))
 
 
-def selected(pairs: Iterable[int]) -> ResponseSelection:
+def selection_of(pairs: Iterable[int]) -> ResponseSelection:
     """A selection of responses: pairs of ids, rising, and last chunks' offsets."""
     table = np.fromiter(pairs, np.int64).reshape(-1, 2)
     return ResponseSelection(table[:, 0].copy(), table[:, 1].copy())

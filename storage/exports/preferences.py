@@ -20,7 +20,7 @@ from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.chats import CHAT, Chat, PromptChats
 from storage.exports.columns import chosen_fields, field, scalar_field
 from storage.exports.packed_rows import ExportPart, from_rows
-from storage.exports.pages import SQL_ROWS, pages, selected
+from storage.exports.pages import SQL_ROWS, pages, selection_of
 from storage.exports.sft import answers_of
 from storage.text.detokenize import required_decoder
 
@@ -114,7 +114,7 @@ class PreferenceRows:
         rows_of_pairs = sorted(
             (row.trajectory_id, row.last_offset) for pair in self._pairs for row in pair
         )
-        wanted = selected(chain.from_iterable(rows_of_pairs))
+        wanted = selection_of(chain.from_iterable(rows_of_pairs))
         halves: dict[int, _PairMember] = {}
         for page in pages(self._reader, wanted, _SCALARS, tokens=True, windows=False):
             rows = []

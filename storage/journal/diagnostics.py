@@ -1,6 +1,6 @@
 """Per-token diagnostics of trained windows, in Arrow segments under `diagnostics/`.
 
-One row a window: what the learner saw at the update's start, an array for each name of
+One row per window: the learner's figures at the update's start, an array for each name of
 `headrace.protocol.messages.diagnostics.TOKEN_COLUMNS` with a value for each position from `start`
 on (null: nothing was reported); lam is the lambda in force. Rows are written before the journal's
 UpdateCommitted. A crash between the two leaves rows of an update that was never committed, and the

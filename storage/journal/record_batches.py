@@ -3,8 +3,8 @@
 A frame is one Arrow message with a batch. Its custom metadata hold the length and CRC32 of its
 body; `digest`, the SHA-256 of all its bytes with zeros where the digest stands (in a file's first
 frame from the file's first byte on, schema included); and `after`, the digest of the frame before
-it, in this file or the last one. A digest so names everything that was written before it. Comes in:
-a segment's file. Goes out: its frames up to the first one that is not whole, and what follows.
+it, in this file or the last one. A digest so names everything that was written before it. In:
+a segment's file. Out: its frames up to the first one that is not whole, and what follows.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ UNREADABLE = (
 
 
 class DamagedError(UserError):
-    """Bytes that were written are gone or changed: nobody may use what follows them."""
+    """Bytes that were written are gone or changed: what follows them is unusable."""
 
 
 class Frame(NamedTuple):

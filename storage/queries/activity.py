@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Seconds = npt.NDArray[np.float64]
-"""One number a stretch."""
+"""One number per stretch."""
 TRAINING = ("working", "loading", "held", "waiting")
 """Kinds of activity while the run trains."""
 IDLE = ("held", "waiting")
@@ -344,7 +344,7 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     phases = _phases(reader, TimeSpan(float(at[0]), float(at[-1])))
     begins = [piece.start for piece in phases["starting"]]
     trained = _clock(phases["training"], at)
-    # A coordinator that takes over counts anew.
+    # A coordinator that takes over counts from 0.
     life = np.searchsorted(np.array(begins), at, side="right")
     before = np.array(
         [_clock(phases["training"], np.array([start]))[0] for start in [0.0, *begins]]

@@ -17,9 +17,9 @@ from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import read_batches
 from storage.text.detokenize import required_decoder, text_decoder
 
-NEAR = 200_000
+MAX_DISTANCE = 200_000
 """Maximum number of the journal's records read for a page: a tenth of a second."""
-BEGINNING = 40
+BEGINNING_TOKENS = 40
 """Tokens of an answer that are its beginning."""
 _SEGMENT_INDEX = SegmentIndex()
 
@@ -67,7 +67,7 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
 
 def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
     """The first tokens of these answers as text. Answers without tokens are left out; so are all
-    without a tokenizer, or where they lie more than NEAR records apart."""
+    without a tokenizer, or where they lie more than MAX_DISTANCE records apart."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
     query = select(Trajectory.trajectory_id, Trajectory.first_offset).where(
         Trajectory.run == reader.key,
@@ -84,7 +84,7 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
         )
         for key, tokens in pairs:
             if key not in found:
-                found[key] = decoder.text(np.array(tokens[:BEGINNING], np.int32))
+                found[key] = decoder.text(np.array(tokens[:BEGINNING_TOKENS], np.int32))
     return found
 
 
@@ -92,9 +92,9 @@ def near_chunks(
     reader: RunReader, places: Mapping[int, tuple[int, int]]
 ) -> Iterator[pa.RecordBatch]:
     """Chunks of some trajectories between the first and last of `places` (offsets by id), in
-    batches; none where these lie more than NEAR records apart."""
+    batches; none where these lie more than MAX_DISTANCE records apart."""
     first, last = (pick(chain(*places.values()), default=0) for pick in (min, max))
-    if not places or last - first > NEAR:
+    if not places or last - first > MAX_DISTANCE:
         return
     wanted = ResponseSelection(np.array(sorted(places)), np.full(len(places), last))
     for batch in read_batches(reader.journal, first, _SEGMENT_INDEX):

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOST_UPDATES = 48
-MOST_ANSWERS = 1200
-MOST_TOKENS = 400_000
+MAX_UPDATES = 48
+MAX_ANSWERS = 1200
+MAX_TOKENS = 400_000
 _TOKENS = (
     *("trajectory_id", "window", "position", "length", "left", "finished", "in_loss"),
     *("value", "advantage", "return", "lam"),
@@ -106,7 +106,7 @@ def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], 
     updates = sorted(update for update, _ in counts)
     if not updates:
         return {}, 0
-    places = np.unique(np.linspace(0, len(updates) - 1, MOST_UPDATES).round().astype(int))
+    places = np.unique(np.linspace(0, len(updates) - 1, MAX_UPDATES).round().astype(int))
     chosen = [updates[place] for place in places]
     t = Trajectory
     # An order that has nothing to do with when an answer was begun, and does not change.
@@ -116,10 +116,10 @@ def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], 
         .join(Window, (Window.run == t.run) & (Window.trajectory_id == t.trajectory_id))
         .where(*ended, Window.update.in_(chosen))
         .order_by(order, t.trajectory_id)
-        .limit(MOST_ANSWERS)
+        .limit(MAX_ANSWERS)
     )
     rows: dict[int, Any] = {}
-    room = MOST_TOKENS
+    room = MAX_TOKENS
     for row in reader.rows(query):
         room -= row.sampled
         if room < 0 and rows:

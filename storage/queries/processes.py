@@ -147,9 +147,11 @@ class CoordinatorStatus:
 
 
 def process_health(run_dir: Path) -> "pd.DataFrame":
-    """One row a process, with COLUMNS. `state`: up, gone (in good order), lost, given up. `starts`
-    and `deaths` count those that coordinator or supervisor saw, `last_death` says how the last one
-    came. `heartbeat_s` and `memory_bytes` are as of the run's newest sample; None: not known."""
+    """One row per process, with COLUMNS.
+
+    `state`: up, gone (in good order), lost, given up. `starts` and `deaths` count those that
+    coordinator or supervisor saw, `last_death` is the last one's cause. `heartbeat_s` and
+    `memory_bytes` are as of the run's newest sample; None: not known."""
     import pandas as pd
 
     reader = open_run(run_dir)

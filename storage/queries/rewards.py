@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ALERT = "reward_alert"
 """The kind of event that the monitors of rewards write."""
-MOST_SCORINGS = 20_000
+MAX_SCORINGS = 20_000
 SCORES = ("ok", "timeout", "crashed", "invalid")
 _COUNTS = ("audits", "audits_failed", "paid_more", "paid_less")
 
@@ -90,7 +90,7 @@ def reward_lengths(
 
 
 def reward_sample(
-    run_dir: Path, evaluation: int | None = None, *, most: int = MOST_SCORINGS
+    run_dir: Path, evaluation: int | None = None, *, most: int = MAX_SCORINGS
 ) -> "pd.DataFrame":
     """Scorings of training answers or of an evaluation, in order; at most about `most`.
 

@@ -39,12 +39,13 @@ _ASKED = {"interrupted": "interrupted by Ctrl-C or a signal", "stopped": "asked 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list of runs. Accuracies are held-out; None: not evaluated; `accuracy` is the
-    newest. `kind` is training, evaluation (of a model that nobody trains: its accuracy is that
-    before), or reward model, whose updates are optimizer steps. `detail`: why it ended, or why it
-    cannot be read. `lineage`: how often training went back to a checkpoint. `notes`: what people
-    noted on it. `sql`: why SQL lacks some of the run, and as of when its figures are; status and
-    updates are then as the coordinator last said."""
+    """One run in a list of runs.
+
+    Accuracies are held-out; None: not evaluated; `accuracy` is the newest. `kind` is training,
+    evaluation (of an untrained model: its accuracy is that before), or reward model, whose updates
+    are optimizer steps. `detail`: why it ended, or is unreadable. `lineage`: how often training
+    went back to a checkpoint. `notes`: those of people. `sql`: why SQL lacks some of the run, and
+    the time of its figures; status and updates are then as the coordinator last wrote."""
 
     run_id: str
     run_dir: Path

@@ -55,7 +55,7 @@ COLUMNS = frozenset(WIDE.names)
 """Columns that a filter may name."""
 ORDERED = frozenset(kind.name for kind in WIDE if kind.type in (pa.int64(), pa.float64()))
 """Columns that rows can be sorted by."""
-MOST_RUNS = 4
+MAX_RUNS = 4
 _ROWS = 50_000
 """Read at a time."""
 _CHUNKS = 32
@@ -139,7 +139,7 @@ def _rows(reader: RunReader, schema: pa.Schema) -> pa.Table:
     with _ALL:
         known = _KNOWN.setdefault(key, _IndexedRun(schema, schema.empty_table()))
         _KNOWN.move_to_end(key)
-        if len(_KNOWN) > MOST_RUNS:
+        if len(_KNOWN) > MAX_RUNS:
             _KNOWN.popitem(last=False)
     with known.lock:
         newest = select(Projection.next_offset).where(Projection.run == reader.key)

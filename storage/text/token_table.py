@@ -26,7 +26,7 @@ _REASONS = {reason: code for code, reason in enumerate(REASONS)}
 
 
 class TokenTable(NamedTuple):
-    """One entry a token, [T] each."""
+    """Arrays with one entry per token, [T] each."""
 
     token_ids: Int32
     logprobs: Float32

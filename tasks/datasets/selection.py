@@ -18,8 +18,8 @@ from headrace.errors import UserError
 
 Norm = Literal["raw", "quantile", "zscore"]
 GUARD_SAMPLES = 16
-"""With fewer answers to a prompt a hard one looks as if nobody could solve it: at 4 the guard takes
-a fifth of the hard prompts away, at 1 two thirds."""
+"""Minimum number of answers per prompt for the guard: with fewer a hard prompt looks unsolvable. At
+4 the guard takes a fifth of the hard prompts away, at 1 two thirds."""
 
 
 class PromptScore(NamedTuple):

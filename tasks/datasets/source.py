@@ -48,7 +48,7 @@ PROCEDURAL_TASKS = {
 }
 
 
-MOST_MADE = 1_000_000
+MAX_GENERATED = 1_000_000
 """Number of problems generated at a time."""
 
 
@@ -87,7 +87,7 @@ class ProceduralSource:
         return evaluation_rows(self._task, count, sizes=self._sizes)
 
     def training_rows(self, count: int) -> list[TaskRow]:
-        if count > MOST_MADE:
+        if count > MAX_GENERATED:
             raise UserError(
                 f"the prompts of {self._task.name} are made, and there is no end of them: say how "
                 "many with --prompts N"

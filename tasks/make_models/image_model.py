@@ -33,7 +33,7 @@ CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ,.?:\n"
 PATCH, MERGE = 14, 2
 """Pixels of a patch's side, and patches of an image token's side."""
 SIDE = PATCH * MERGE
-MOST_TOKENS = 64
+MAX_IMAGE_TOKENS = 64
 """Of one image; a larger image is made smaller."""
 WIDTH, LAYERS, HEAD = 128, 4, 32
 MAX_LENGTH = 1024
@@ -56,7 +56,7 @@ ModelAndProcessor = tuple[PreTrainedModel, Any]
 
 
 def _tokenizer(characters: str, special: list[str], max_length: int) -> PreTrainedTokenizerFast:
-    """One token a character, and the family's special ones."""
+    """One token per character, and the family's special ones."""
     tokenizer = build_tokenizer(characters, max_length)
     added = ["<|im_start|>", "<|im_end|>", *special]
     tokenizer.add_special_tokens(
@@ -101,7 +101,7 @@ def _qwen(
     )  # fmt: skip
     parts = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
     # These edges are areas in pixels; by default a small image is enlarged.
-    size = {"shortest_edge": SIDE**2, "longest_edge": MOST_TOKENS * SIDE**2}
+    size = {"shortest_edge": SIDE**2, "longest_edge": MAX_IMAGE_TOKENS * SIDE**2}
     reads = processor(
         image_processor=Qwen2VLImageProcessor(size=size, **parts),
         video_processor=video_processor(**parts),

@@ -81,7 +81,7 @@ def write_direct(digits: list[int]) -> str:
 
 
 def write_fine(digits: list[int]) -> str:
-    """One step a term: `a3+0=3;b5+3=8;c7+8=5;#5`."""
+    """One step per term: `a3+0=3;b5+3=8;c7+8=5;#5`."""
     return write_steps(digits, [1] * len(digits))
 
 

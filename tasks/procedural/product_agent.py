@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-MOST_CALLS = 1
+MAX_CALLS = 1
 
 
 @cache
@@ -26,7 +26,7 @@ async def play(row: Mapping[str, Any], *, base_url: str, api_key: str) -> dict[s
         completion = await client.chat.completions.create(model="policy", messages=messages)
         said = completion.choices[0].message.content or ""
         call = re.fullmatch(r"\[(\d{1,9})\*(\d{1,9})\]", said)
-        if call is None or calls == MOST_CALLS:
+        if call is None or calls == MAX_CALLS:
             break
         calls += 1
         result = f">{int(call[1]) * int(call[2])}>"
