@@ -205,7 +205,7 @@ def _generators(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, 
     found: dict[str, _GeneratorSeconds] = {}
     for name, begun, ended in _names(reader, span):
         there = {
-            kind: _covered([_cut(piece, begun, ended) for piece in pieces], edges)
+            kind: _covered([(max(first, begun), min(last, ended)) for first, last in pieces], edges)
             for kind, pieces in phases.items()
         }
         training = there.pop("training")
@@ -364,10 +364,6 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
 def _edges(span: TimeSpan, width: float) -> Seconds:
     count = max(1, int(np.ceil((span.end - span.start) / width - 1e-9)))
     return np.linspace(span.start, span.end, count + 1)
-
-
-def _cut(piece: TimeSpan, begin: float, end: float) -> TimeSpan:
-    return TimeSpan(max(piece.start, begin), min(piece.end, end))
 
 
 def _clock(spans: Iterable[tuple[float, float]], at: Seconds) -> Seconds:

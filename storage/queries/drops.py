@@ -48,11 +48,7 @@ def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd
 
 def dropped_tokens(run_dir: Path) -> dict[str, int]:
     """Tokens by reason: what `ledger/dropped/REASON` counts."""
-    return count_dropped(open_run(run_dir))
-
-
-def count_dropped(reader: RunReader) -> dict[str, int]:
-    """`dropped_tokens` of a run that is open."""
+    reader = open_run(run_dir)
     counts: Counter[str] = Counter()
     whole = (
         select(Window.reason, func.sum(Window.tokens))
