@@ -60,7 +60,7 @@ def pages(
     tokens: bool,
     windows: bool,
 ) -> Iterator[Page]:
-    """Pages of the wanted trajectories. `tokens`: with theirs; `windows`: and their facts."""
+    """Pages of the wanted trajectories. `tokens`, `windows`: whether to read these."""
     loader = _PageLoader(reader, scalars, windows=tokens and windows)
     silent = wanted.last_offsets < 0
     ids = wanted.ids[silent].tolist()

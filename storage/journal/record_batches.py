@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
 
 class FrameStart(NamedTuple):
-    """The start of a frame in its file, behind the first, and the number of rows before it."""
+    """Position of a frame that is not its file's first one, and the file's rows before it."""
 
     position: int
     rows: int

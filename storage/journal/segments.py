@@ -94,7 +94,7 @@ def _number(metadata: dict[bytes, bytes], name: bytes, otherwise: int) -> int:
 
 
 def end_of(folder: Path) -> SegmentsEnd:
-    """The end of a folder, without a change. DamagedError: there is more than that."""
+    """The end of a folder; changes nothing. DamagedError: there is more than that."""
     walks = [walk for walk, _ in _last_walks(folder) if walk.rows]
     return (
         SegmentsEnd(walks[0].first_row + walks[0].rows, walks[0].digest)

@@ -49,7 +49,7 @@ _PHASES = {"starting": "starting", "evaluating": "evaluation", "training": "trai
 _LEAST_STRETCH_S = 2.0
 """Generators report about once a second."""
 _SKEW_S = 60.0
-"""By which clocks of two hosts do not differ."""
+"""Seconds by which clocks of two hosts differ at most."""
 LEARNER = "learner"
 
 
@@ -83,9 +83,10 @@ def activity(
 
 
 def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.DataFrame":
-    """Columns trajectory_id, stage, start, end (seconds since the epoch), version (the weights that
-    sampled last, or that the update trained): the stages of the newest training answers that were
-    begun, of those that were alive after `since`. A stage that goes on ends with the newest record.
+    """Stages of the newest training answers that were begun, alive after `since`.
+
+    Columns trajectory_id, stage, start, end (seconds since the epoch), version (the weights that
+    sampled last, or that the update trained). A stage that goes on ends with the newest record.
 
     - waiting: for a generator, or scored and for an update
     - generating: from its first tokens to its last

@@ -191,8 +191,9 @@ def _parts(
 def returns_before(
     index: Ints, border: int, closing: float, paid: Sequence[tuple[int, float]], gamma: float
 ) -> Floats:
-    """Returns of an answer's sampled tokens before number `border`, whose return is `closing`;
-    `paid` are (number of the token, what it earned).
+    """Returns of an answer's sampled tokens before number `border`.
+
+    `closing`: return of token `border`; `paid`: (number of the token, its reward).
 
     R_i = gamma^(border - i) R_border + sum over tokens j, i <= j < border, of gamma^(j - i) r_j
     """

@@ -48,13 +48,13 @@ def dropped_page(
     limit: int = 100,
     offset: int = 0,
 ) -> DroppedPage:
-    """Rows that lost tokens, for one of `reasons` (none: for any), of trajectories whose length is
-    within `lengths` (ends included).
+    """Rows that lost tokens, for one of `reasons` (none: for any).
 
-    A window's row: trajectory_id, window (its index), start, end, reasons (tokens by reason), lost
-    (of those reasons together), of (tokens sampled in it), update (empty where none had it), at,
-    and status, length and reward of its trajectory. A trajectory's row has windows (how many lost
-    tokens) in their place, and `of` counts all that the policy sampled.
+    `lengths`: bounds, included, of the trajectory's length. A window's row: trajectory_id, window
+    (its index), start, end, reasons (tokens by reason), lost (of those reasons together), of
+    (tokens sampled in it), update (empty where none had it), at, and status, length and reward of
+    its trajectory. A trajectory's row has windows (how many lost tokens) in their place, and `of`
+    counts all that the policy sampled.
     """
     reader = open_run(run_dir)
     wanted = [Window.run == reader.key, _for_any(reasons), *_within(lengths)]

@@ -39,9 +39,10 @@ def metric_series(
     samples: bool = False,
     points: int | None = None,
 ) -> "pd.DataFrame":
-    """Columns x, name, value in order of x, and update where x is another axis. Rows are the
-    updates of the surviving lineage, over `cpu` those whose CPU seconds are known; `samples` are
-    the gauges between updates instead (x update or wall only).
+    """Metrics as columns x, name, value in order of x, and update where x is another axis.
+
+    Rows are the updates of the surviving lineage, over `cpu` those whose CPU seconds are known;
+    `samples` are the gauges between updates instead (x update or wall only).
 
     `points` bounds the rows of one name: where there are more, the least and the largest of each
     stretch stay, at their own x, and so do the first and the last of all; a further column `mean`

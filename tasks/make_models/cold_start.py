@@ -1,9 +1,10 @@
-"""Make a cold-started policy: `python -m tasks.make_models.cold_start --task chain_sums --out DIR`.
+"""Make a cold-started policy.
 
-In: a procedural task, a number of steps and a seed. Out: a Hugging Face folder with a
-0.65M-parameter Llama and its character tokenizer, about 1.3 MB. The model answers as the task
-teaches it: chains of sums in a mixture of styles, as base models do, tracking with a slip in every
-fifth step, the shift register with slips and checks.
+Usage: `python -m tasks.make_models.cold_start --task chain_sums --out DIR`. In: a procedural task,
+a number of steps and a seed. Out: a Hugging Face folder with a 0.65M-parameter Llama and its
+character tokenizer, about 1.3 MB. The model answers as the task teaches it: chains of sums in a
+mixture of styles, as base models do, tracking with a slip in every fifth step, the shift register
+with slips and checks.
 
 Two phases, counted in steps so that a run reproduces: the skill alone, on short prompts and a few
 long ones (labels the model has never seen would break the switch), then the mixture on the task's

@@ -1,9 +1,10 @@
-"""Make a tiny random vision-language model: `python -m tasks.make_models.image_model --out DIR`.
+"""Make a tiny random vision-language model.
 
-In: the name of a family, the characters of the task, a seed. Out: a Hugging Face folder with 1.5 to
-2.5 million random weights, a character-level tokenizer, a chat template and the family's processor,
-for images of a few ten pixels a side: 28 x 28 pixels are one token of a sequence, 56 x 56 are four
-(Idefics3 makes every image 56 x 56). Nothing is downloaded. Same seed, same weights.
+Usage: `python -m tasks.make_models.image_model --out DIR`. In: the name of a family, the characters
+of the task, a seed. Out: a Hugging Face folder with 1.5 to 2.5 million random weights, a
+character-level tokenizer, a chat template and the family's processor, for images of a few ten
+pixels a side: 28 x 28 pixels are one token of a sequence, 56 x 56 are four (Idefics3 makes every
+image 56 x 56). Nothing is downloaded. Same seed, same weights.
 """
 
 from __future__ import annotations

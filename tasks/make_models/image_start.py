@@ -1,9 +1,9 @@
-"""Make a policy that answers about images, badly: `python -m tasks.make_models.image_start --out
-DIR`.
+"""Make a policy that answers about images, badly.
 
-In: a number of steps and a seed. Out: the folder of a tiny vision-language model (see
-`image_model`) that was shown answers of the task `shapes`: right boxes, counts that are mostly
-guesses, and captions of which half have a fault. Steps are counted, so that a run reproduces.
+Usage: `python -m tasks.make_models.image_start --out DIR`. In: a number of steps and a seed. Out:
+the folder of a tiny vision-language model (see `image_model`) that was shown answers of the task
+`shapes`: right boxes, counts that are mostly guesses, and captions of which half have a fault.
+Steps are counted, so that a run reproduces.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A Llama whose weights are written, not trained: `python -m tasks.make_models.scripted_model --out
-DIR`.
+"""A Llama whose weights are written, not trained.
 
-In: a seed. Out: a Hugging Face folder with a model that walks graphs at random, the cold start of
-`tasks.procedural.graph_walk`. Its weights are overwritten where the walk needs them and small and
-random elsewhere, so that everything can still be learnt. Teaching a model of this size to look up
-edges by examples takes many minutes; writing it takes a second.
+Usage: `python -m tasks.make_models.scripted_model --out DIR`. In: a seed. Out: a Hugging Face
+folder with a model that walks graphs at random, the cold start of `tasks.procedural.graph_walk`.
+Its weights are overwritten where the walk needs them and small and random elsewhere, so that
+everything can still be learnt. Teaching a model of this size to look up edges by examples takes
+many minutes; writing it takes a second.
 
 How it works. The first layer notes for every position which character came before it, and whether
 the prompt is over. The second attends to the characters of the prompt that came after the current
