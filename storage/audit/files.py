@@ -40,6 +40,7 @@ from storage.journal.segments import segment_paths
 from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
 
+Array = np.ndarray[Any, Any]
 MAX_TOKEN_TABLES = 512
 """Maximum number of examined trajectories, evenly spread, always the same ones."""
 _IN_LOSS = ("learner_logprobs", "advantages")
@@ -174,7 +175,7 @@ def check_diagnostics(
     return looked_at
 
 
-def _wrong(window: WindowFacts, kept: "np.ndarray[Any, Any]", seen: Any) -> str | None:
+def _wrong(window: WindowFacts, kept: Array, seen: Any) -> str | None:
     if (seen.trajectory_id, seen.start) != (window.trajectory_id, window.start):
         return f"are said to be of trajectory {seen.trajectory_id} from {seen.start} on"
     for name, values in seen.columns.items():
@@ -218,12 +219,7 @@ def check_masks(
     return len(chosen)
 
 
-def _compare(
-    trajectory: TrajectoryFacts,
-    mask: "np.ndarray[Any, Any]",
-    updates: "np.ndarray[Any, Any]",
-    findings: Findings,
-) -> None:
+def _compare(trajectory: TrajectoryFacts, mask: Array, updates: Array, findings: Findings) -> None:
     expected = np.zeros(trajectory.length, np.uint8)
     expected_at = np.full(trajectory.length, -1, np.int64)
     for window in trajectory.windows:
