@@ -2,7 +2,7 @@
 
 `append` returns once the records are safe: token diagnostics, then the journal (one Arrow batch,
 one fsync). SQL is the journal's projection: SQLite's one transaction comes in the same call while
-that succeeds, and a thread beside the run, for which nothing waits, writes to a server, and to
+that succeeds, and a background thread, for which nothing waits, writes to a server, and to
 SQLite that lacks something. SQL that cannot be written (disk full, file locked, server away or
 silent) does not stop the run: `behind` says why it does not follow and `behind_s` for how long, and
 it is brought up to the journal later, each record once. Callers use one thread at a time, and there
@@ -32,32 +32,33 @@ from headrace.run_files.run_folder import RESOLVED, hold_writer, read_config, wr
 from storage import projection
 from storage.database.engine import SQLITE_NAME, open_writer
 from storage.database.reader import check_formats
-from storage.journal.checkpoints import check_history, lost
+from storage.journal.checkpoints import check_history, lost_records_error
 from storage.journal.diagnostics import DiagnosticsWriter
-from storage.journal.segments import end_of, fsync, segment_paths
+from storage.journal.segments import end_of, segment_paths
 from storage.journal.store import Journal, read_journal, run_id_of, snapshots
-from storage.projection.rows import Placed
+from storage.projection.rows import PlacedRecord
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """Minimum seconds between attempts to write SQL again after a failure."""
-MUCH = 20_000
-"""If SQLite lacks more records than this (a second's work), a background thread adds them."""
-LATE_S = 5.0
+BACKGROUND_CATCH_UP_RECORDS = 20_000
+"""If SQLite lacks more records (about a second of work), a background thread adds them."""
+BEHIND_AFTER_S = 5.0
 """SQL that has not had a record for so long is behind."""
-CLOSING_S = 60.0
-"""How long the end of a run waits for SQL that is being written beside it,"""
-SILENT_S = 10.0
-"""and it waits no longer for one that has taken nothing for so long."""
-AT_ONCE = 2_000
-"""Records kept in memory for SQL; others are read from the journal, as many at a time."""
+MAX_CLOSE_S = 60.0
+"""Maximum number of seconds that the end of a run waits for SQL to catch up,"""
+MAX_SILENCE_S = 10.0
+"""and maximum number of seconds without a written record."""
+PROJECTED_RECORDS = 2_000
+"""Maximum number of records kept in memory for SQL, and read from the journal at a time."""
 STATEMENT_S = 60
 """A server's longest statement."""
-YIELD_S, MOST_YIELD_S = 1e-5, 0.25
-"""A commit takes longer by so much a record while SQL that answers lacks over `AT_ONCE` of them:
-a run of 1,300 records a second left the thread, with 1,000 on a busy machine, behind for good."""
-AWAY = (OperationalError, InterfaceError, InternalError)
-"""What may be well later: the last is a session that the server ended for its idleness."""
+YIELD_S, MAX_YIELD_S = 1e-5, 0.25
+"""Seconds per lacking record, and at most, that a commit waits while SQL that answers lacks more
+than `PROJECTED_RECORDS`: 1,300 records a second, 1,000 on a busy machine, left the thread
+behind."""
+DATABASE_AWAY_ERRORS = (OperationalError, InterfaceError, InternalError)
+"""Errors that may pass; the last one: the server ended a session for its idleness."""
 START_BYTES = 1 << 20
 """About what the files take that are made when a run is opened."""
 
@@ -97,12 +98,10 @@ class RunStore:
         # Before anything is cut: SQL gets no record that is not safe in the journal.
         if seen > (rows := end_of(run_dir / "journal").rows):
             self._engine.dispose()
-            raise lost(
+            raise lost_records_error(
                 run_dir, f"the database knows {seen:,} records, and the journal has {rows:,}"
             )
-        self._journal = Journal(
-            run_dir / "journal", run_id=run_id, segment_mib=segment_mib, sync=self._sync
-        )
+        self._journal = Journal(run_dir / "journal", run_id=run_id, segment_mib=segment_mib)
         self._diagnostics = (
             DiagnosticsWriter(run_dir / "diagnostics", segment_mib=segment_mib)
             if config.storage.token_diagnostics
@@ -115,23 +114,27 @@ class RunStore:
         """The first record that SQL does not have."""
         self._trouble = self._last_trouble = ""
         self._since: float | None = None
-        """When the oldest record came that SQL does not have."""
+        """Time when the oldest record came that SQL does not have."""
         self._catch_up_at, self._moved_at = 0.0, time.monotonic()
-        self._wake, self._closing, self._news = threading.Condition(), False, list[Placed]()
+        self._wake, self._closing, self._pending = (
+            threading.Condition(),
+            False,
+            list[PlacedRecord](),
+        )
         """Requests of the run to its background thread."""
-        self._beside: Future[None] | None = None
+        self._background: Future[None] | None = None
         lacks, is_server = rows - seen, config.storage.database is not None
-        if lacks > (0 if is_server else MUCH):
+        if lacks > (0 if is_server else BACKGROUND_CATCH_UP_RECORDS):
             self._trouble = f"SQL in {self._sql} is being brought up to the journal"
             log.info("%s: it lacks %d records; the run does not wait", self._trouble, lacks)
             self._since = self._moved_at
         elif lacks:
-            self._follow([])
+            self._update_sql([])
         if is_server or self._trouble:
-            self._part()
+            self._start_background()
 
     def _database(self, config: RunConfig) -> str:
-        """Where SQL is, without a password."""
+        """The database's path or URL, without a password."""
         url = config.storage.database
         if url is None:
             return str(self._run_dir / SQLITE_NAME)
@@ -139,7 +142,7 @@ class RunStore:
 
     @property
     def place(self) -> str:
-        """Where records go at this moment: into the journal, or from there into SQL."""
+        """The store that is being written at this moment: the journal, or SQL."""
         return f"SQL in {self._sql}" if self._in_sql else f"the disk of {self._run_dir / 'journal'}"
 
     @classmethod
@@ -154,7 +157,7 @@ class RunStore:
 
     @classmethod
     def open(cls, run_dir: Path, *, wait_s: float = 1.0) -> Self:
-        """The store of an existing run: a torn tail is cut, SQL is brought up to the journal.
+        """The store of an existing run; cuts a torn tail and brings SQL up to the journal.
         DamagedError: the journal is not what was written, and nothing was changed."""
         if not (run_dir / RESOLVED).exists():
             raise UserError(f"{run_dir} is not a run folder: it has no {RESOLVED}")
@@ -162,12 +165,12 @@ class RunStore:
 
     @property
     def end(self) -> JournalEnd:
-        """Where the journal ends."""
+        """The journal's end."""
         return self._journal.end
 
     def append(self, records: Sequence[Record]) -> None:
-        """Make records safe, in order. StorageBlockedError: none of them is in the journal, and the
-        next append has to be of the same ones."""
+        """Write records in order. StorageBlockedError: none is in the journal; append the same
+        next."""
         if not records:
             return
         if self._diagnostics is not None and not self._diagnosed:
@@ -176,22 +179,22 @@ class RunStore:
         first = self._journal.next_offset
         self._journal.append(records)
         self._diagnosed, placed = False, list(enumerate(records, start=first))
-        if self._beside is not None:
-            self._hand_over(placed, self._beside)
+        if self._background is not None:
+            self._queue_for_sql(placed, self._background)
             return
         self._in_sql = True
         try:
-            self._follow(placed)
+            self._update_sql(placed)
         finally:
             self._in_sql = False
         if self._trouble:
-            self._part()
+            self._start_background()
 
     @property
     def behind(self) -> str:
-        """Why SQL does not follow the journal; empty while it does."""
-        late = f"SQL in {self._sql} is over {LATE_S:.0f} s late"
-        return self._trouble or (late if self.behind_s > LATE_S else "")
+        """The reason why SQL does not follow the journal; empty while it does."""
+        late = f"SQL in {self._sql} is over {BEHIND_AFTER_S:.0f} s late"
+        return self._trouble or (late if self.behind_s > BEHIND_AFTER_S else "")
 
     @property
     def behind_s(self) -> float:
@@ -201,7 +204,7 @@ class RunStore:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether a snapshot among the next records is worth its bytes."""
+        """True if a snapshot among the next records is worth its bytes."""
         return self._journal.wants_snapshot
 
     def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
@@ -211,9 +214,10 @@ class RunStore:
     def replay(
         self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
     ) -> Iterator[Record]:
-        """The records with offsets from `first` to before `end`, in order, tokens included; commits
-        come without their diagnostics. `only`: others than of these kinds may be left out. Bytes
-        are checked as far as they are read."""
+        """The records from offset `first` to before `end`, in order, tokens included.
+
+        Commits come without their diagnostics. `only`: others than of these kinds may be left out.
+        Bytes are checked as far as they are read."""
         for batch in read_journal(self._run_dir / "journal", first, only=only):
             for offset, record in batch:
                 if end is not None and offset >= end:
@@ -222,82 +226,80 @@ class RunStore:
 
     def close(self) -> None:
         """Seal what is open. The store cannot be used afterwards."""
-        if self._beside is not None:
-            self._leave(self._beside)
+        if self._background is not None:
+            self._finish_background(self._background)
         self._journal.close()
         if self._diagnostics is not None:
             self._diagnostics.close()
         self._engine.dispose()
         self._lock.close()
 
-    def _sync(self, file: int) -> None:
-        """What every batch of the journal waits for."""
-        fsync(file)
-
-    def _part(self) -> None:
+    def _start_background(self) -> None:
         """From now on a thread writes SQL, and the run does not wait for it."""
-        self._beside = Future()
-        threading.Thread(target=self._write_beside, args=(self._beside,), daemon=True).start()
+        self._background = Future()
+        threading.Thread(target=self._run_background, args=(self._background,), daemon=True).start()
 
-    def _hand_over(self, placed: list[Placed], beside: "Future[None]") -> None:
-        """Leave records to the thread beside the run."""
-        if beside.done():
-            beside.result()  # what it failed of ends the run, as it does without a thread
+    def _queue_for_sql(self, placed: list[PlacedRecord], background: "Future[None]") -> None:
+        """Leave records to the background thread."""
+        if background.done():
+            background.result()  # its error ends the run, as it does without a thread
         with self._wake:
             self._since = self._since or time.monotonic()
-            self._news += placed
-            if len(self._news) > AT_ONCE:
-                self._news = placed  # the journal has the others
+            self._pending += placed
+            if len(self._pending) > PROJECTED_RECORDS:
+                self._pending = placed  # the journal has the others
             self._wake.notify()
         lacks, silent_s = self._journal.next_offset - self._next, time.monotonic() - self._moved_at
-        if lacks > AT_ONCE and silent_s < LATE_S:
-            time.sleep(min(lacks * YIELD_S, MOST_YIELD_S))
+        if lacks > PROJECTED_RECORDS and silent_s < BEHIND_AFTER_S:
+            time.sleep(min(lacks * YIELD_S, MAX_YIELD_S))
 
-    def _write_beside(self, done: "Future[None]") -> None:
-        """What the thread beside the run does: keep SQL up with the journal."""
+    def _run_background(self, done: "Future[None]") -> None:
+        """Keep SQL up with the journal, in the background thread."""
         try:
             ending = False
             while not ending:
                 with self._wake:
                     again = self._catch_up_at - time.monotonic() if self._trouble else None
-                    self._wake.wait_for(lambda: self._news or self._closing, again)
-                    news, self._news = self._news, []
+                    self._wake.wait_for(lambda: self._pending or self._closing, again)
+                    records, self._pending = self._pending, []
                     ending, began = self._closing, time.monotonic()
-                self._follow(news, at_once=ending)
+                self._update_sql(records, at_once=ending)
                 with self._wake:
                     if not self._trouble:
-                        self._since = began if self._news else None
+                        self._since = began if self._pending else None
             done.set_result(None)
         except Exception as error:  # the boundary of the thread: the next append raises it
             done.set_exception(error)
 
-    def _leave(self, beside: "Future[None]") -> None:
+    def _finish_background(self, background: "Future[None]") -> None:
         """Wait for the thread to write the rest, for a bounded time."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self.behind:
-            log.warning("the run's end waits for SQL, %.0f s at most: %s", CLOSING_S, self.behind)
+            log.warning("the run's end waits for SQL, %.0f s at most: %s", MAX_CLOSE_S, self.behind)
         began = time.monotonic()
-        while not wait([beside], 0.1).done:
-            if time.monotonic() > min(began + CLOSING_S, max(began, self._moved_at) + SILENT_S):
+        while not wait([background], 0.1).done:
+            if time.monotonic() > min(
+                began + MAX_CLOSE_S, max(began, self._moved_at) + MAX_SILENCE_S
+            ):
                 break
         else:
-            beside.result()
+            background.result()
         if self._next < self._journal.next_offset:
             log.warning("SQL in %s lacks the run's end: a resume or repair brings it up", self._sql)
 
-    def _follow(self, news: list[Placed], *, at_once: bool = False) -> None:
+    def _update_sql(self, records: list[PlacedRecord], *, at_once: bool = False) -> None:
         """Bring SQL up to the last of these records or, where it lacks others before them, to the
         journal's end; where that failed, not again for a while, unless `at_once`."""
         try:
-            if news and not self._trouble and news[0][0] <= self._next:
-                self._project(news)
+            if records and not self._trouble and records[0][0] <= self._next:
+                self._project(records)
             elif self._next < self._journal.next_offset and (
                 at_once or time.monotonic() >= self._catch_up_at
             ):
                 self._catch_up()
-        except AWAY as error:
+        except DATABASE_AWAY_ERRORS as error:
             reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
             text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
             self._trouble, self._catch_up_at = text, time.monotonic() + CATCH_UP_S
@@ -310,12 +312,12 @@ class RunStore:
         """Project what the journal has and SQL lacks."""
         with self._engine.begin() as connection:
             self._next = projection.next_offset(connection, self._run)
-        lacking: list[Placed] = []
+        lacking: list[PlacedRecord] = []
         for batch in read_journal(self._run_dir / "journal", self._next):
             if batch[-1][0] >= self._journal.next_offset:
                 break  # it is being written: SQL gets nothing that is not safe there
             lacking += batch
-            if len(lacking) >= AT_ONCE:
+            if len(lacking) >= PROJECTED_RECORDS:
                 self._project(lacking)
                 lacking = []
         self._project(lacking)
@@ -323,7 +325,7 @@ class RunStore:
             log.info("SQL has caught up with the journal")
         self._trouble = ""
 
-    def _project(self, records: list[Placed]) -> None:
+    def _project(self, records: list[PlacedRecord]) -> None:
         if records:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, records)

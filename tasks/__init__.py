@@ -1,1 +1,1 @@
-"""Prompt sources: what a run is trained and evaluated on, and the scripts that make its models."""
+"""Prompt sources for training and evaluation, and the scripts that make models."""

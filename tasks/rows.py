@@ -1,7 +1,7 @@
 """One row of a task: what every prompt source yields and everything downstream reads.
 
-In: nothing. Out: `Row` and `Message`, the images of a prompt, and its identity. A row is immutable,
-and its id names the row itself, not one visit to it: the second epoch yields the same id again.
+In: nothing. Out: `TaskRow` and `Message`, the images of a prompt, and its identity. A row is
+immutable, and its id names the row, not a visit to it: the second epoch yields the same id.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from typing import Any
 
 from headrace.data.media import MediaError, check_image, image_bytes, named_image
 
-Part = dict[str, Any]
+MessagePart = dict[str, Any]
 """A piece of a message: its `type`, and a `text`, an `image` (whatever
 `headrace.data.media.image_bytes` takes, or a digest) or what else it is."""
 Message = dict[str, Any]
-"""One chat message: `role`, and `content`, which is a text or, where there is more than text in it,
-a list of parts."""
+"""One chat message: `role`, and `content`: a text or, where it has more, a list of parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """A prompt and its reference answer.
 
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
     the verifier compares against; `info` keeps the row's columns for reward functions; `domain` is
-    that of a mixture, "" elsewhere. Paths of images are relative to `folder`, that of the row's
-    file.
+    that of a mixture, "" elsewhere. Image paths are relative to `folder`, that of the row's file.
     """
 
     id: str
@@ -43,21 +41,15 @@ class Row:
 
 
 def other_than_text(prompt: str | list[Message], *, images: bool = False) -> str | None:
-    """The type of the first part of a prompt that is no text, nor an image where `images` may be;
-    None where there is none."""
+    """The type of a prompt's first part that is no text (nor, with `images`, an image)."""
     known = ("text", "image") if images else ("text",)
-    if isinstance(prompt, str):
-        return None
-    contents = (message["content"] for message in prompt)
-    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    parts = _parts(prompt)
     return next((str(part["type"]) for part in parts if part["type"] not in known), None)
 
 
 def images_in(prompt: str | list[Message]) -> list[Any]:
-    """What the prompt says of each of its images, in their order."""
-    contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return [part["image"] for part in parts if part["type"] == "image"]
+    """The images of the prompt as it names them, in their order."""
+    return [part["image"] for part in _parts(prompt) if part["type"] == "image"]
 
 
 def files_of(
@@ -68,8 +60,8 @@ def files_of(
     urls: bool = False,
     check: bool = False,
 ) -> list[bytes]:
-    """The files of a prompt's images, in their order; paths are relative to `folder`. MediaError,
-    which names `where` and the image, where one cannot be had, or, with `check`, not be used."""
+    """The files of a prompt's images, in order; paths are relative to `folder`. MediaError, which
+    names `where` and the image: one is missing or, with `check`, unusable."""
     found: list[bytes] = []
     for number, image in enumerate(images_in(prompt), start=1):
         try:
@@ -83,8 +75,8 @@ def files_of(
 
 
 def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | list[Message]:
-    """The prompt with others in the place of its images, such as their digests, so that it can be
-    written as JSON. ValueError where they are not as many."""
+    """The prompt with other images, such as digests, so that it can be written as JSON. ValueError:
+    not as many."""
     wanted = len(images_in(prompt))
     if len(images) != wanted:
         raise ValueError(f"{len(images)} images for a prompt with {wanted}")
@@ -94,25 +86,31 @@ def with_images(prompt: str | list[Message], images: Sequence[Any]) -> str | lis
     return [{**message, "content": _replaced(message["content"], left)} for message in prompt]
 
 
-def text_of(content: str | list[Part]) -> str:
-    """What a message says in words; what else is in it is left out."""
+def text_of(content: str | list[MessagePart]) -> str:
+    """The text of a message; its other parts are left out."""
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
 def prompt_text(prompt: str | list[Message]) -> str:
-    """The prompt as one string; the identity under which duplicates and splits are decided."""
+    """The prompt as one string: the identity for duplicates and splits."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
 
 
-def _replaced(content: str | list[Part], images: Iterator[Any]) -> str | list[Part]:
+def _parts(prompt: str | list[Message]) -> Iterator[MessagePart]:
+    """The parts of all messages whose content is a list."""
+    contents = [] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return (part for content in contents if not isinstance(content, str) for part in content)
+
+
+def _replaced(content: str | list[MessagePart], images: Iterator[Any]) -> str | list[MessagePart]:
     if isinstance(content, str):
         return content
     return [{**p, "image": next(images)} if p["type"] == "image" else p for p in content]
 
 
-def _content(content: str | list[Part]) -> str:
+def _content(content: str | list[MessagePart]) -> str:
     if isinstance(content, str):
         return content
     named = [{**p, "image": _name(p["image"])} if p["type"] == "image" else p for p in content]
@@ -120,7 +118,7 @@ def _content(content: str | list[Part]) -> str:
 
 
 def _name(image: Any) -> str:
-    """Of bytes their digest, and of a data URL that of its bytes: they are the same image."""
+    """Digest of bytes or of a data URL's bytes, which are the same image; else the name."""
     image = named_image(image)
     if isinstance(image, str) and image.startswith("data:"):
         with suppress(MediaError):

@@ -16,8 +16,8 @@ from headrace.run_files import run_folder
 from headrace_cli.commands.run.generator import await_listener
 from headrace_cli.commands.run.train import report
 from headrace_cli.launch.supervisor import OURS, RunOutcome
-from storage.journal.checkpoints import lost
-from storage.journal.record_batches import damage
+from storage.journal.checkpoints import lost_records_error
+from storage.journal.record_batches import damage_error
 from storage.run_store import START_BYTES
 from tests.documented import is_documented, lines
 
@@ -88,8 +88,10 @@ def test_what_a_user_is_refused_with(tmp_path: Path, capsys: pytest.CaptureFixtu
         partial(await_listener, "tcp://127.0.0.1:9", patience_s=0.2, tell=told.append),
     ]
     said: list[Exception] = [
-        damage(tmp_path / "run" / "journal" / "segment-000001.arrow", 1_234),
-        lost(tmp_path / "run", "step_8 rests on 1,000 records of the journal; it holds 9"),
+        damage_error(tmp_path / "run" / "journal" / "segment-000001.arrow", 1_234),
+        lost_records_error(
+            tmp_path / "run", "step_8 rests on 1,000 records of the journal; it holds 9"
+        ),
     ]
     with run_folder.hold_writer(tmp_path), run_folder.locked(tmp_path):
         for refusal in refusals:

@@ -31,11 +31,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tasks.make_models.cold_start import Example, buckets
+from tasks.make_models.cold_start import TrainingExample, buckets
 from tasks.make_models.policy_check import sample
-from tasks.procedural.base import Sizes, prompt_row
+from tasks.procedural.base import PromptSizes, prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 MIN_TERMS, MAX_TERMS, MAX_TOKENS = 6, 32, 240
 """Of the demonstration: `recipes/algorithms/ppo.toml`."""
@@ -45,7 +45,7 @@ STEPS, BATCH, LEARNING_RATE = 150, 64, 2e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Example):
+class Judged(TrainingExample):
     """A prompt with its answer, whose last token is the end token, and whether that is right."""
 
     right: bool
@@ -71,8 +71,8 @@ def judged_answers(
 ) -> list[Judged]:
     """Answers of the policy to `count` training prompts, without those that never ended."""
     model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-    sizes = Sizes(MIN_TERMS, MAX_TERMS, CHAIN_SUMS.tail_exponent)
-    by_length: dict[int, list[Row]] = defaultdict(list)
+    sizes = PromptSizes(MIN_TERMS, MAX_TERMS, CHAIN_SUMS.tail_exponent)
+    by_length: dict[int, list[TaskRow]] = defaultdict(list)
     for i in range(count):
         row = prompt_row(CHAIN_SUMS, i, seed, sizes=sizes)
         by_length[len(row.prompt)].append(row)

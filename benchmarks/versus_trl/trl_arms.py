@@ -35,7 +35,7 @@ from headrace.errors import RunFailedError, UserError
 from headrace.host.hardware import free_port
 from headrace.host.install import ROOT
 from tasks.datasets.source import build_source
-from tasks.rows import Row as TaskRow
+from tasks.rows import TaskRow
 
 WALL_S = 3600.0
 """A process of TRL that takes longer is ended."""

@@ -37,7 +37,7 @@ from tasks.datasets.source import (
     build_source,
     image_files,
 )
-from tasks.rows import Row, with_images
+from tasks.rows import TaskRow, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
@@ -91,7 +91,7 @@ class Prompts:
                 longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
                 self._check_labels(longest, task.max_terms)
 
-    def encode(self, row: Row) -> EncodedPrompt:
+    def encode(self, row: TaskRow) -> EncodedPrompt:
         """The prompt as the policy sees it: through the chat template if there is to be one. Where
         an agent asks, that has no tokens: the policy sees what the agent makes of it."""
         mode, environment = self._config.model.chat_template, self._config.environment
@@ -137,7 +137,7 @@ class Prompts:
         version = self._images.version if media else ""
         return EncodedPrompt(text, expanded, said, media, version, files)
 
-    def _files(self, row: Row) -> list[bytes]:
+    def _files(self, row: TaskRow) -> list[bytes]:
         """The files of the row's images, which the policy can be shown."""
         files = image_files(self._config.task, row)
         if not files:
@@ -221,7 +221,7 @@ class Prompts:
 
     def _row_from(
         self, domain: str, first: int, progress: MixtureProgress
-    ) -> tuple[int, Row, EncodedPrompt] | None:
+    ) -> tuple[int, TaskRow, EncodedPrompt] | None:
         """The first row of a domain that bands ask and that is not too long, with its position."""
         source, passed = self._domains[domain], 0
         for at in range(first, first + MAX_SKIPS):
@@ -237,7 +237,7 @@ class Prompts:
                 return at, row, encoded
         return None
 
-    def _usable(self, row: Row) -> EncodedPrompt | None:
+    def _usable(self, row: TaskRow) -> EncodedPrompt | None:
         """None, with a notice, if the row is too long or one of its images is invalid."""
         try:
             encoded = self.encode(row)
@@ -272,7 +272,7 @@ class Prompts:
 
     def _group(
         self,
-        row: Row,
+        row: TaskRow,
         encoded: EncodedPrompt,
         position: int,
         group_id: int,
@@ -331,7 +331,7 @@ class CriticPrompts:
             elif source.kind == "pairwise" and (column := source.options.get("column")):
                 self._columns[name] = column
 
-    def of(self, row: Row, prompt: str) -> Int32 | None:
+    def of(self, row: TaskRow, prompt: str) -> Int32 | None:
         """Token ids, the end token last, of a row whose prompt the policy sees as `prompt`; None
         without an anchor."""
         if not self._files and not self._columns:
@@ -344,7 +344,7 @@ class CriticPrompts:
             ids.append(int(self._tokenizer.eos_token_id))
         return np.array(ids[: self._config.task.max_response_length], np.int32)
 
-    def _anchor(self, row: Row, prompt: str) -> str | None:
+    def _anchor(self, row: TaskRow, prompt: str) -> str | None:
         reward = self._config.reward
         source = reward.route_of(self._config.task.kind, lambda: row.info)
         if source in self._files:

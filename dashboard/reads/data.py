@@ -24,14 +24,14 @@ from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
 from storage.queries import (
-    Alerted,
+    CoordinatorStatus,
     DroppedPage,
-    Failures,
+    RewardAlert,
+    RewardFailures,
     RunLine,
-    Stack,
+    StackDump,
     TrajectoryDetail,
     TrajectoryPage,
-    Word,
 )
 from storage.queries.metrics import Axis
 
@@ -210,11 +210,11 @@ class RunData:
         stamp = self.picture(samples=True)[1]
         return self._paced(_scorings, sources, evaluation, stamp=stamp)
 
-    def reward_failures(self) -> list[Failures]:
+    def reward_failures(self) -> list[RewardFailures]:
         """`storage.queries.reward_failures`."""
         return self._kept(queries.reward_failures)
 
-    def reward_alerts(self, most: int) -> list[Alerted]:
+    def reward_alerts(self, most: int) -> list[RewardAlert]:
         """`storage.queries.reward_alerts`."""
         return self._kept(queries.reward_alerts, most)
 
@@ -235,11 +235,11 @@ class RunData:
         """One row a process, see `storage.queries.process_health`."""
         return _health(self._at[0])
 
-    def last_word(self) -> Word | None:
+    def last_word(self) -> CoordinatorStatus | None:
         """How the coordinator last said that the run is."""
-        return queries.last_word(self.line.run_dir)
+        return queries.coordinator_status(self.line.run_dir)
 
-    def stacks(self) -> dict[str, Stack]:
+    def stacks(self) -> dict[str, StackDump]:
         """The last stack of each process that wrote one."""
         return _stacks(self._at[0])
 
@@ -333,7 +333,7 @@ def _health(run_dir: str) -> pd.DataFrame:
 
 
 @st.cache_data(ttl=5 * _FRESH_S, max_entries=16, show_spinner=False)
-def _stacks(run_dir: str) -> dict[str, Stack]:
+def _stacks(run_dir: str) -> dict[str, StackDump]:
     return shown(queries.last_stacks(Path(run_dir)))
 
 

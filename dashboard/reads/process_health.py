@@ -12,7 +12,7 @@ import pandas as pd
 
 from dashboard.formatting import duration, gibibytes, moment
 from dashboard.reads.data import is_live
-from storage.queries import RunLine, Word
+from storage.queries import CoordinatorStatus, RunLine
 
 LONG_WAIT_S = 30.0
 """A wait of which the first sentence speaks."""
@@ -29,7 +29,7 @@ class Look:
     heard for so long is silent."""
 
     line: RunLine
-    word: Word | None
+    word: CoordinatorStatus | None
     now: float
     silent_s: float
 

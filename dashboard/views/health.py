@@ -13,7 +13,7 @@ from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_
 from dashboard.formatting import duration, moment
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.process_health import Look, health_rows, health_sentence
-from storage.queries import Stack
+from storage.queries import StackDump
 
 EVENTS = 200
 SHOWN = 14
@@ -139,7 +139,7 @@ def _stacks(run: RunData) -> None:
         )
 
 
-def _what(stack: Stack) -> str:
+def _what(stack: StackDump) -> str:
     if stack.kind == "traceback":
         return stack.text.splitlines()[-1][:120]
     return "what each thread was doing" + (f" at {moment(stack.at)}" if stack.at else "")

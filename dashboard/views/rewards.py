@@ -28,7 +28,7 @@ from dashboard.reads import scorings
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.scorings import Scorings
 from headrace.metrics.health_ranges import MIN_UPDATES_BACK
-from storage.queries import Alerted
+from storage.queries import RewardAlert
 
 CHARTS = (
     ("Reward by source", "mean"),
@@ -183,7 +183,7 @@ def _alerts(run: RunData) -> None:
         )
 
 
-def _alert(run: RunData, alert: Alerted) -> str:
+def _alert(run: RunData, alert: RewardAlert) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(alert.at))
     filters = alert_filters(alert, run.config()["reward"]["alerts"]["answers"])
     link = link_html(_address(run, None, **filters), alert.text)
@@ -193,7 +193,7 @@ def _alert(run: RunData, alert: Alerted) -> str:
     )
 
 
-def alert_filters(alert: Alerted, newest: int) -> dict[str, Any]:
+def alert_filters(alert: RewardAlert, newest: int) -> dict[str, Any]:
     """The answers that an alert of the monitors is about, as filters of the page Trajectories: of
     its source, the `newest` that were scored when it was raised; of the entropy and of the
     distances, those scored since the update before."""

@@ -5,7 +5,15 @@ code with the coordinator or the account that it checks.
 """
 
 from storage.audit.findings import KINDS, Finding
-from storage.audit.repair import Repair, repair
-from storage.audit.run_audit import Report, audit_run, recount_ledger
+from storage.audit.repair import RepairReport, repair
+from storage.audit.run_audit import AuditReport, audit_run, recount_ledger
 
-__all__ = ["KINDS", "Finding", "Repair", "Report", "audit_run", "recount_ledger", "repair"]
+__all__ = [
+    "KINDS",
+    "AuditReport",
+    "Finding",
+    "RepairReport",
+    "audit_run",
+    "recount_ledger",
+    "repair",
+]

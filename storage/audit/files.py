@@ -1,7 +1,7 @@
 """Checks of checkpoints, token diagnostics and token tables against the journal.
 
-Comes in: a run's folder and the facts; for the tables that pages and exports show, a connection to
-their rows. Goes out: findings for images that are missing or damaged; for
+In: a run's folder and the facts; for the tables that pages and exports show, a connection to
+their rows. Out: findings for images that are missing or damaged; for
 checkpoints that are missing, not whole or of another update; for
 trained windows whose diagnostics are missing, of another length, or without figures where tokens
 were in the loss; and where a table says otherwise of what was trained.
@@ -29,24 +29,25 @@ from headrace.run_files.run_folder import (
     read_manifest,
 )
 from headrace.run_files.update_log import FOLDER
-from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
 from storage.database.tables import Trajectory, Window
-from storage.journal.checkpoints import orphans
+from storage.journal.checkpoints import orphan_checkpoints
 from storage.journal.diagnostics import DiagnosticsReader, WindowKey
-from storage.journal.record_batches import Walk
-from storage.journal.responses import Wanted, read_responses
+from storage.journal.record_batches import SegmentWalk
+from storage.journal.responses import ResponseSelection, read_responses
 from storage.journal.segments import segment_paths
 from storage.projection.history import FINAL_PHASES
 from storage.text.token_table import token_table
 
-MOST_TABLES = 512
-"""Maximum number of examined trajectories, evenly spread over the run: the same ones every time."""
+Array = np.ndarray[Any, Any]
+MAX_TOKEN_TABLES = 512
+"""Maximum number of examined trajectories, evenly spread, always the same ones."""
 _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
 
 
-def check_images(run_dir: Path, facts: Facts, findings: Findings) -> int:
+def check_images(run_dir: Path, facts: JournalFacts, findings: Findings) -> int:
     """Look at the images of all prompts; how many there are."""
     store = MediaStore(run_dir / MEDIA)
     for digest in sorted(facts.images):
@@ -57,7 +58,7 @@ def check_images(run_dir: Path, facts: Facts, findings: Findings) -> int:
     return len(facts.images)
 
 
-def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
+def check_checkpoints(run_dir: Path, facts: JournalFacts, findings: Findings) -> int:
     """Look at every checkpoint that is kept; how many are."""
     root = run_dir / "checkpoints"
     recorded = {Path(each.path).name: each for each in facts.checkpoints.values()}
@@ -75,7 +76,7 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
         named in {f"{name}\n" for name in newest} and (root / named.strip()).is_dir()
     ):
         findings.add("checkpoint", "latest", f"names {named!r}, which is not the newest one")
-    lost = {orphan.path for orphan in orphans(run_dir)}
+    lost = {orphan.path for orphan in orphan_checkpoints(run_dir)}
     for path in folders:
         try:
             manifest = read_manifest(path)
@@ -97,7 +98,7 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
 
 
 def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
-    """Why a checkpoint is not what its manifest says, or None."""
+    """Return why a checkpoint differs from its manifest; None where it does not."""
     if f"step_{manifest['update']}" != path.name:
         return f"its manifest says update {manifest['update']}"
     for name, described in manifest["files"].items():
@@ -112,7 +113,9 @@ def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
     return None
 
 
-def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> None:
+def check_small_files(
+    run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
+) -> None:
     """Look at the configuration, the keys and the lines of supervisor and learner."""
     if not growing and facts.config not in (None, config_digest(run_dir)):
         text = "is not the configuration that the run was last started with"
@@ -136,12 +139,14 @@ def check_small_files(run_dir: Path, facts: Facts, findings: Findings, *, growin
         findings.add("damaged", EVENTS_FILE, text)
 
 
-def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> int:
-    """Look at the diagnostics of every window in the surviving weights; how many have them."""
+def check_diagnostics(
+    run_dir: Path, facts: JournalFacts, findings: Findings, *, growing: bool
+) -> int:
+    """Check diagnostics of windows in the surviving weights; returns how many have some."""
     folder = run_dir / "diagnostics"
     paths = segment_paths(folder)
     for path in paths:
-        walk = Walk(path).done()
+        walk = SegmentWalk(path).done()
         ending, is_last = walk.ending(), path == paths[-1]
         if ending != "sealed" and not (is_last and (growing or ending == "open")):
             text = f"{path.stat().st_size - walk.end:,} bytes are no whole batch"
@@ -170,7 +175,7 @@ def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growin
     return looked_at
 
 
-def _wrong(window: WindowFacts, kept: "np.ndarray[Any, Any]", seen: Any) -> str | None:
+def _wrong(window: WindowFacts, kept: Array, seen: Any) -> str | None:
     if (seen.trajectory_id, seen.start) != (window.trajectory_id, window.start):
         return f"are said to be of trajectory {seen.trajectory_id} from {seen.start} on"
     for name, values in seen.columns.items():
@@ -185,7 +190,7 @@ def _wrong(window: WindowFacts, kept: "np.ndarray[Any, Any]", seen: Any) -> str 
 
 
 def check_masks(
-    connection: Connection, run: int, journal: Path, facts: Facts, findings: Findings
+    connection: Connection, run: int, journal: Path, facts: JournalFacts, findings: Findings
 ) -> int:
     """Compare the token tables of training trajectories; how many were."""
     query = (
@@ -195,14 +200,14 @@ def check_masks(
         .order_by(Trajectory.trajectory_id)
     )
     rows = connection.execute(query).all()
-    chosen = rows[:: max(1, -(-len(rows) // MOST_TABLES))]
+    chosen = rows[:: max(1, -(-len(rows) // MAX_TOKEN_TABLES))]
     ids = np.array([row.trajectory_id for row in chosen], np.int64)
     windows: dict[int, list[Any]] = {int(key): [] for key in ids}
     of_chosen = select(Window).where(Window.run == run, Window.trajectory_id.in_(ids.tolist()))
     ordered = of_chosen.order_by(Window.window_id).with_only_columns(*Window.__table__.c)
     for window in connection.execute(ordered):
         windows[window.trajectory_id].append(window)
-    wanted = Wanted(ids, np.array([row.last_offset for row in chosen], np.int64))
+    wanted = ResponseSelection(ids, np.array([row.last_offset for row in chosen], np.int64))
     for key, response in read_responses(journal, wanted):
         trajectory = facts.trajectories.get(key)
         if trajectory is None or len(response.token_ids) != trajectory.length:
@@ -214,12 +219,7 @@ def check_masks(
     return len(chosen)
 
 
-def _compare(
-    trajectory: TrajectoryFacts,
-    mask: "np.ndarray[Any, Any]",
-    updates: "np.ndarray[Any, Any]",
-    findings: Findings,
-) -> None:
+def _compare(trajectory: TrajectoryFacts, mask: Array, updates: Array, findings: Findings) -> None:
     expected = np.zeros(trajectory.length, np.uint8)
     expected_at = np.full(trajectory.length, -1, np.int64)
     for window in trajectory.windows:

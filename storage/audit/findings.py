@@ -1,14 +1,13 @@
-"""What an audit found: each finding has a kind, a place and one line of text.
+"""Findings of an audit: each has a kind, a place and one line of text.
 
 Kinds: `damaged` (bytes of a file are not what was written), `torn` (a crash cut the last write of
-the journal off, which was never acknowledged), `unusable` (a record that no
-coordinator can apply or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks
-and ends), `versions`, `window` (borders and lives), `batch` (updates in their order), `rollback`,
-`lines` (their scores and rewards), `image` (those of prompts), `trained_twice`, `value` (what the
-value model was given),
+the journal off, which was never acknowledged), `unusable` (a record that no coordinator can apply
+or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks and ends), `versions`,
+`window` (borders and states), `batch` (updates in their order), `rollback`, `lines` (their scores
+and rewards), `image` (those of prompts), `trained_twice`, `value` (the value model's batches),
 `critic_saw_outcome` (a window was trained after the critic had learnt how its answer ends),
 `ledger` (the coordinator's own count), `sql`, `mask` (the trained mask that pages and exports
-show), `checkpoint`, `weights` (what the learner wrote down of them), `diagnostics`.
+show), `checkpoint`, `weights` (the learner's log of its updates), `diagnostics`.
 """
 
 from collections import Counter
@@ -22,7 +21,7 @@ Kind = Literal[
     "checkpoint", "weights", "diagnostics",
 ]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
-MOST_OF_A_KIND = 50
+MAX_FINDINGS_PER_KIND = 50
 """Findings written out per kind; the others are counted."""
 
 
@@ -35,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """Gathers findings. Of a kind with very many it keeps the first ones and counts the others."""
+    """Gathers findings; of a kind with very many it keeps the first ones and a count."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
@@ -44,19 +43,18 @@ class Findings:
     def add(self, kind: Kind, where: str, text: str) -> None:
         """Something is not as it must be."""
         self._counts[kind] += 1
-        if self._counts[kind] <= MOST_OF_A_KIND:
+        if self._counts[kind] <= MAX_FINDINGS_PER_KIND:
             self._found.append(Finding(kind, where, text))
 
     def has(self, kind: Kind) -> bool:
-        """Whether there is a finding of a kind."""
+        """Return whether there is a finding of a kind."""
         return self._counts[kind] > 0
 
     def all(self) -> list[Finding]:
-        """All findings in the order in which they were made, and last the counts of those left
-        out."""
+        """All findings in order, and then the counts of those left out."""
         left = [
-            Finding(kind, "run", f"{count - MOST_OF_A_KIND} more of this kind")
+            Finding(kind, "run", f"{count - MAX_FINDINGS_PER_KIND} more of this kind")
             for kind, count in self._counts.items()
-            if count > MOST_OF_A_KIND
+            if count > MAX_FINDINGS_PER_KIND
         ]
         return self._found + left

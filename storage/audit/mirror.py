@@ -1,9 +1,9 @@
-"""Is SQL what the journal makes of it? Every row, projected again and compared.
+"""Check of SQL against the journal: every row is projected again and compared.
 
-Comes in: a run's folder, a reader that sees one moment of its database, and how far that follows
-the journal. Goes out: findings for a database whose structure is damaged, and for every row that is
-missing, too many or has another value. The journal is projected into a file of its own that is
-gone afterwards; `metric_info` is the code's and not the journal's, and is not looked at.
+In: a run's folder, a reader that sees one moment of its database, and how far that follows the
+journal. Out: findings for a database whose structure is damaged, and for every row that is missing,
+superfluous or has another value. The journal is projected into a temporary file; `metric_info`
+comes from the code and not from the journal, and is not compared.
 """
 
 import sqlite3
@@ -27,7 +27,7 @@ from storage.database.reader import RunReader, open_run
 from storage.database.tables import Base, Run
 from storage.journal.store import read_journal
 
-TOGETHER = 4096
+RECORDS_PER_TRANSACTION = 4096
 """Records projected per transaction."""
 _AT_ONCE = 10_000
 _MOST_FAULTS = 5
@@ -35,21 +35,19 @@ _AnyRow = tuple[Any, ...]
 
 
 def _check_structure(connection: Connection, findings: Findings) -> bool:
-    """Let SQLite look at every page, index and constraint of its file; whether all is whole."""
+    """Run SQLite's integrity check; returns whether the file is whole."""
     if connection.dialect.name != "sqlite":
         return True
-    found = 0
-    for (text,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})"):
-        if text != "ok":
-            found += 1
-            findings.add("sql", "database", f"its file is damaged: {' '.join(text.split())}")
-    return not found
+    lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FAULTS})").scalars()
+    faults = [text for text in lines if text != "ok"]
+    for text in faults:
+        findings.add("sql", "database", f"its file is damaged: {' '.join(text.split())}")
+    return not faults
 
 
 @contextmanager
 def moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
-    """A reader that sees the database as it is now, whatever is written meanwhile; None where it
-    cannot be read, which is a finding."""
+    """A reader of one state of the database; None where it cannot be read, which is a finding."""
     try:
         reader = open_run(run_dir)
     except (UserError, SQLAlchemyError, *UNREADABLE) as error:
@@ -69,7 +67,7 @@ def moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
 def check_rows(
     run_dir: Path, config: Mapping[str, Any], now: RunReader, end: int, findings: Findings
 ) -> None:
-    """Compare all rows of a run with those that its first `end` records make; these can be used."""
+    """Compare all rows of a run with those of its first `end` records, which are usable."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         engine = create_engine(f"sqlite:///{folder}/again.sqlite")
         try:
@@ -80,7 +78,7 @@ def check_rows(
                 run = projection.register(ours, now.run_id, config)
                 journal = chain.from_iterable(read_journal(run_dir / "journal"))
                 records = islice(journal, end)
-                while some := list(islice(records, TOGETHER)):
+                while some := list(islice(records, RECORDS_PER_TRANSACTION)):
                     projection.apply(ours, run, some)
                 for table in Base.metadata.sorted_tables:
                     if "run" in table.c or table is Run.__table__:
@@ -125,7 +123,7 @@ def _tell(
 def _parts(
     table: Table, names: list[str], keys: list[str], reader: RunReader, is_file: bool
 ) -> Iterator[list[_AnyRow]]:
-    """Rows in the order of their keys, in batches; in file order if both sides are files."""
+    """Rows in batches, by their keys; in file order if both sides are files."""
     is_text = reader.engine.dialect.name == "postgresql"  # where each database has its own order
     order = [
         collate(table.c[name], "C") if is_text and isinstance(table.c[name].type, Text)
@@ -142,8 +140,7 @@ def _parts(
 def _pairs(
     left: Iterator[_AnyRow], right: Iterator[_AnyRow], width: int
 ) -> Iterator[tuple[_AnyRow | None, _AnyRow | None]]:
-    """Rows of two sorted sides whose first `width` values are equal; None for one without a
-    partner."""
+    """Pairs of rows with equal keys from two sorted sides; None for a missing partner."""
     mine, other = next(left, None), next(right, None)
     while mine is not None or other is not None:
         is_mine = other is None or (mine is not None and mine[:width] <= other[:width])

@@ -1,9 +1,8 @@
-"""A reader that trusts nothing in the journal: it checks every batch against its checksum and every
-record against the ranges of its values, which a coordinator can apply, a database hold and a
-learner compute with.
+"""A reader of the journal that checks every checksum and every value.
 
-Comes in: a journal's folder. Goes out: records with their offset, up to the first byte or record
-that cannot be used. Promise: nothing behind such a place is read, and the finding says where it is.
+In: a journal's folder. Out: records with their offset, up to the first byte or record that cannot
+be used: one that no coordinator can apply, no database hold or no learner compute with. Promise:
+nothing behind such a place is read, and the finding says where it is.
 """
 
 import math
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from headrace.protocol.records import record_types as r
 from storage.audit.findings import Findings
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import rows_before, segment_paths
 from storage.journal.store import decode
 
@@ -25,21 +24,20 @@ UNREADABLE = (
     msgspec.MsgspecError, pa.ArrowException, AssertionError, AttributeError, IndexError, KeyError,
     OverflowError, TypeError, ValueError,
 )  # fmt: skip
-"""What decoding a record that makes no sense can raise."""
-MOST = 2**63 - 1
+"""Errors that decoding a malformed record can raise."""
+LARGEST_INTEGER = 2**63 - 1
 """The largest number of a 64-bit column."""
 LARGEST_VERSION = 2**62
 LARGEST_POSITION = 2**31 - 1
 _FIGURES = (r.UpdateCommitted.__name__, r.MetricsSampled.__name__)
 
 
-class Survey(NamedTuple):
-    """What a journal holds that is whole.
+class JournalSurvey(NamedTuple):
+    """The whole part of a journal.
 
     Attributes:
         end: the first offset that it does not hold. figures_at: offset of the last record with the
-        coordinator's ledger; -1: there is none. last_batch: offset of the last batch's first
-        record.
+        coordinator's ledger; -1: there is none. last_batch: the last batch's first offset.
     """
 
     end: int
@@ -47,16 +45,15 @@ class Survey(NamedTuple):
     last_batch: int
 
 
-class Read(NamedTuple):
+class JournalRecord(NamedTuple):
     """A record and its place."""
 
     offset: int
     record: r.Record
 
 
-def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
-    """Check every byte of a journal. `growing`: a run writes it, so its last batch may be under
-    way."""
+def survey(folder: Path, findings: Findings, *, growing: bool) -> JournalSurvey:
+    """Check every byte of a journal. `growing`: its last batch may be in progress."""
     paths = segment_paths(folder)
     end, figures_at, last_batch = 0, -1, 0
     digest: str | None = None
@@ -67,12 +64,12 @@ def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
             text = f"begins with record {rows_before(path)} where {end} is the next"
             findings.add("journal", path.name, text)
             break
-        walk = Walk(path)
+        walk = SegmentWalk(path)
         for frame in walk:
             if digest is not None and frame.after != digest:
                 text = "a batch does not follow what stands before it"
                 findings.add("journal", f"{path.name} at byte {frame.position}", text)
-                return Survey(end, figures_at, last_batch)
+                return JournalSurvey(end, figures_at, last_batch)
             last_batch, digest = end, frame.digest
             figures_at = max(figures_at, _last_figures(frame.batch, end))
             end += frame.batch.num_rows
@@ -80,14 +77,14 @@ def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
             later is None or rows_before(later) != end
         ):
             break
-    return Survey(end, figures_at, last_batch)
+    return JournalSurvey(end, figures_at, last_batch)
 
 
-def _is_sound(walk: Walk, findings: Findings, *, is_last: bool, growing: bool) -> bool:
-    """Whether nothing is wrong with the bytes of a segment behind its last whole batch."""
+def _is_sound(walk: SegmentWalk, findings: Findings, *, is_last: bool, growing: bool) -> bool:
+    """Return whether the bytes of a segment behind its last whole batch are sound."""
     ending = walk.ending()
     if is_last and growing and ending == "damaged":  # or it has grown meanwhile
-        ending = "damaged" if Walk(walk.path).done().end == walk.end else "open"
+        ending = "damaged" if SegmentWalk(walk.path).done().end == walk.end else "open"
     if ending in ("sealed", "open") or (is_last and growing and ending == "torn"):
         return True
     size = walk.path.stat().st_size - walk.end
@@ -110,7 +107,7 @@ def _last_figures(batch: pa.RecordBatch, first: int) -> int:
     return -1
 
 
-class Records:
+class UsableRecords:
     """The usable records of a journal before offset `end`.
 
     Attributes:
@@ -124,9 +121,9 @@ class Records:
         self.reached = 0
         self.problem: str | None = None
 
-    def __iter__(self) -> Iterator[Read]:
+    def __iter__(self) -> Iterator[JournalRecord]:
         for path in segment_paths(self._folder):
-            for frame in Walk(path):
+            for frame in SegmentWalk(path):
                 pairs = decode(frame.batch)
                 for _ in range(frame.batch.num_rows):
                     if self.reached >= self._end:
@@ -134,7 +131,7 @@ class Records:
                     record = self._next(pairs)
                     if record is None:
                         return
-                    yield Read(self.reached, record)
+                    yield JournalRecord(self.reached, record)
                     self.reached += 1
 
     def _next(self, pairs: Iterator[tuple[int, r.Record]]) -> r.Record | None:
@@ -156,7 +153,7 @@ class Records:
 
 
 def problem_of(record: r.Record) -> str | None:
-    """Why a record cannot be used, in words; None where it can."""
+    """Return why a record cannot be used, in words; None where it can."""
     if isinstance(record, r.ChunkArrived):
         return _problem_of_chunk(record)
     if isinstance(record, r.RewardArrived) and not _is_scored(record):
@@ -167,12 +164,12 @@ def problem_of(record: r.Record) -> str | None:
 
 
 def _is_scored(record: r.RewardArrived) -> bool:
-    """Whether a score whose status is ok has a reward to train on."""
+    """Return whether a score whose status is ok has a reward to train on."""
     return record.status != "ok" or (record.reward is not None and math.isfinite(record.reward))
 
 
 def _is_finite(record: r.LinesScored | r.RewardArrived) -> bool:
-    """Whether whatever was earned somewhere can be trained on."""
+    """Return whether all rewards and line scores of a record are finite."""
     numbers = [reward.value for reward in record.rewards]
     if isinstance(record, r.LinesScored):
         numbers += [line.score for line in record.lines if line.score is not None]
@@ -197,7 +194,11 @@ def _problem_of_chunk(chunk: r.ChunkArrived) -> str | None:
 
 def _too_large(value: Any, name: str) -> str | None:
     """The first number in a record that does not fit into 64 bits."""
-    if isinstance(value, int) and not isinstance(value, bool) and not -MOST - 1 <= value <= MOST:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER
+    ):
         return f"{name} is {value}"
     if isinstance(value, msgspec.Struct):
         items = ((field, getattr(value, field)) for field in value.__struct_fields__)

@@ -1,6 +1,6 @@
 """The recount of the ledger: looks at every position of every trajectory once, at the end.
 
-Comes in: facts, and the records that carry the coordinator's own ledger. Goes out: the counts that
+In: facts, and the records that carry the coordinator's own ledger. Out: the counts that
 this ledger must show, findings about single tokens, and findings where a ledger does not balance,
 counts backwards, or is not what the journal up to its record holds. The recount moves nothing
 between accounts as records come, so it cannot repeat a mistake in such a move.
@@ -13,9 +13,9 @@ from typing import Any, get_args
 import numpy as np
 
 from headrace.protocol.records.record_types import DropReason, MetricsSampled, UpdateCommitted
-from storage.audit.facts import Facts, TrajectoryFacts
 from storage.audit.findings import Findings
-from storage.audit.reading import Read
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts
+from storage.audit.reading import JournalRecord
 
 REASONS: tuple[str, ...] = get_args(DropReason)
 IN_FLIGHT, READY, TRAINED = range(3)
@@ -27,8 +27,8 @@ _PREFIX = "ledger/"
 _CODE_OF_REASON = {reason: TRAINED + 1 + place for place, reason in enumerate(REASONS)}
 
 
-def count(facts: Facts) -> dict[str, Any]:
-    """Tokens by account: generated, trained_policy, ready, in_flight, dropped {reason: n},
+def count(facts: JournalFacts) -> dict[str, Any]:
+    """Token counts: generated, trained_policy, ready, in_flight, dropped {reason: n},
     trained_value, value_waiting, value_dropped, abandoned, evaluation, inserted, discarded_at_hold,
     lost."""
     places = np.zeros(TRAINED + 1 + len(REASONS), np.int64)
@@ -71,7 +71,7 @@ def surplus(counts: dict[str, Any]) -> int:
 
 
 def _places(trajectory: TrajectoryFacts) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How many of a trajectory's sampled tokens are in each account."""
+    """Number of a trajectory's sampled tokens in each account."""
     codes = np.zeros(trajectory.length, np.int64)
     for window in trajectory.windows:
         here = slice(window.start, window.end)
@@ -86,7 +86,7 @@ def _places(trajectory: TrajectoryFacts) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.bincount(codes[sampled], minlength=TRAINED + 1 + len(REASONS))
 
 
-def check_tokens(facts: Facts, findings: Findings, *, settled_before: int) -> None:
+def check_tokens(facts: JournalFacts, findings: Findings, *, settled_before: int) -> None:
     """Each sampled token is in at most one window and trained at most once on the surviving
     lineage, each answer at most once by the value model. Of answers that ended before offset
     `settled_before`, all sampled tokens are in windows."""
@@ -114,16 +114,16 @@ def check_tokens(facts: Facts, findings: Findings, *, settled_before: int) -> No
             findings.add("window", name, text)
 
 
-class LedgerFigures:
-    """Checks every record with a ledger, and compares the one at offset `last` with the recount."""
+class LedgerChecks:
+    """Checks every record with a ledger, and recounts the one at offset `last`."""
 
-    def __init__(self, facts: Facts, findings: Findings, last: int) -> None:
+    def __init__(self, facts: JournalFacts, findings: Findings, last: int) -> None:
         self._facts = facts
         self._findings = findings
         self._last = last
         self._before: dict[str, float] = {}
 
-    def see(self, read: Read) -> None:
+    def check_record(self, read: JournalRecord) -> None:
         """Check the ledger in one record."""
         record = read.record
         if not isinstance(record, UpdateCommitted | MetricsSampled):

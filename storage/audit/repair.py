@@ -1,6 +1,6 @@
 """The repair of a journal that no coordinator can be started from.
 
-Comes in: a run's folder that nobody runs. Goes out: a journal that ends before the first record
+In: the folder of a stopped run. Out: a journal that ends before the first record
 that cannot be read, applied or projected; the damaged one beside it under the name
 `journal.damaged-N`; checkpoints that rest on records which are gone under other names; SQL rebuilt.
 Promises: what is kept can be resumed from, because all of it was applied and projected first;
@@ -35,13 +35,13 @@ from headrace.trajectory.token_ledger import LedgerError
 from storage import projection
 from storage.audit.files import checkpoint_problem
 from storage.audit.findings import Findings
-from storage.audit.mirror import TOGETHER, check_rows, moment
-from storage.audit.reading import UNREADABLE, Read, Records, survey
+from storage.audit.mirror import RECORDS_PER_TRANSACTION, check_rows, moment
+from storage.audit.reading import UNREADABLE, JournalRecord, UsableRecords, survey
 from storage.database.engine import SQLITE_NAME, open_file, open_writer
 from storage.database.reader import check_formats, open_run, read_config
 from storage.database.tables import Projection
-from storage.journal.checkpoints import orphans
-from storage.journal.record_batches import Walk
+from storage.journal.checkpoints import orphan_checkpoints
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import SegmentWriter, recover, segment_paths
 from storage.journal.store import read_journal, run_id_of
 
@@ -49,19 +49,19 @@ _NO_NEW_SEGMENT = 2**62
 _KINDS = frozenset(kind.__name__ for kind in get_args(AnyRecord))
 
 
-class Repair(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done.
+class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a repair.
 
     Attributes:
-        why: what was found; None where nothing had to be done to the journal. kept, lost: records.
-        As many are lost as are still there, or as somebody knows of. lost_kinds: the lost records
-        by kind, those of damaged batches as far as these still say it; `unknown`: the others.
-        lost_diagnostics: windows' that can still be counted. damaged: the folder that the damaged
-        journal is in now; None where it only was too short. checkpoints: those of updates that the
-        journal has lost, under their new names. diagnostics: the folder that damaged token
-        diagnostics are in now; None: they were sound. made_anew: SQL was. goes_on: what the learner
-        can go on with: a checkpoint that is whole, or "the starting model"; None: there is nothing
-        left to which the journal can go back.
+        why: the first problem; None where the journal was left as it is. kept, lost: numbers of
+        records. Lost are those still in the damaged journal, or known to checkpoints or SQL.
+        lost_kinds: the lost records by kind, those of damaged batches as far as these still say it;
+        `unknown`: the others. lost_diagnostics: windows' that can still be counted. damaged: the
+        folder that the damaged journal is in now; None where it only was too short. checkpoints:
+        those of updates that the journal has lost, under their new names. diagnostics: the folder
+        that damaged token diagnostics are in now; None: they were sound. made_anew: SQL was
+        rebuilt. goes_on: the learner's next start: a checkpoint that is whole, or "the starting
+        model"; None: there is nothing left to which the journal can go back.
     """
 
     why: str | None
@@ -76,23 +76,23 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: str | None = None
 
 
-def repair(run_dir: Path) -> Repair:
+def repair(run_dir: Path) -> RepairReport:
     """Repair a journal. UserError: the folder holds no run, or a run that goes on."""
     config = read_config(run_dir)
     check_formats(run_dir)
     with locked(run_dir), hold_writer(run_dir):
         findings = Findings()
         whole = survey(run_dir / "journal", findings, growing=False)
-        trial = _Trial(run_dir, config, whole.end)
+        trial = _ReplayTrial(run_dir, config, whole.end)
         why = trial.problem or next((f"{f.where}: {f.text}" for f in findings.all()), None)
         known = _known(run_dir)
         if not segment_paths(run_dir / "journal"):
-            return Repair(why=why, kept=0, lost=known, lost_kinds=+Counter(unknown=known))
+            return RepairReport(why=why, kept=0, lost=known, lost_kinds=+Counter(unknown=known))
         diagnostics, lost_diagnostics = _mend_diagnostics(run_dir)
-        if why is None and known <= trial.kept and not orphans(run_dir):
+        if why is None and known <= trial.kept and not orphan_checkpoints(run_dir):
             if is_made_anew := known < trial.kept or not _is_sql_sound(run_dir, config, known):
                 _project(run_dir, config)
-            return Repair(
+            return RepairReport(
                 why=None,
                 kept=trial.kept,
                 diagnostics=diagnostics,
@@ -112,7 +112,7 @@ def repair(run_dir: Path) -> Repair:
             kinds["unknown"] += unknown
         _project(run_dir, config)
         checkpoints = _set_aside(run_dir, trial.account, trial.update)
-        return Repair(
+        return RepairReport(
             why=why or "the journal is not the one that checkpoints or the database rest on",
             kept=trial.kept,
             lost=kinds.total(),
@@ -126,7 +126,7 @@ def repair(run_dir: Path) -> Repair:
         )
 
 
-class _Trial:
+class _ReplayTrial:
     """Applies and projects a journal record by record until one cannot be.
 
     Attributes:
@@ -139,7 +139,7 @@ class _Trial:
         self.account = Account(has_value=config["algorithm"]["value"] is not None)
         self.update = self.forgotten = 0
         self._tried = 0
-        journaled = Records(run_dir / "journal", end)
+        journaled = UsableRecords(run_dir / "journal", end)
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             self._engine = open_file(Path(folder) / SQLITE_NAME)
             with self._engine.begin() as connection:
@@ -150,9 +150,9 @@ class _Trial:
         if self.problem is None and journaled.problem is not None:
             self.problem = f"record {journaled.reached}: {journaled.problem}"
 
-    def _try(self, journaled: Records) -> str | None:
+    def _try(self, journaled: UsableRecords) -> str | None:
         records = iter(journaled)
-        while reads := list(islice(records, TOGETHER)):
+        while reads := list(islice(records, RECORDS_PER_TRANSACTION)):
             is_projected = self._project(reads) is None
             for read in reads:
                 self._tried = read.offset
@@ -161,8 +161,8 @@ class _Trial:
                     return problem
         return None
 
-    def _apply(self, read: Read) -> str | None:
-        """Why a coordinator cannot be brought past a record."""
+    def _apply(self, read: JournalRecord) -> str | None:
+        """Return why a coordinator cannot apply a record; None where it can."""
         try:
             self.account.apply(read.record)
         except (LedgerError, *UNREADABLE) as error:
@@ -173,8 +173,8 @@ class _Trial:
             self.forgotten = read.record.update
         return None
 
-    def _project(self, reads: Sequence[Read]) -> str | None:
-        """Why a database cannot take these records."""
+    def _project(self, reads: Sequence[JournalRecord]) -> str | None:
+        """Return why a database cannot take these records; None where it can."""
         try:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, reads)
@@ -183,7 +183,7 @@ class _Trial:
         return None
 
 
-def _text(read: Read, what: str, error: BaseException) -> str:
+def _text(read: JournalRecord, what: str, error: BaseException) -> str:
     reason = (str(error).splitlines() or [""])[0] or type(error).__name__
     return f"record {read.offset}: {type(read.record).__name__} cannot {what}: {reason}"
 
@@ -192,12 +192,11 @@ def _text(read: Read, what: str, error: BaseException) -> str:
 
 
 def _lost_kinds(folder: Path, first: int) -> Counter[str]:
-    """Records from an offset on by kind; `unknown` are those that cannot be read, or that those
-    behind them show to be gone."""
+    """Lost records by kind; `unknown`: unreadable, or shown to be gone by later ones."""
     kinds, end = Counter[str](), first
     changed: list[pa.RecordBatch] = []
     for path in segment_paths(folder):
-        for batch in Walk(path).salvage(changed):
+        for batch in SegmentWalk(path).salvage(changed):
             offsets = batch.column("offset").to_numpy()
             kinds.update(batch.column("kind").filter(pa.array(offsets >= first)).to_pylist())
             end = max(end, int(offsets[-1]) + 1)
@@ -209,13 +208,13 @@ def _lost_kinds(folder: Path, first: int) -> Counter[str]:
 
 
 def _copy(source: Path, target: Path, rows: int) -> None:
-    """The first `rows` records of a journal, byte for byte but for the batch that is cut."""
+    """Copy the first `rows` records of a journal; only a cut batch is rewritten."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     row = 0
     for path in segment_paths(source):
         end, cut = 0, None
-        for frame in Walk(path):
+        for frame in SegmentWalk(path):
             if row + frame.batch.num_rows > rows:
                 end, cut = frame.position, frame
                 break
@@ -255,7 +254,7 @@ def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
     engine.dispose()
 
 
-def _newest_in_reach(run_dir: Path, trial: _Trial) -> str | None:
+def _newest_in_reach(run_dir: Path, trial: _ReplayTrial) -> str | None:
     """The newest of the checkpoints to which the journal can go back."""
     root, newest = run_dir / "checkpoints", trial.update
     if trial.account.taken is not None:
@@ -269,7 +268,7 @@ def _newest_in_reach(run_dir: Path, trial: _Trial) -> str | None:
 
 
 def _is_sql_sound(run_dir: Path, config: Mapping[str, Any], known: int) -> bool:
-    """Whether SQL says what the records make that it knows of."""
+    """Return whether SQL's rows are those of the first `known` records."""
     findings = Findings()
     with moment(run_dir, findings) as now:
         if now is not None:
@@ -278,8 +277,8 @@ def _is_sql_sound(run_dir: Path, config: Mapping[str, Any], known: int) -> bool:
 
 
 def _known(run_dir: Path) -> int:
-    """How many records checkpoints and the database know of."""
-    known = [orphan.records for orphan in orphans(run_dir)]
+    """Number of records that checkpoints and the database know of."""
+    known = [orphan.records for orphan in orphan_checkpoints(run_dir)]
     with contextlib.suppress(UserError, SQLAlchemyError, *UNREADABLE):
         reader = open_run(run_dir)
         query = select(Projection.next_offset).where(Projection.run == reader.key)
@@ -288,15 +287,15 @@ def _known(run_dir: Path) -> int:
 
 
 def _mend_diagnostics(run_dir: Path) -> tuple[str | None, int]:
-    """Leave out batches of token diagnostics that are damaged: each row stands for itself."""
+    """Leave out damaged batches of token diagnostics: each row stands for itself."""
     folder, part = run_dir / "diagnostics", run_dir / "diagnostics.repaired"
-    walks = [Walk(path).done() for path in segment_paths(folder)]
+    walks = [SegmentWalk(path).done() for path in segment_paths(folder)]
     if all(walk.ending() in ("sealed", "open") for walk in walks):
         return None, 0
     shutil.rmtree(part, ignore_errors=True)
     changed: list[pa.RecordBatch] = []
     for walk in walks:
-        for batch in Walk(walk.path).salvage(changed):
+        for batch in SegmentWalk(walk.path).salvage(changed):
             # One segment for each batch: files of several formats may be among them.
             writer = SegmentWriter(part, batch.schema, segment_bytes=_NO_NEW_SEGMENT)
             writer.append(batch)
@@ -309,10 +308,10 @@ def _mend_diagnostics(run_dir: Path) -> tuple[str | None, int]:
 
 
 def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:
-    """Checkpoints of updates that the journal does not have any more must not be resumed from."""
+    """Rename checkpoints of lost updates, so that no run resumes from them."""
     root = run_dir / "checkpoints"
     out = account.taken.update if account.taken is not None else update
-    lost = {orphan.path for orphan in orphans(run_dir)}
+    lost = {orphan.path for orphan in orphan_checkpoints(run_dir)}
     newer = [
         path
         for path in sorted(root.glob("step_*"))

@@ -1,17 +1,17 @@
 """Checks of SQL against the journal, row by row.
 
-Comes in: facts of the journal up to the offset that SQL has, and a connection that sees one moment.
-Goes out: findings for rows that are missing, too many, or say something else.
+In: facts of the journal up to the offset that SQL has, and a connection that sees one moment.
+Out: findings for rows that are missing, too many, or say something else.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from headrace.protocol.records.record_types import CheckpointWritten
-from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.findings import Findings
+from storage.audit.journal_facts import JournalFacts, TrajectoryFacts, WindowFacts
 from storage.database.tables import (
     Base,
     Checkpoint,
@@ -28,10 +28,10 @@ from storage.database.tables import (
 )
 
 _AT_ONCE = 10_000
-Row = dict[str, Any]
+SqlRow = dict[str, Any]
 
 
-class Rows:
+class SqlRowChecks:
     """The rows of one run."""
 
     def __init__(self, connection: Connection, run: int, findings: Findings) -> None:
@@ -39,30 +39,28 @@ class Rows:
         self._run = run
         self._findings = findings
 
-    def compare(self, facts: Facts) -> None:
+    def compare(self, facts: JournalFacts) -> None:
         """Look at all tables that say what the account says."""
         self._rows(Trajectory, ("trajectory_id",), facts.trajectories, _trajectory_row)
         self._rows(Window, ("window_id",), facts.windows, _window_row)
         taken = {key: t for key, t in facts.trajectories.items() if t.value_taken}
         self._rows(ValueUse, ("trajectory_id",), taken, _value_row)
-        self._rows(Update, ("lineage", "update"), facts.updates, _update_row)
+        self._rows(Update, ("lineage", "update"), facts.updates, partial(_row, names=_UPDATE))
         self._rows(WeightVersion, ("version",), facts.published, _version_row)
-        self._rows(Checkpoint, ("offset",), facts.checkpoints, _checkpoint_row)
+        self._rows(Checkpoint, ("offset",), facts.checkpoints, partial(_row, names=_CHECKPOINT))
         self._rows(TokenLoss, ("generator", "reason"), facts.lost, lambda n: {"tokens": n})
         for table, number in (
             (Group, len(facts.groups)),
             (Prompt, len(facts.prompts)),
             (Evaluation, facts.evaluations),
         ):
-            query = (
-                select(func.count()).select_from(table).where(table.__table__.c.run == self._run)
-            )
+            counted = select(func.count()).select_from(table)
+            query = counted.where(table.__table__.c.run == self._run)
             rows = self._connection.execute(query).scalar_one()
             if rows != number:
                 self._say(table, f"{rows} rows, and the journal has {number}")
-        run = self._connection.execute(
-            select(Run.status, Run.lineage).where(Run.id == self._run)
-        ).one()
+        about = select(Run.status, Run.lineage).where(Run.id == self._run)
+        run = self._connection.execute(about).one()
         if tuple(run) != (facts.phase, facts.lineage):
             text = f"{run.status}, lineage {run.lineage}; the journal: {facts.phase}"
             self._say(Run, f"{text}, lineage {facts.lineage}")
@@ -75,10 +73,10 @@ class Rows:
         table: type[Base],
         keys: tuple[str, ...],
         facts: Mapping[Any, Any],
-        row_of: Callable[[Any], Row],
+        row_of: Callable[[Any], SqlRow],
     ) -> None:
-        """Each row against the one that `row_of` makes of the fact under its key. It is made as it
-        is looked at, so that rows never fill the memory."""
+        """Compare each row with the one that `row_of` makes of the fact under its key, one at a
+        time, so that rows never fill the memory."""
         columns = table.__table__.c
         names = list(row_of(next(iter(facts.values())))) if facts else []
         query = select(*(columns[name] for name in (*keys, *names))).where(columns.run == self._run)
@@ -110,7 +108,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _row(fact: Any, names: tuple[str, ...]) -> Row:
+def _row(fact: Any, names: tuple[str, ...]) -> SqlRow:
     return {name: getattr(fact, name) for name in names}
 
 
@@ -123,11 +121,12 @@ _WINDOW = (
     "trajectory_id", "index", "start", "end", "tokens", "min_version", "max_version", "final",
     "state", "reason", "lines", "lineage", "update", "version",
 )
+_CHECKPOINT = ("lineage", "update", "path")
 _UPDATE = ("version", "num_windows", "num_values", "state", "trained_tokens", "abandoned")
 # fmt: on
 
 
-def _trajectory_row(t: TrajectoryFacts) -> Row:
+def _trajectory_row(t: TrajectoryFacts) -> SqlRow:
     versions = [span.version for span in t.spans]
     return _row(t, _TRAJECTORY) | {
         "sampled": t.received,
@@ -138,24 +137,16 @@ def _trajectory_row(t: TrajectoryFacts) -> Row:
     }
 
 
-def _window_row(w: WindowFacts) -> Row:
+def _window_row(w: WindowFacts) -> SqlRow:
     return _row(w, _WINDOW) | {
         "masked": [[m.reason, m.start, m.end, m.tokens] for m in w.masked],
         "masked_tokens": sum(m.tokens for m in w.masked),
     }
 
 
-def _value_row(t: TrajectoryFacts) -> Row:
+def _value_row(t: TrajectoryFacts) -> SqlRow:
     return {"state": t.value, "lineage": t.value_lineage, "update": t.value_update}
 
 
-def _update_row(u: UpdateFacts) -> Row:
-    return _row(u, _UPDATE)
-
-
-def _version_row(place: tuple[int, int]) -> Row:
-    return {"lineage": place[0], "update": place[1]}
-
-
-def _checkpoint_row(c: CheckpointWritten) -> Row:
-    return _row(c, ("lineage", "update", "path"))
+def _version_row(version: tuple[int, int]) -> SqlRow:
+    return {"lineage": version[0], "update": version[1]}

@@ -1,8 +1,7 @@
-"""The audit of a run: it counts the run's account again and checks every promise of it.
+"""The audit of a run: a recount of its tokens, and a check of every promise.
 
-Comes in: a run's folder. Goes out: the counts, and what was found. It also works while the run goes
-on: it reads the journal up to the last whole batch, and compares SQL with the part of the journal
-that SQL has.
+In: a run's folder. Out: the counts, and the findings. It also works while the run goes on: it reads
+the journal up to the last whole batch, and compares SQL with the part of the journal that SQL has.
 """
 
 import os
@@ -16,7 +15,6 @@ from sqlalchemy import Connection, select
 from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_running
 from headrace.run_files.update_log import compare
-from storage.audit.facts import Facts
 from storage.audit.files import (
     check_checkpoints,
     check_diagnostics,
@@ -25,30 +23,30 @@ from storage.audit.files import (
     check_small_files,
 )
 from storage.audit.findings import Finding, Findings
+from storage.audit.journal_facts import JournalFacts
 from storage.audit.mirror import check_rows, moment
-from storage.audit.reading import Records, Survey, survey
-from storage.audit.recount import LedgerFigures, check_tokens, count, surplus
-from storage.audit.rows import Rows
-from storage.audit.sequences import Sequences
-from storage.audit.updates import Updates
+from storage.audit.reading import JournalSurvey, UsableRecords, survey
+from storage.audit.recount import LedgerChecks, check_tokens, count, surplus
+from storage.audit.rows import SqlRowChecks
+from storage.audit.sequences import SequenceChecks
+from storage.audit.updates import UpdateChecks
 from storage.database.reader import check_formats, read_config
 from storage.database.tables import Projection
 from storage.journal.store import run_id_of
 
-Progress = Callable[[int, int], None]
-"""Told how many records of how many were looked at."""
+AuditProgress = Callable[[int, int], None]
+"""Called with the number of examined records, and of all."""
 _EVERY = 1000
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit says.
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an audit.
 
     Attributes:
         format: the record format of the journal. balanced: generated tokens are those in the
         accounts, and the coordinator counted the same. counts: tokens by account, as
-        `recount_ledger` gives them. looked_at: how many records, trajectories, windows, token
-        tables, images, checkpoints, updates that
-            the learner wrote down and windows' diagnostics there were to look at.
+        `recount_ledger` gives them. looked_at: numbers of examined records, trajectories, windows,
+        token tables, images, checkpoints, updates in the learner's log and windows' diagnostics.
     """
 
     run: str
@@ -60,28 +58,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Nothing is wrong."""
+        """True if nothing is wrong."""
         return self.balanced and not self.findings
 
 
-def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
+def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditReport:
     """Audit a run. UserError: the folder holds no run, or one of another format."""
     config = read_config(run_dir)
     check_formats(run_dir)
     # Whether a folder that cannot be written is still written by others cannot be asked.
     growing = not os.access(run_dir, os.W_OK) or is_running(run_dir)
-    facts, findings = Facts(), Findings()
+    facts, findings = JournalFacts(), Findings()
     looked_at: dict[str, int] = {}
     with moment(run_dir, findings) as sql:
         journal = survey(run_dir / "journal", findings, growing=growing)
         is_whole = not (findings.has("damaged") or findings.has("journal"))
-        figures = LedgerFigures(facts, findings, journal.figures_at)
+        figures = LedgerChecks(facts, findings, journal.figures_at)
         connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
         projected = _projected(connection, run, journal, findings) if connection else -1
         reached = 0
         for reached in _gather(run_dir, config, facts, findings, journal, figures):
             if connection is not None and reached == projected:
-                Rows(connection, run, findings).compare(facts)
+                SqlRowChecks(connection, run, findings).compare(facts)
                 tables = check_masks(connection, run, run_dir / "journal", facts, findings)
                 looked_at["token_tables"] = tables
             if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
@@ -101,7 +99,7 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     if config["storage"]["token_diagnostics"]:
         looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
     counts = count(facts)
-    return Report(
+    return AuditReport(
         run=run_id_of(run_dir),
         format=RECORD_FORMAT,
         balanced=surplus(counts) == 0 and not findings.has("ledger"),
@@ -117,10 +115,8 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
 
 
 def recount_ledger(run_dir: Path) -> dict[str, Any]:
-    """Tokens by account, from the journal alone: generated, trained_policy, ready, in_flight,
-    dropped {reason: n}, trained_value, value_waiting, value_dropped, abandoned, evaluation,
-    inserted, discarded_at_hold, lost."""
-    facts, findings = Facts(), Findings()
+    """Tokens by account, from the journal alone, by the names of `storage.audit.recount.count`."""
+    facts, findings = JournalFacts(), Findings()
     journal = survey(run_dir / "journal", findings, growing=True)
     for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):
         pass
@@ -130,28 +126,28 @@ def recount_ledger(run_dir: Path) -> dict[str, Any]:
 def _gather(
     run_dir: Path,
     config: dict[str, Any],
-    facts: Facts,
+    facts: JournalFacts,
     findings: Findings,
-    journal: Survey,
-    figures: LedgerFigures | None,
+    journal: JournalSurvey,
+    figures: LedgerChecks | None,
 ) -> Iterator[int]:
     """Gather facts from all records; after each, yields how many are done."""
     has_value = config["algorithm"]["value"] is not None
-    sequences = Sequences(facts, findings, has_value=has_value)
-    updates = Updates(facts, findings)
-    journaled = Records(run_dir / "journal", journal.end)
+    sequences = SequenceChecks(facts, findings, has_value=has_value)
+    updates = UpdateChecks(facts, findings)
+    journaled = UsableRecords(run_dir / "journal", journal.end)
     for read in journaled:
-        sequences.see(read)
-        updates.see(read)
+        sequences.check_record(read)
+        updates.check_record(read)
         if figures is not None:
-            figures.see(read)
+            figures.check_record(read)
         yield read.offset + 1
     if journaled.problem is not None:
         text = f"{journaled.problem}; what follows it was not looked at"
         findings.add("unusable", f"record {journaled.reached}", text)
 
 
-def _projected(connection: Connection, run: int, journal: Survey, findings: Findings) -> int:
+def _projected(connection: Connection, run: int, journal: JournalSurvey, findings: Findings) -> int:
     """The offset up to which SQL has the journal."""
     query = select(Projection.next_offset).where(Projection.run == run)
     found: int = connection.execute(query).scalar_one()

@@ -1,12 +1,11 @@
-"""Checks of groups, chunks, ends, scores, lines, closed windows and weight versions, in the order
-of their records.
+"""Checks of groups, chunks, ends, scores, lines, closed windows and versions.
 
-Comes in: records in their order. Goes out: facts, and a finding for each promise that a record
+In: records in their order. Out: facts, and a finding for each promise that a record
 breaks: every token is written down once and in its place, nothing comes after the end, version
 spans cover exactly the tokens that were sampled, every window is closed once and begins where the
 last one ended, a version is given out once and published before it samples; lines are scored once
 and from front to back, they end at sampled tokens, what they earn on account is earned at their
-ends and before an update had them or the outcome was known, and a window whose lines are scored has
+ends and before an update had them or the outcome was known, and a window with scored lines has
 some.
 """
 
@@ -16,24 +15,22 @@ import msgspec
 
 from headrace.protocol.records import record_types as r
 from headrace.protocol.token_spans import Span
-from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
-from storage.audit.findings import Findings, Kind
-from storage.audit.reading import Read
+from storage.audit.findings import Findings
+from storage.audit.journal_facts import JournalFacts, RecordChecks, TrajectoryFacts, WindowFacts
+from storage.audit.reading import JournalRecord
 
 _INDEX_BITS = 16
-"""Number of low bits of a window's id that hold its index; the rest is its trajectory's id."""
+"""Number of low bits of a window's id with its index; the others: trajectory id."""
 
 
-class Sequences:
+class SequenceChecks(RecordChecks):
     """The facts of trajectories, their windows and versions."""
 
-    def __init__(self, facts: Facts, findings: Findings, *, has_value: bool) -> None:
-        self._facts = facts
-        self._findings = findings
+    def __init__(self, facts: JournalFacts, findings: Findings, *, has_value: bool) -> None:
+        super().__init__(facts, findings)
         self._has_value = has_value
-        self._where = ""
 
-    def see(self, read: Read) -> None:
+    def check_record(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         match read.record:
@@ -68,9 +65,6 @@ class Sequences:
                 if record.version not in self._facts.published:
                     text = f"{record.generator} loaded version {record.version}, never published"
                     self._say("versions", text)
-
-    def _say(self, kind: Kind, text: str) -> None:
-        self._findings.add(kind, self._where, text)
 
     def _trajectory(self, key: int) -> TrajectoryFacts | None:
         found = self._facts.trajectories.get(key)
@@ -264,7 +258,7 @@ class Sequences:
             trajectory.windows.append(made)
 
     def _problems(self, trajectory: TrajectoryFacts, window: WindowFacts) -> Iterable[str]:
-        """What is wrong with a window as it is closed."""
+        """The problems of a window as it is closed."""
         if window.window_id in self._facts.windows:
             yield "was closed before"
             return
@@ -312,7 +306,7 @@ class Sequences:
 
 
 def _line_problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -> str | None:
-    """Why lines cannot earn something at a position; None where they can."""
+    """Return why lines cannot earn something at a position; None where they can."""
     if position not in ends:
         return "where none of them ends"
     if trajectory.reward_status == "ok":
@@ -322,7 +316,7 @@ def _line_problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -
 
 
 def _covers(runs: Iterable[tuple[int, int]], start: int, end: int) -> bool:
-    """Whether runs that are not empty go from start to end, each from where the last one ended."""
+    """Return whether non-empty runs cover start to end without gap or overlap."""
     for first, last in runs:
         if first != start or last <= first:
             return False

@@ -1,16 +1,15 @@
 """Checks of the way that windows and value trajectories take through updates.
 
-Comes in: records in their order. Goes out: facts, and a finding for each step that no window, value
-trajectory, update or lineage may take. The lives that are allowed stand in `_BEFORE`: what a window
-must have been before each step.
+In: records in their order. Out: facts, and a finding for each step that no window, value
+trajectory, update or lineage may take. `_BEFORE` has the allowed states of a window before each
+step.
 """
 
 from collections.abc import Iterable
 
 from headrace.protocol.records import record_types as r
-from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
-from storage.audit.findings import Findings, Kind
-from storage.audit.reading import Read
+from storage.audit.journal_facts import RecordChecks, TrajectoryFacts, UpdateFacts, WindowFacts
+from storage.audit.reading import JournalRecord
 
 _BEFORE: dict[str, tuple[str, ...]] = {
     "made ready": ("closed",),
@@ -23,15 +22,10 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 }
 
 
-class Updates:
+class UpdateChecks(RecordChecks):
     """The facts of batches, updates, lineages and checkpoints."""
 
-    def __init__(self, facts: Facts, findings: Findings) -> None:
-        self._facts = facts
-        self._findings = findings
-        self._where = ""
-
-    def see(self, read: Read) -> None:
+    def check_record(self, read: JournalRecord) -> None:
         """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         facts = self._facts
@@ -72,14 +66,10 @@ class Updates:
             case r.RunPhase() as record:
                 facts.phase, facts.config = record.phase, record.config or facts.config
 
-    def _say(self, kind: Kind, text: str) -> None:
-        self._findings.add(kind, self._where, text)
-
     # -- windows ----------------------------------------------------------------------------------
 
     def _moved(self, window_ids: Iterable[int], step: str) -> Iterable[WindowFacts]:
-        """The windows that a record moves, after a check that each is in the state from which the
-        step begins."""
+        """The windows that a record moves; each must be in a state in which the step begins."""
         for window_id in window_ids:
             window = self._facts.windows.get(window_id)
             if window is None:

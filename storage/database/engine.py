@@ -25,7 +25,7 @@ DATABASE_VERSION = "0010"
 """The newest migration."""
 _BUSY_TIMEOUT_S = 30
 _LOCKED_TIMEOUT_S = 5
-"""How long a writer of SQLite waits for another one, which is none of ours."""
+"""Seconds that a writer of SQLite waits for a writer of another program."""
 SERVER_PATIENCE = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -33,13 +33,15 @@ SERVER_PATIENCE = {
     "keepalives_interval": 5,
     "keepalives_count": 2,
 }
-"""Seconds (milliseconds in tcp_user_timeout) after which a server that cannot be reached counts as
-gone, so that nobody waits for it for minutes. What the URL says goes before."""
+"""Seconds (milliseconds in tcp_user_timeout) after which an unreachable server counts as gone,
+instead of minutes. The URL's own options take precedence."""
 
 
 def open_writer(run_dir: Path, url: str | None, *, statement_s: float = 0) -> Engine:
-    """The coordinator's engine, with tables. UserError: no such database, or one of another
-    schema. `statement_s`: after so long a server gives up a statement; 0: never."""
+    """The coordinator's engine, with tables.
+
+    UserError: no such database, or one of another schema. `statement_s`: seconds after which a
+    server gives up a statement; 0: never."""
     if url is None:
         return open_file(run_dir / SQLITE_NAME)
     engine = _server_engine(url, pool_pre_ping=True)
@@ -51,8 +53,7 @@ def open_writer(run_dir: Path, url: str | None, *, statement_s: float = 0) -> En
 
 
 def open_file(path: Path) -> Engine:
-    """An engine for a SQLite file that can write, with tables. UserError: those of another
-    schema."""
+    """A writing engine for a SQLite file, with tables. UserError: tables of another schema."""
     if path.exists():
         check_schema(read_file(path))
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _LOCKED_TIMEOUT_S})
@@ -62,9 +63,9 @@ def open_file(path: Path) -> Engine:
 
 
 def open_reader(run_dir: Path, url: str | None) -> Engine:
-    """An engine that cannot write; for SQLite a missing file is a UserError, and so are tables of
-    another schema. Connections are not kept, so that a reader never holds an old view of the
-    database open."""
+    """A read-only engine. UserError: no SQLite file, or tables of another schema.
+
+    Connections are not kept, so that a reader never holds an old view of the database open."""
     path = (run_dir / SQLITE_NAME).resolve()
     if url is not None:
         readonly = {"postgresql_readonly": True}
@@ -83,7 +84,7 @@ def check_schema(engine: Engine) -> None:
         with engine.connect() as connection:
             found = connection.execute(text("select version_num from alembic_version")).scalar()
     except (OperationalError, ProgrammingError):
-        return  # there are no tables yet, or whoever reads them tells
+        return  # there are no tables yet, or their readers report it
     if found not in (None, DATABASE_VERSION):
         where = engine.url.render_as_string(hide_password=True) if engine.url.host else None
         raise FormatError(where or engine.url.database, found, DATABASE_VERSION)
@@ -101,8 +102,7 @@ def read_file(path: Path) -> Engine:
 
 
 def upgrade(engine: Engine) -> None:
-    """Make the tables in a new database, or run the migrations that it lacks: all, or nothing where
-    something fails."""
+    """Create the tables of a new database, or run all migrations that it lacks, or nothing."""
     from alembic import command  # only a writer pays for it
     from alembic.config import Config
 
@@ -169,7 +169,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
 
 
 def _write_session(statement_timeout: str, connection: Any, _: Any) -> None:
-    """Keepalives: what a writer whose host is gone had begun is taken back, and the next begins."""
+    """Set keepalives, so that the transaction of a writer whose host is gone is rolled back."""
     for name in ("idle", "interval", "count"):
         connection.execute(f"set tcp_keepalives_{name} = {SERVER_PATIENCE[f'keepalives_{name}']}")
     connection.execute(f"set statement_timeout = '{statement_timeout}'")

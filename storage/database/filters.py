@@ -4,8 +4,8 @@ In: a text, and the columns that it may name. Out: an expression for SQL (`to_sq
 (`to_arrow`); both choose the same rows. DuckDB parses the text and runs nothing of it: its tree is
 walked, and what is not known here is refused. Columns compare with values and other columns by = ==
 != <> < <= > >=, between, in, like and is null; and, or, not join conditions. Mistakes are
-UserErrors of one line that name the place, before a row is read. Whatever `parse` lets through is
-small enough for every database.
+UserErrors of one line that name the place, before a row is read. `parse` bounds a filter for every
+database.
 """
 
 import difflib
@@ -29,11 +29,11 @@ from headrace.errors import UserError
 if TYPE_CHECKING:
     import duckdb
 
-MOST = 200
+MAX_CONDITIONS = 200
 """Conditions in one filter, and parentheses: SQLite takes expressions of a thousand levels, and
 joins one more with each condition; DuckDB takes its time for parentheses that nobody closes."""
-MOST_CHARACTERS = 10_000
-DEEPEST = 12
+MAX_CHARACTERS = 10_000
+MAX_DEPTH = 12
 """Parentheses and `not` in one another: SQLite's parser has a stack of 100, and each may take 6."""
 _QUERY = "SELECT * FROM t WHERE "
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -45,7 +45,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "COMPARE_GREATERTHANOREQUALTO": operator.ge,
 }
 _LIKE = {"~~": False, "!~~": True, "like_escape": False, "not_like_escape": True}
-"""What DuckDB calls `like`, and whether a `not` is in it."""
+"""DuckDB's names of `like`, and whether each is negated."""
 Node = dict[str, Any]
 
 
@@ -78,17 +78,17 @@ class Filter(NamedTuple):
 
 def parse(text: str) -> Filter:
     """The filter in `text`; UserError where it is not one."""
-    if len(text) > MOST_CHARACTERS:
-        raise UserError(f"filter: more than {MOST_CHARACTERS:,} characters; use fewer")
-    if text.count("(") > MOST:
-        raise UserError(f"filter: more than {MOST} parentheses; use fewer")
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(f"filter: more than {MAX_CHARACTERS:,} characters; use fewer")
+    if text.count("(") > MAX_CONDITIONS:
+        raise UserError(f"filter: more than {MAX_CONDITIONS} parentheses; use fewer")
     if text.encode(errors="ignore").decode() != text:
         raise UserError("filter: text holds a character that no column can have")
     read = _read(_QUERY + text)
     if read["error"]:
         said = _line(read["error_message"])
         if said.startswith("Max expression depth"):
-            said = f"more than {DEEPEST} parentheses and `not` in one another; use fewer"
+            said = f"more than {MAX_DEPTH} parentheses and `not` in one another; use fewer"
         if said.endswith('"contains"'):
             said += "; write like '%text%'"
         raise UserError(f"{_place(text, int(read.get('position', -1)))}: {said}")
@@ -96,14 +96,13 @@ def parse(text: str) -> Filter:
     empty = {**_read(_QUERY + "true")["statements"][0]["node"], "where_clause": None}
     if [{**node, "where_clause": None} for node in nodes] != [empty]:
         raise UserError("filter: write one condition and nothing behind it")
-    if sum(1 for _ in _columns(nodes[0]["where_clause"])) > MOST:
-        raise UserError(f"filter: more than {MOST} conditions; use fewer")
+    if sum(1 for _ in _columns(nodes[0]["where_clause"])) > MAX_CONDITIONS:
+        raise UserError(f"filter: more than {MAX_CONDITIONS} conditions; use fewer")
     return Filter(text, nodes[0]["where_clause"])
 
 
 def check_column(name: str, known: Iterable[str], place: str, note: str = "") -> None:
-    """UserError for a column that does not exist, naming the nearest one that does; it begins with
-    `place`, where the column was named."""
+    """Raise a UserError at `place` for an unknown column; it names the nearest known one."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
@@ -112,19 +111,21 @@ def check_column(name: str, known: Iterable[str], place: str, note: str = "") ->
 
 def to_sql(tree: Filter, columns: Mapping[str, Any]) -> ColumnElement[bool]:
     """The filter as an SQL expression; values are bound, never spliced."""
-    found: ColumnElement[bool] = _Reading(tree, columns, _SQL).condition(tree.node)
+    found: ColumnElement[bool] = _FilterCompiler(tree, columns, _SQL).condition(tree.node)
     return found
 
 
 def to_arrow(tree: Filter, schema: pa.Schema) -> pc.Expression:
     """The filter as an Arrow expression over the columns of `schema`."""
-    return _Reading(tree, {field.name: field for field in schema}, _ARROW).condition(tree.node)
+    return _FilterCompiler(tree, {field.name: field for field in schema}, _ARROW).condition(
+        tree.node
+    )
 
 
 class _Language(NamedTuple):
-    """What SQL and Arrow say differently. `column`: true and false as 1 and 0, since these have an
-    order. `like`: by the pattern's characters, each in the second place where it may be a wildcard
-    and in the first where it was escaped."""
+    """Expressions that differ between SQL and Arrow. `column`: true and false as 1 and 0, since
+    these have an order. `like`: by the pattern's characters, each in the second place where it may
+    be a wildcard and in the first where it was escaped."""
 
     kind: Callable[[Any], type]
     column: Callable[[Any], Any]
@@ -133,7 +134,7 @@ class _Language(NamedTuple):
     like: Callable[[Any, list[tuple[str, str]]], Any]
 
 
-class _Reading:
+class _FilterCompiler:
     """A filter over known columns, in a language."""
 
     def __init__(self, tree: Filter, columns: Mapping[str, Any], language: _Language) -> None:
@@ -168,7 +169,7 @@ class _Reading:
         raise self._mistake("this is no condition on a column", node)
 
     def _operands(self, node: Node, parts: Sequence[Node]) -> list[Any]:
-        """What is compared: columns, and values as they compare with these."""
+        """Compile the operands: columns, and values as they compare with these."""
         kinds = [self._kind(part) for part in parts if part["type"] == "COLUMN_REF"]
         if len({kind is str for kind in kinds}) != 1:
             said = "text compares with text only" if kinds else "a condition names a column"
@@ -229,8 +230,8 @@ class _Reading:
 
 
 class _Like(FunctionElement[bool]):
-    """`column like pattern`, whose second pattern is for SQLite's `glob`: SQLite's own `like`
-    ignores case."""
+    """`column like pattern`; the second pattern is for SQLite's `glob`, as its `like` ignores
+    case."""
 
     inherit_cache = True
     type = Boolean()
@@ -314,7 +315,7 @@ def _name(node: Node) -> str:
 
 
 def _place(text: str, position: int) -> str:
-    """Where something is, by its byte in the query."""
+    """Name a place in the filter by its byte in the query."""
     before = text.encode()[: max(0, position - len(_QUERY))].decode(errors="ignore")
     known = 0 <= position - len(_QUERY) <= len(text.encode())
     return f"filter, character {len(before) + 1}" if known else "filter"
@@ -335,4 +336,4 @@ def _parser() -> "duckdb.DuckDBPyConnection":
 
     settings = {"enable_external_access": "false", "threads": "1"}
     # DuckDB counts two levels more.
-    return duckdb.connect(config={**settings, "max_expression_depth": f"{DEEPEST + 2}"})
+    return duckdb.connect(config={**settings, "max_expression_depth": f"{MAX_DEPTH + 2}"})

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from headrace.errors import FormatError, UserError
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_SILENT: dict[str | None, tuple[float, str]] = {}
-"""Servers that were waited for in vain, when that was, and what is to be said of them."""
-_REST_S = 5.0
-"""For so long nobody waits for such a server again: a list of runs waits once for all of them."""
-_FETCHED = 1 << 14
+_UNREACHABLE: dict[str | None, tuple[float, str]] = {}
+"""Servers that did not answer: when, and the error."""
+_RETRY_SERVER_S = 5.0
+"""Seconds without another try: a list of runs waits once for all runs of a server."""
+_FETCH_ROWS = 1 << 14
 """Rows that are fetched at once."""
 
 
 @dataclass(frozen=True)
 class RunReader:
-    """Read access to one run; `key` is its `runs.id`. `connection`: the one that all reads go
-    through, for a reader of one moment."""
+    """Read access to one run. `key`: its `runs.id`; `connection`: that of a reader of one
+    moment."""
 
     run_dir: Path
     run_id: str
@@ -62,6 +62,18 @@ class RunReader:
         with self._connected() as connection:
             return connection.execute(query).all()
 
+    def value(self, query: AnySelect) -> Any:
+        """The first column of a query's first row."""
+        return self.rows(query)[0][0]
+
+    def count(self, query: AnySelect) -> int:
+        """Number of a query's rows."""
+        return int(self.value(select(func.count()).select_from(query.subquery())))
+
+    def started_at(self) -> float:
+        """Time of the run's first record; 0 before there is one."""
+        return float(self.value(select(Run.started_at).where(Run.id == self.key)) or 0.0)
+
     def stream(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
         """The rows of a query in batches, without holding all of them in memory."""
         with self._connected() as connection:
@@ -69,14 +81,13 @@ class RunReader:
             yield from result.partitions(size)
 
     def tuples(self, query: AnySelect) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query as the database's driver has them, one by one: several times as fast
-        as `rows`, but truth values may be 0 and 1, and JSON is what the driver makes of it."""
-        for rows in self._fetched(query, _FETCHED):
+        """Stream a query's rows as the driver has them, several times as fast as `rows`. Truth
+        values may be 0 and 1, and JSON is the driver's."""
+        for rows in self._fetched(query, _FETCH_ROWS):
             yield from rows
 
     def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The columns of a query in its order, in batches of rows, without holding all of them in
-        memory; values may be as in `tuples`."""
+        """Stream a query's columns in batches of rows; values may be as in `tuples`."""
         # SQLite makes rows when they are fetched, a server all of them at once unless told.
         is_file = self.engine.dialect.name == "sqlite"
         parts = self._fetched(query, size) if is_file else self.stream(query, size)
@@ -93,8 +104,7 @@ class RunReader:
 
     @contextmanager
     def moment(self) -> Iterator["RunReader"]:
-        """The run as it is now: all reads through this reader see one state of the database,
-        whatever is written meanwhile."""
+        """A reader of one state of the database, whatever is written meanwhile."""
         with self.engine.connect() as connection:
             if self.engine.dialect.name == "sqlite":
                 connection.exec_driver_sql("BEGIN")  # the driver begins nothing for a SELECT
@@ -118,8 +128,8 @@ def open_run(run_dir: Path) -> RunReader:
     """A run for reading; UserError where the folder holds none, or one of another format."""
     config = read_config(run_dir)
     run_id, url = run_id_of(run_dir), config.get("storage", {}).get("database")
-    since, trouble = _SILENT.get(url, (0.0, ""))
-    if trouble and time.monotonic() - since < _REST_S:
+    since, trouble = _UNREACHABLE.get(url, (0.0, ""))
+    if trouble and time.monotonic() - since < _RETRY_SERVER_S:
         raise UserError(trouble)
     known = select(Run.id, Projection.format).join(Projection).where(Run.run_id == run_id)
     began = time.monotonic()
@@ -130,8 +140,8 @@ def open_run(run_dir: Path) -> RunReader:
     except (DatabaseError, UserError) as error:
         if isinstance(error, DatabaseError):
             error = UserError(f"the database of {run_dir} cannot be read: {error.orig}")
-        if url is not None and time.monotonic() - began > _REST_S / 5:
-            _SILENT[url] = time.monotonic(), str(error)
+        if url is not None and time.monotonic() - began > _RETRY_SERVER_S / 5:
+            _UNREACHABLE[url] = time.monotonic(), str(error)
         raise error
     if row is None:
         raise UserError(f"the database of {run_dir} does not know run {run_id}")
@@ -141,8 +151,8 @@ def open_run(run_dir: Path) -> RunReader:
 
 
 def check_formats(run_dir: Path) -> None:
-    """FormatError where the journal, the diagnostics, a checkpoint or the rows of a run are of
-    another format. A reader that needs an unreadable part reports it."""
+    """FormatError where the journal, diagnostics, a checkpoint or rows have another format. A
+    reader that needs an unreadable part reports it."""
     _check_segments(run_dir)
     for path in sorted((run_dir / "checkpoints").glob("step_*")):
         with suppress(OSError, ValueError):

@@ -3,7 +3,7 @@
 `run` is `runs.id` everywhere, so that one PostgreSQL database holds many runs; `offset` is the
 journal offset of the record that made a row, and where it is part of a key, the row's identity.
 Times are seconds since the epoch. Positions count tokens from the end of the opening (the prompt),
-runs of them are [start, end).
+runs are [start, end).
 """
 
 from typing import Annotated, Any, ClassVar
@@ -35,13 +35,13 @@ Key = Annotated[int, mapped_column(_BIG, primary_key=True, autoincrement=False)]
 TextKey = Annotated[str, mapped_column(Text, primary_key=True)]
 
 
-EVALUATED = "purpose = 'eval'"
+EVALUATION_GROUPS = "purpose = 'eval'"
 """Groups of evaluations, as their index has it."""
 
 
-def _few(name: str, column: str, where: str) -> Index:
-    """An index of those rows alone that meet a condition. It serves queries that have the condition
-    as it stands here, with its values written out."""
+def _partial_index(name: str, column: str, where: str) -> Index:
+    """An index of the rows that meet a condition. It serves queries that have the condition as it
+    stands here, with its values written out."""
     return Index(name, "run", column, sqlite_where=text(where), postgresql_where=text(where))
 
 
@@ -83,8 +83,8 @@ class Run(Base):
 
 
 class Projection(Base):
-    """How far SQL follows the journal: the next offset to apply, and the last record's time.
-    `format` is the record format that the rows were made from; those of another are refused."""
+    """Progress of SQL along the journal: next offset to apply, last record's time. `format` is the
+    record format that the rows were made from; those of another are refused."""
 
     __tablename__ = "projection"
     run: Mapped[RunKey]
@@ -147,8 +147,7 @@ class Metric(Base):
 
 
 class MetricArray(Base):
-    """A number for each bin of a metric that is an array; null for an empty bin. `lineage` as for
-    metrics."""
+    """An array metric: a number for each bin, null for an empty bin; `lineage` as for metrics."""
 
     __tablename__ = "metric_arrays"
     run: Mapped[RunKey]
@@ -191,7 +190,7 @@ class Group(Base):
     __tablename__ = "groups"
     __table_args__ = (
         Index(None, "run", "prompt_id"),
-        _few("ix_groups_evaluation", "offset", EVALUATED),
+        _partial_index("ix_groups_evaluation", "offset", EVALUATION_GROUPS),
     )
     run: Mapped[RunKey]
     group_id: Mapped[Key]
@@ -206,18 +205,20 @@ class Group(Base):
 
 
 class Trajectory(Base):
-    """One answer. `status`: issued, running, finished, truncated, aborted, failed. `length` counts
-    all its positions: `sampled` by the policy, `inserted` by others. `rewards` are [value,
-    position] pairs, those of lines on account first; an empty list: all of `reward` at the last
-    sampled token. `audit_...` is what a second source said of it, where its prompt is audited. Its
-    tokens are in the journal records from `first_offset` to `last_offset`."""
+    """One answer.
+
+    `status`: issued, running, finished, truncated, aborted, failed. `length` counts all its
+    positions: `sampled` by the policy, `inserted` by others. `rewards` are [value, position] pairs,
+    those of lines on account first; an empty list: all of `reward` at the last sampled token.
+    `audit_...` is what a second source said of it, where its prompt is audited. Its tokens are in
+    the journal records from `first_offset` to `last_offset`."""
 
     __tablename__ = "trajectories"
     __table_args__ = (
         *(Index(None, "run", column) for column in ("group_id", "status", "finished_at")),
-        _few("ix_trajectories_inserted", "inserted", "inserted > 0"),
-        _few("ix_trajectories_reward_error", "rewarded_at", "reward_error IS NOT NULL"),
-        _few("ix_trajectories_audit_error", "rewarded_at", "audit_error IS NOT NULL"),
+        _partial_index("ix_trajectories_inserted", "inserted", "inserted > 0"),
+        _partial_index("ix_trajectories_reward_error", "rewarded_at", "reward_error IS NOT NULL"),
+        _partial_index("ix_trajectories_audit_error", "rewarded_at", "audit_error IS NOT NULL"),
     )
     run: Mapped[RunKey]
     trajectory_id: Mapped[Key]
@@ -262,9 +263,11 @@ class Trajectory(Base):
 
 
 class LineScore(Base):
-    """One scoring of lines of a trajectory that perhaps went on. `lines` are [position, score] of
-    where they end (null: a neutral line), `rewards` [value, position] of what they earned on
-    account; `through`: the source has answered for all lines that end before this position."""
+    """One scoring of lines of a trajectory that perhaps went on.
+
+    `lines` are [position, score] of where they end (null: a neutral line), `rewards` [value,
+    position] of what they earned on account; `through`: the source has answered for all lines that
+    end before this position."""
 
     __tablename__ = "line_scores"
     __table_args__ = (Index(None, "run", "trajectory_id"),)
@@ -282,17 +285,19 @@ class LineScore(Base):
 
 
 class Window(Base):
-    """One window from the moment it is complete. `state`: closed, ready, taken, trained, dropped,
-    since `at`. `tokens` were sampled; `masked` lists [reason, start, end, tokens] of those that its
-    update keeps out of the loss, `masked_tokens` together. `reason`: why all of it was dropped.
-    `lines`: whether lines in it had been scored when it got ready (scored, late, failed); null
-    where no source scores any. `update`, `lineage` and `version` (the newest weights when it was
-    taken) are those of the update that has it, and null where none has."""
+    """One window from the moment it is complete.
+
+    `state`: closed, ready, taken, trained, dropped, since `at`. `tokens` were sampled; `masked`
+    lists [reason, start, end, tokens] of those that its update keeps out of the loss,
+    `masked_tokens` together. `reason`: why all of it was dropped. `lines`: whether lines in it had
+    been scored when it got ready (scored, late, failed); null where no source scores any. `update`,
+    `lineage` and `version` (the newest weights when it was taken) are those of the update that has
+    it, and null where none has."""
 
     __tablename__ = "windows"
     __table_args__ = (
         *(Index(None, "run", column) for column in ("trajectory_id", "update")),
-        _few("ix_windows_lost", "at", "state = 'dropped' OR masked_tokens > 0"),
+        _partial_index("ix_windows_lost", "at", "state = 'dropped' OR masked_tokens > 0"),
     )
     run: Mapped[RunKey]
     window_id: Mapped[Key]
@@ -331,9 +336,11 @@ class ValueUse(Base):
 
 
 class TokenLoss(Base):
-    """Tokens that a generator made and the journal does not have, counted. `reason`: held (thrown
-    away at a window's border, as they were meant to be), refused (they could not be taken), moved
-    (their trajectory had been given to another generator), died (with their generator)."""
+    """Number of tokens that a generator made and the journal lacks.
+
+    `reason`: held (thrown away at a window's border, as they were meant to be), refused (they could
+    not be taken), moved (their trajectory had been given to another generator), died (with their
+    generator)."""
 
     __tablename__ = "token_losses"
     run: Mapped[RunKey]
@@ -343,7 +350,7 @@ class TokenLoss(Base):
 
 
 class WeightVersion(Base):
-    """Which (lineage, update) a weight version is, and the ranker that is trained along with it."""
+    """The (lineage, update) of a weight version, and the ranker trained along with it."""
 
     __tablename__ = "weight_versions"
     run: Mapped[RunKey]
@@ -403,7 +410,7 @@ class Evaluation(Base):
 
 
 class Event(Base):
-    """What happened, for people: phases, incidents, processes, rollbacks."""
+    """An event for people: a phase, an incident, a process, a rollback."""
 
     __tablename__ = "events"
     run: Mapped[RunKey]

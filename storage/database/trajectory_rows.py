@@ -1,5 +1,4 @@
-"""Trajectories joined with their groups and prompts: the columns that pages, filters and exports
-share, by the names that users see."""
+"""Columns of trajectories, groups and prompts that pages, filters and exports share."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,13 +1,13 @@
 """Exports: what a run holds as files.
 
 `job.export` is the way in. Each kind of rows is a module that makes batches of one schema
-(`trajectories`, `tokens`, `metrics`, `windows`, `preferences`, `sft`); `pages` reads
-trajectories for them, `chats` their prompts. `leading` decides which rows come first, `spool` keeps
-rows until that is known, `writers` and `text` make files of them, which `target` puts in their
-place.
+(`trajectories`, `tokens`, `metrics`, `windows`, `scores`, `preferences`, `sft`); `pages` reads
+trajectories for them, `chats` their prompts. `leading_rows` decides which rows come first,
+`row_buffer` keeps rows until that is known, `writers` and `text` make files of them, which `target`
+puts in place.
 """
 
-from storage.exports.job import ExportSummary, Progress, export
+from storage.exports.job import ExportProgress, ExportSummary, export
 from storage.exports.writers import FORMATS
 
-__all__ = ["FORMATS", "ExportSummary", "Progress", "export"]
+__all__ = ["FORMATS", "ExportProgress", "ExportSummary", "export"]

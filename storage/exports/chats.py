@@ -34,21 +34,22 @@ IMAGES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
-class _Issue(msgspec.Struct):
-    """What is read of a prompt's record."""
+class _PromptRecord(msgspec.Struct):
+    """The fields that are read of a prompt's record."""
 
     prompt_id: str
     messages: str = ""
     media: list[MediaRun] = []
 
 
-class Chats:
-    """The chats among a run's prompts, and their images. `complete`: every training prompt is one,
-    or an environment makes turns of what follows them. `fields`: a column of images where a prompt
-    has some."""
+class PromptChats:
+    """The chats among a run's prompts, and their images.
+
+    `complete`: every training prompt is a chat, or an environment makes turns of what follows it.
+    `fields`: a column of images where a prompt has some."""
 
     def __init__(self, reader: RunReader) -> None:
-        decoder = msgspec.msgpack.Decoder(_Issue)
+        decoder = msgspec.msgpack.Decoder(_PromptRecord)
         self._chats: dict[str, Chat] = {}
         self._images: dict[str, list[Path]] = {}
         for batch in read_batches(reader.journal):
@@ -77,9 +78,9 @@ class Chats:
         return self._chats.get(prompt_id) or [{"role": "user", "content": text}]
 
 
-def said_in(page: Page, decoder: TextDecoder) -> list[Chat]:
-    """What each trajectory of a page says after its prompt, as a chat: what the policy sampled are
-    the assistant's messages, what a template wrote is none."""
+def response_chats(page: Page, decoder: TextDecoder) -> list[Chat]:
+    """Each trajectory's response as a chat: the policy's turns are the assistant's messages.
+    Template text is left out."""
     sources, turns = page.tokens.sources.astype(np.int64), page.tokens.turns.astype(np.int64)
     runs = np.flatnonzero(np.diff(turns * len(SOURCES) + sources)) + 1
     borders = np.unique(np.concatenate([runs, page.borders]))

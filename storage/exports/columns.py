@@ -82,9 +82,8 @@ _SHARED = {
 }  # fmt: skip
 
 
-class PerToken(NamedTuple):
-    """A column of tokens: its name in tables with one row per token and per trajectory, its type,
-    its meaning."""
+class TokenField(NamedTuple):
+    """A column of tokens: its names in tables of tokens and of trajectories, type, meaning."""
 
     singular: str
     plural: str
@@ -92,8 +91,8 @@ class PerToken(NamedTuple):
     meaning: str
 
 
-PER_TOKEN = tuple(PerToken(name, *rest) for name, rest in _TOKEN.items())
-OF_WINDOWS = frozenset(
+TOKEN_FIELDS = tuple(TokenField(name, *rest) for name, rest in _TOKEN.items())
+WINDOW_FIELDS = frozenset(
     {"window_index", "trained_at_update", "loss_mask", "mask_reasons"}
     | {column.name for column in TOKEN_COLUMNS}
 )
@@ -128,8 +127,7 @@ def scalar_field(name: str, *, repeated: bool) -> pa.Field:
 
 
 def array_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    """A column's values as an array of its type; words as a dictionary of those that occur. Truth
-    values may be 0 and 1."""
+    """Values as an array of a column's type; words as a dictionary. Truth values may be 0 and 1."""
     if field.type == WORD:
         return pa.array(values, type=pa.string()).dictionary_encode()
     if field.type == pa.bool_():
@@ -138,8 +136,7 @@ def array_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
 
 
 def chosen_fields(fields: Sequence[pa.Field], names: Iterable[str] | None) -> pa.Schema:
-    """The named fields in the order of the names, or all of them; UserError for a name that no
-    field has, naming the nearest one."""
+    """The named fields, or all; UserError for an unknown name, with the nearest known one."""
     schema = pa.schema(fields)
     if names is None:
         return schema

@@ -20,23 +20,22 @@ from headrace.errors import UserError
 from storage.database.filters import Filter, parse
 from storage.database.reader import RunReader, open_run
 from storage.exports.columns import type_name
-from storage.exports.leading import Leading
+from storage.exports.leading_rows import LeadingRows
 from storage.exports.metrics import MetricRows
-from storage.exports.packed import Rows
+from storage.exports.packed_rows import ExportRows
 from storage.exports.preferences import PreferenceRows
+from storage.exports.row_buffer import RowBuffer
 from storage.exports.scores import ScoreRows
 from storage.exports.sft import SftRows
-from storage.exports.spool import Spool
 from storage.exports.target import check_target, part_of
 from storage.exports.tokens import TokenRows
 from storage.exports.trajectories import TrajectoryRows
 from storage.exports.windows import WindowRows
-from storage.exports.writers import DATASETS, FORMATS, gathered, open_writer
+from storage.exports.writers import DATASETS, FORMATS, open_writer, row_groups
 
 EXPORT_FORMAT = 3
-"""In the metadata of Parquet and Arrow files, as `format` beside `kind` and `run_id`. JSONL and CSV
-have no place for it."""
-MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], Rows]
+"""In the metadata of Parquet and Arrow files, as `format`; JSONL and CSV have no place for it."""
+MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], ExportRows]
 KINDS: dict[str, dict[str, MakeRows]] = {
     "trajectories": {"native": TrajectoryRows},
     "tokens": {"native": TokenRows},
@@ -49,19 +48,19 @@ KINDS: dict[str, dict[str, MakeRows]] = {
 """Kinds of rows, and the schemas in which each can be had."""
 
 
-class Progress(NamedTuple):
-    """How far an export is: the share of its work, 0 to 1, and the rows found so far."""
+class ExportProgress(NamedTuple):
+    """Progress of an export: the share of its work, 0 to 1, and the rows so far."""
 
     share: float
     rows: int
 
 
-Watch = Callable[[Progress], None]
+ProgressCallback = Callable[[ExportProgress], None]
 
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What was written. `left_out`: columns that no row has a value in."""
+    """The written export. `left_out`: columns that no row has a value in."""
 
     path: Path
     rows: int
@@ -78,14 +77,14 @@ def export(
     force: bool = False,
     columns: Sequence[str] | None = None,
     schema: str = "native",
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
     csv_safe: bool = False,
 ) -> ExportSummary:
-    """Write an export; `fmt` None: by the ending of `out`; `columns` None: all of them; `csv_safe`:
-    no text of a CSV is a spreadsheet's formula.
+    """Write an export.
 
-    UserError: unknown kind, schema, format or column, a filter that does not fit, a target that
-    exists or cannot be written.
+    `fmt` None: by the ending of `out`; `columns` None: all of them; `csv_safe`: no text of a CSV is
+    a spreadsheet's formula. UserError: unknown kind, schema, format or column, an unfit filter, an
+    existing or unwritable target.
     """
     folder = fmt == DATASETS
     check_target(out, folder=folder, force=force)
@@ -103,19 +102,19 @@ def export(
             "format": EXPORT_FORMAT, "kind": kind, "schema": schema, "run_id": reader.run_id,
             "where": where,
         }  # fmt: skip
-        with Spool(part.with_suffix(".rows"), rows.schema) as spool:
-            leading = Leading(rows.schema, by_text=fmt == "csv")
+        with RowBuffer(part.with_suffix(".rows"), rows.schema) as spool:
+            leading = LeadingRows(rows.schema, by_text=fmt == "csv")
             count = _gather(rows, leading, spool, say)
             kept = _described(rows.schema, leading.empty, about)
             words = spool.dictionaries()
             with closing(open_writer(fmt, part, kept, words, csv_safe=csv_safe)) as writer:
                 written = 0
-                for batch in gathered(_in_order(leading, spool, kept.names)):
+                for batch in row_groups(_in_order(leading, spool, kept.names)):
                     writer.write(batch.replace_schema_metadata(kept.metadata))
                     written += batch.num_rows
-                    say(Progress(0.5 + written / count / 2, count))
+                    say(ExportProgress(0.5 + written / count / 2, count))
         num_bytes = sum(path.stat().st_size for path in (part.iterdir() if folder else (part,)))
-    say(Progress(1.0, count))
+    say(ExportProgress(1.0, count))
     return ExportSummary(out, count, num_bytes, tuple(leading.empty))
 
 
@@ -128,7 +127,7 @@ def _maker(kind: str, schema: str) -> MakeRows:
     return KINDS[kind][schema]
 
 
-def _gather(rows: Rows, leading: Leading, spool: Spool, say: Watch) -> int:
+def _gather(rows: ExportRows, leading: LeadingRows, spool: RowBuffer, say: ProgressCallback) -> int:
     """Make all rows and look at them; returns how many there are."""
     total, done, count = rows.total(), 0, 0
     for made in rows.parts():
@@ -137,19 +136,22 @@ def _gather(rows: Rows, leading: Leading, spool: Spool, say: Watch) -> int:
         if made.rows.num_rows:
             leading.look(made.rows)
             spool.add(made.rows)
-        say(Progress(done / max(total, 1) / 2, count))
+        say(ExportProgress(done / max(total, 1) / 2, count))
     return count
 
 
-def _in_order(leading: Leading, spool: Spool, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _in_order(
+    leading: LeadingRows, spool: RowBuffer, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     yield from leading.rows(names)
     yield from leading.others(spool.parts(), names)
 
 
 def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:
-    """The columns that are not empty, with everything in the schema's metadata that a reader of the
-    file may want to know. The columns' types and meanings are repeated as JSON, for readers that
-    ignore those of Arrow fields."""
+    """The columns with values, and metadata for a reader of the file.
+
+    The columns' types and meanings are repeated as JSON, for readers that ignore those of Arrow
+    fields."""
     kept = pa.schema([field for field in schema if field.name not in empty])
     if not kept.names:
         raise UserError(f"there is no value in {', '.join(empty)}: nothing to export")

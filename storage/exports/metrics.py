@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, select
 
 from headrace.metrics.registry import METRICS, pattern_of
 from storage.database.filters import Filter, to_arrow, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import AnySelect, Metric, MetricArray, Update
 from storage.exports.columns import WORD, array_of, chosen_fields, field
-from storage.exports.packed import Part, plain
+from storage.exports.packed_rows import ExportPart, plain
 from storage.exports.pages import SQL_ROWS
 
 _FIELDS = [
@@ -62,22 +62,20 @@ class MetricRows:
 
     def total(self) -> int:
         """Numbers, and arrays."""
-        queries = (self._single, self._arrays)
-        counts = [select(func.count()).select_from(query.subquery()) for query in queries]
-        return sum(self._reader.rows(query)[0][0] for query in counts)
+        return self._reader.count(self._single) + self._reader.count(self._arrays)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size."""
         for found in self._reader.columns(self._single, SQL_ROWS):
             columns = dict(zip(COLUMNS, found, strict=True))
             count = len(columns["name"])
             columns["bin"] = (None,) * count
-            yield Part(count, plain(self._batch(columns).select(self.schema.names)))
+            yield ExportPart(count, plain(self._batch(columns).select(self.schema.names)))
         for rows in self._reader.stream(self._arrays, SQL_ROWS):
             batch = self._batch(_by_bin(rows))
             if self._expression is not None:
                 batch = batch.filter(self._expression)
-            yield Part(len(rows), plain(batch.select(self.schema.names)))
+            yield ExportPart(len(rows), plain(batch.select(self.schema.names)))
 
     def _batch(self, columns: dict[str, Sequence[Any]]) -> pa.RecordBatch:
         names = columns["name"]

@@ -2,11 +2,11 @@
 
 In: a run as it is at one moment, which trajectories, the names of scalar columns. Out: pages in a
 fixed order: responses without tokens first, then in the order in which their last chunks were
-written. Promise: memory for one page and the responses that are being put together, and no work
-for what nobody asked for: without `tokens` the journal is not read.
+written. Promise: memory for one page and the responses that are being put together, and no needless
+work: without `tokens` the journal is not read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
@@ -18,11 +18,12 @@ import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
 from storage.database.reader import RunReader
-from storage.database.tables import Prompt, Trajectory, Window
+from storage.database.tables import AnySelect, Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
-from storage.exports.columns import JSON_TEXTS, PerToken, array_of
+from storage.exports.columns import JSON_TEXTS, TokenField, array_of
+from storage.exports.packed_rows import ExportPart, from_columns
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import Responses, Wanted, flat_responses
+from storage.journal.responses import Responses, ResponseSelection, response_pages
 from storage.text.token_table import (
     MARKS,
     REASONS,
@@ -42,8 +43,8 @@ _EMPTY_JSON = {"reward_parts": "{}", "rewards": "[]"}
 
 
 class Page(NamedTuple):
-    """Some trajectories. `scalars` has a list for each column asked for; `tokens` those of all
-    responses one after the other, in response i the ones from borders[i] to borders[i + 1]."""
+    """Some trajectories. `scalars`: a list for each column; `tokens`: of all responses, response i
+    from borders[i] to borders[i + 1]."""
 
     size: int
     scalars: Mapping[str, Sequence[Any]]
@@ -52,11 +53,15 @@ class Page(NamedTuple):
 
 
 def pages(
-    reader: RunReader, wanted: Wanted, scalars: Sequence[str], *, tokens: bool, windows: bool
+    reader: RunReader,
+    wanted: ResponseSelection,
+    scalars: Sequence[str],
+    *,
+    tokens: bool,
+    windows: bool,
 ) -> Iterator[Page]:
-    """All pages of the wanted trajectories. `tokens`: with their tokens; `windows`: with what their
-    windows say of these."""
-    loader = _Loader(reader, scalars, windows=tokens and windows)
+    """Pages of the wanted trajectories. `tokens`, `windows`: whether to read these."""
+    loader = _PageLoader(reader, scalars, windows=tokens and windows)
     silent = wanted.last_offsets < 0
     ids = wanted.ids[silent].tolist()
     if not tokens:
@@ -66,38 +71,62 @@ def pages(
         page = ids[first : first + PAGE_TRAJECTORIES]
         yield loader.page(page, _without_tokens(len(page)))
     if tokens:
-        spoken = Wanted(wanted.ids[~silent], wanted.last_offsets[~silent])
-        for some in flat_responses(reader.journal, spoken, PAGE_TOKENS, PAGE_TRAJECTORIES):
+        spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
+        for some in response_pages(reader.journal, spoken, PAGE_TOKENS, PAGE_TRAJECTORIES):
             yield loader.page(some.ids.tolist(), some.responses)
 
 
-def wanted_where(reader: RunReader, condition: Any) -> Wanted:
-    """The trajectories for which a condition (None: always) holds. A last offset of -1: it has no
-    tokens."""
+def wanted_where(reader: RunReader, condition: Any) -> ResponseSelection:
+    """The trajectories that meet a condition (None: all); last offset -1: no tokens."""
     query = select(Trajectory.trajectory_id, func.coalesce(Trajectory.last_offset, -1))
     if condition is None:
         query = query.where(Trajectory.run == reader.key)
     else:
         query = joined(query, reader.key).where(condition)
     query = query.order_by(Trajectory.trajectory_id)
-    table = np.fromiter(chain.from_iterable(reader.tuples(query)), np.int64).reshape(-1, 2)
-    return Wanted(table[:, 0].copy(), table[:, 1].copy())
+    return selection_of(chain.from_iterable(reader.tuples(query)))
 
 
-class OfTrajectories:
-    """The part of rows that are made from the trajectories for which a condition (None: always)
-    holds."""
+def selection_of(pairs: Iterable[int]) -> ResponseSelection:
+    """A selection of responses: pairs of ids, rising, and last chunks' offsets."""
+    table = np.fromiter(pairs, np.int64).reshape(-1, 2)
+    return ResponseSelection(table[:, 0].copy(), table[:, 1].copy())
+
+
+class RowsOfQuery:
+    """Rows that a query has, by the names of its columns."""
+
+    def __init__(
+        self, reader: RunReader, schema: pa.Schema, names: Sequence[str], query: AnySelect
+    ) -> None:
+        self.schema = schema
+        self._reader, self._names, self._query = reader, names, query
+
+    def total(self) -> int:
+        """Number of rows."""
+        return self._reader.count(self._query)
+
+    def parts(self) -> Iterator[ExportPart]:
+        """Rows in batches of bounded size."""
+        for found in self._reader.columns(self._query, SQL_ROWS):
+            columns = dict(zip(self._names, found, strict=True))
+            columns["run_id"] = (self._reader.run_id,) * len(found[0])
+            yield ExportPart(len(found[0]), from_columns(self.schema, columns))
+
+
+class RowsOfTrajectories:
+    """Base of rows made from the trajectories that meet a condition (None: all)."""
 
     def __init__(self, reader: RunReader, condition: Any) -> None:
         self._reader = reader
         self._condition = condition
 
     @cached_property
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> ResponseSelection:
         return wanted_where(self._reader, self._condition)
 
     def total(self) -> int:
-        """How many trajectories these are."""
+        """Number of these trajectories."""
         return len(self._wanted.ids)
 
 
@@ -112,8 +141,8 @@ def _without_tokens(size: int) -> Responses:
     )
 
 
-class _Loader:
-    """What belongs to some trajectories, in a few queries."""
+class _PageLoader:
+    """Loads pages of trajectories in a few queries each."""
 
     def __init__(self, reader: RunReader, scalars: Sequence[str], *, windows: bool) -> None:
         self._reader = reader
@@ -168,8 +197,7 @@ class _Loader:
 
 
 def _between(column: Any, ids: Sequence[int]) -> Any:
-    """A condition for the rows of trajectories, and perhaps of as many others between them: that is
-    sooner asked than one with all their numbers."""
+    """A condition for trajectories, and perhaps as many others: a range is faster than a list."""
     first, last = min(ids), max(ids)
     return column.between(first, last) if last - first < 2 * len(ids) else column.in_(ids)
 
@@ -178,7 +206,7 @@ _WINDOW = (
     Window.trajectory_id, Window.start, Window.end, Window.index, Window.state, Window.reason,
     Window.update, cast(Window.masked, Text), Window.lineage, Window.window_id,
 )  # fmt: skip
-"""What is read of a window."""
+"""Columns that are read of a window."""
 
 
 def _labelled(name: str) -> Any:
@@ -187,7 +215,7 @@ def _labelled(name: str) -> Any:
     return (Prompt.prompt_ids if name == PROMPT_IDS else COLUMNS[name]).label(name)
 
 
-def token_array(table: TokenTable, column: PerToken) -> pa.Array:
+def token_array(table: TokenTable, column: TokenField) -> pa.Array:
     """A column of all tokens of a table. What is not known is null."""
     if column.plural in table.figures:
         return pa.array(table.figures[column.plural], type=column.type, from_pandas=True)

@@ -7,10 +7,9 @@ same teach nothing and are left out.
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from sqlalchemy import select
 
@@ -18,12 +17,12 @@ from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import Trajectory
 from storage.database.trajectory_rows import COLUMNS, joined
-from storage.exports.chats import CHAT, Chat, Chats
+from storage.exports.chats import CHAT, Chat, PromptChats
 from storage.exports.columns import chosen_fields, field, scalar_field
-from storage.exports.packed import Part, from_rows
-from storage.exports.pages import SQL_ROWS, pages
-from storage.exports.sft import answers_of, decoder_of
-from storage.journal.responses import Wanted
+from storage.exports.packed_rows import ExportPart, from_rows
+from storage.exports.pages import SQL_ROWS, pages, selection_of
+from storage.exports.sft import answers_of
+from storage.text.detokenize import required_decoder
 
 _SCALARS = ("run_id", "group_id", "prompt_id", "trajectory_id", "reward", "prompt", "answer")
 _NATIVE = [
@@ -40,7 +39,7 @@ _NATIVE = [
 ]
 
 
-class _Half(NamedTuple):
+class _PairMember(NamedTuple):
     """One answer of a pair while the other one is not read yet."""
 
     scalars: dict[str, Any]
@@ -49,9 +48,10 @@ class _Half(NamedTuple):
 
 
 class PreferenceRows:
-    """Rows of the export `preferences`. `layout`: native or trl (prompt, chosen, rejected); in
-    trl's they are chats where every training prompt of the run is one, or an environment answers,
-    else texts."""
+    """Rows of the export `preferences`.
+
+    `layout`: native or trl (prompt, chosen, rejected). In trl's they are chats where every training
+    prompt of the run is one, or an environment answers, else texts."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class PreferenceRows:
     ) -> None:
         self._reader = reader
         self._where = where
-        self._decoder = decoder_of(reader)
-        self._chats = Chats(reader)
+        self._decoder = required_decoder(reader.run_dir)
+        self._chats = PromptChats(reader)
         self._as_chat = layout == "trl" and self._chats.complete
         kind = CHAT if self._as_chat else pa.string()
         trl = [
@@ -109,26 +109,25 @@ class PreferenceRows:
         """Answers that are in a pair."""
         return 2 * len(self._pairs)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size."""
-        members = sorted(
+        rows_of_pairs = sorted(
             (row.trajectory_id, row.last_offset) for pair in self._pairs for row in pair
         )
-        table = np.array(members, np.int64).reshape(-1, 2)
-        wanted = Wanted(table[:, 0].copy(), table[:, 1].copy())
-        halves: dict[int, _Half] = {}
+        wanted = selection_of(chain.from_iterable(rows_of_pairs))
+        halves: dict[int, _PairMember] = {}
         for page in pages(self._reader, wanted, _SCALARS, tokens=True, windows=False):
             rows = []
             for answer in answers_of(page, self._decoder):
-                one, scalars = _Half(*answer), answer[0]
+                one, scalars = _PairMember(*answer), answer[0]
                 other = halves.pop(scalars["group_id"], None)
                 if other is None:
                     halves[scalars["group_id"]] = one
                 else:
                     rows.append(self._row(*sorted((one, other), key=_reward, reverse=True)))
-            yield Part(page.size, from_rows(self.schema, rows))
+            yield ExportPart(page.size, from_rows(self.schema, rows))
 
-    def _row(self, best: _Half, worst: _Half) -> dict[str, Any]:
+    def _row(self, best: _PairMember, worst: _PairMember) -> dict[str, Any]:
         scalars = best.scalars
         chat = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
         return {
@@ -145,6 +144,6 @@ class PreferenceRows:
         }
 
 
-def _reward(half: _Half) -> float:
+def _reward(half: _PairMember) -> float:
     reward: float = half.scalars["reward"]
     return reward

@@ -1,6 +1,6 @@
 """The export `scores`: one row per prompt with its answers' rewards (Data scaling, section 3.2)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 from sqlalchemy import Float, Integer, case, cast, func, select
@@ -10,8 +10,7 @@ from storage.database.reader import RunReader
 from storage.database.tables import Group, Trajectory
 from storage.database.trajectory_rows import joined
 from storage.exports.columns import WORD, chosen_fields, field
-from storage.exports.packed import Part, from_columns
-from storage.exports.pages import SQL_ROWS
+from storage.exports.pages import RowsOfQuery
 
 _FIELDS = [
     field("run_id", WORD, "id of the run"),
@@ -29,14 +28,12 @@ _FIELDS = [
 ]
 
 
-class ScoreRows:
+class ScoreRows(RowsOfQuery):
     """Rows of the export `scores`."""
 
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
     ) -> None:
-        self.schema = chosen_fields(_FIELDS, columns)
-        self._reader = reader
         reward = Trajectory.reward
         mean, squares = (func.avg(each, type_=Float) for each in (reward, reward * reward))
         variance = squares - mean * mean
@@ -61,18 +58,6 @@ class ScoreRows:
         )
         made = prompts.group_by(Trajectory.purpose, Group.prompt_id).subquery()
         query = select(*made.c).order_by(made.c.purpose, made.c.prompt_id)
-        self._query = query if where is None else query.where(to_sql(where, dict(made.c)))
-
-    def total(self) -> int:
-        """Prompts."""
-        counted = select(func.count()).select_from(self._query.subquery())
-        return int(self._reader.rows(counted)[0][0])
-
-    def parts(self) -> Iterator[Part]:
-        """Rows in batches of bounded size."""
-        names = [one.name for one in _FIELDS if one.name != "run_id"]
-        for found in self._reader.columns(self._query, SQL_ROWS):
-            columns = dict(zip(names, found, strict=True))
-            columns["run_id"] = (self._reader.run_id,) * len(found[0])
-            chosen = {name: columns[name] for name in self.schema.names}
-            yield Part(len(found[0]), from_columns(self.schema, chosen))
+        if where is not None:
+            query = query.where(to_sql(where, dict(made.c)))
+        super().__init__(reader, chosen_fields(_FIELDS, columns), made.c.keys(), query)

@@ -1,8 +1,7 @@
 """The export `sft`: right answers to learn from, each once.
 
 A row is a finished training answer that is right, or, in the schema `turns`, one turn of the policy
-in it behind all that was said before. Of answers to one prompt with the same text the first one
-counts.
+in it behind all that was said before. Of equal answers to a prompt the first counts.
 """
 
 import hashlib
@@ -12,16 +11,15 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import and_
 
-from headrace.errors import UserError
 from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import Trajectory
 from storage.database.trajectory_rows import COLUMNS
-from storage.exports.chats import CHAT, Chat, Chats, said_in
+from storage.exports.chats import CHAT, Chat, PromptChats, response_chats
 from storage.exports.columns import chosen_fields, field, scalar_field
-from storage.exports.packed import Part, from_rows
-from storage.exports.pages import OfTrajectories, Page, pages
-from storage.text.detokenize import TextDecoder, text_decoder
+from storage.exports.packed_rows import ExportPart, from_rows
+from storage.exports.pages import Page, RowsOfTrajectories, pages
+from storage.text.detokenize import TextDecoder, required_decoder
 
 _SCALARS = ("run_id", "prompt_id", "group_id", "trajectory_id", "reward", "prompt", "answer")
 _MESSAGES = field("messages", CHAT, "the prompt and the response as chat messages")
@@ -32,21 +30,11 @@ _NATIVE = [
 ]
 
 
-def decoder_of(reader: RunReader) -> TextDecoder:
-    """The run's tokenizer; UserError where it cannot be found."""
-    decoder = text_decoder(reader.run_dir)
-    if decoder is None:
-        raise UserError(
-            f"{reader.run_dir.name} has no tokenizer beside its checkpoints or its model: its "
-            "answers cannot be read as text"
-        )
-    return decoder
+class SftRows(RowsOfTrajectories):
+    """Rows of the export `sft`.
 
-
-class SftRows(OfTrajectories):
-    """Rows of the export `sft`. `layout`: native, trl (prompt and completion), verl (messages) or
-    turns; in trl's they are chats where every training prompt of the run is one, or an environment
-    answers, else texts."""
+    `layout`: native, trl (prompt and completion), verl (messages) or turns. In trl's they are chats
+    where every training prompt of the run is one, or an environment answers, else texts."""
 
     def __init__(
         self,
@@ -55,8 +43,8 @@ class SftRows(OfTrajectories):
         columns: Sequence[str] | None,
         layout: str = "native",
     ) -> None:
-        self._decoder = decoder_of(reader)
-        self._chats = Chats(reader)
+        self._decoder = required_decoder(reader.run_dir)
+        self._chats = PromptChats(reader)
         self._layout = layout
         self._as_chat = layout == "turns" or (layout == "trl" and self._chats.complete)
         kind = CHAT if self._as_chat else pa.string()
@@ -80,11 +68,11 @@ class SftRows(OfTrajectories):
         more = () if where is None else (to_sql(where, COLUMNS),)
         super().__init__(reader, and_(*accepted, *more))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size."""
         seen: set[bytes] = set()
         for page in pages(self._reader, self._wanted, _SCALARS, tokens=True, windows=False):
-            yield Part(page.size, from_rows(self.schema, list(self._rows(page, seen))))
+            yield ExportPart(page.size, from_rows(self.schema, list(self._rows(page, seen))))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
         for scalars, text, chat in answers_of(page, self._decoder):
@@ -111,7 +99,7 @@ class SftRows(OfTrajectories):
 
 
 def answers_of(page: Page, decoder: TextDecoder) -> Iterator[tuple[dict[str, Any], str, Chat]]:
-    """The scalars of each trajectory of a page, and its response as text and as a chat."""
+    """Each trajectory's scalars, and its response as text and as a chat."""
     texts = decoder.texts(page.tokens.token_ids, page.borders)
-    for row, (text, chat) in enumerate(zip(texts, said_in(page, decoder), strict=True)):
+    for row, (text, chat) in enumerate(zip(texts, response_chats(page, decoder), strict=True)):
         yield {name: values[row] for name, values in page.scalars.items()}, text, chat

@@ -3,8 +3,8 @@
 In: a run's folder, one SELECT. Out: the answer's columns and rows. The tables are the kinds of
 exports, handed over as Arrow batches while DuckDB reads them, so that it needs no driver of the
 run's database, and columns that a query does not touch are not made. Promises: a query sees one
-moment of the run; it reaches no file, no network and no setting; it ends at its limits of time and
-memory with a line that says so.
+moment of the run; it reaches no file, no network and no setting; at its limits of time and memory
+it ends with an error.
 """
 
 import re
@@ -49,7 +49,7 @@ _ALONE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """The columns' names and the rows, which are read while they are iterated."""
 
     columns: tuple[str, ...]
@@ -59,9 +59,10 @@ class Answer:
 @contextmanager
 def ask(
     run_dir: Path, query: str, *, seconds: float = 60.0, memory_mib: int = 1024
-) -> Iterator[Answer]:
-    """The answer to one SELECT, for as long as the block lasts. UserError: no SELECT, a mistake in
-    it, something that it may not do, a limit."""
+) -> Iterator[QueryResult]:
+    """Run one SELECT; rows can be read within the block.
+
+    UserError: no SELECT, a mistake in it, something that it may not do, a limit."""
     import duckdb  # only who asks pays for it
 
     with open_run(run_dir).moment() as reader, _connection(memory_mib) as connection:
@@ -75,13 +76,14 @@ def ask(
             tables = [_Table(reader, make) for make in TABLES.values()]
             for name, table in zip(TABLES, tables, strict=True):
                 connection.register(name, table)
-            _lock(connection)
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
             words = query + _plan(connection, query)
             for table in tables:
                 table.needs(words)
             connection.execute(query)
             names = tuple(column[0] for column in connection.description or ())
-            yield Answer(names, _rows(connection))
+            yield QueryResult(names, _rows(connection))
         except duckdb.OutOfMemoryException as error:
             raise UserError(
                 f"the query needs more than {memory_mib} MiB of memory; `headrace sql --memory` "
@@ -120,8 +122,8 @@ def _watch(
     late: threading.Event,
     done: threading.Event,
 ) -> None:
-    """End whatever runs when the time is over. What is interrupted between two steps of a query
-    goes on with the next one, so it is interrupted until it has ended."""
+    """Interrupt the query after a time, repeatedly until it ends: one interrupted between two steps
+    goes on."""
     if done.wait(seconds):
         return
     late.set()
@@ -129,13 +131,8 @@ def _watch(
         connection.interrupt()
 
 
-def _lock(connection: "duckdb.DuckDBPyConnection") -> None:
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-
-
 def _plan(connection: "duckdb.DuckDBPyConnection", query: str) -> str:
-    """How the query will be answered. It names every column that is read."""
+    """DuckDB's plan of the query; it names every column that is read."""
     found = connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall()
     return " ".join(str(text) for row in found for text in row)
 
@@ -152,9 +149,10 @@ def _line(error: "duckdb.Error") -> str:
 
 
 class _Table:
-    """A kind of rows as a source that DuckDB can read repeatedly; each read produces the rows
-    again. Columns that were not asked for are there, so that a mistake in a name is answered with
-    the right ones, and are null."""
+    """A kind of rows that DuckDB reads as a table; each read makes the rows again.
+
+    Columns that the query does not need are null, and there, so that an error about a name lists
+    the right ones."""
 
     def __init__(self, reader: RunReader, make: MakeRows) -> None:
         self._reader = reader

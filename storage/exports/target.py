@@ -1,4 +1,4 @@
-"""Where an export goes: a file, or a folder for `datasets`, under its name only when it is whole.
+"""The target of an export: a file, or a folder for `datasets`, complete or absent.
 
 In: the path that the user named. Out: a place beside it to write to. Promise: what cannot be
 written is a UserError before anything is done; a target that exists stays as it is until the new
@@ -20,39 +20,35 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_target(out: Path, *, folder: bool, force: bool) -> None:
     """UserError where the target cannot be, or exists and is not to be replaced."""
     try:
-        _check(out, folder=folder, force=force)
+        if out.is_dir() and not folder:
+            hint = f"name a file in it, such as {out / 'export.parquet'}"
+            raise UserError(f"{out} is a folder; {hint}")
+        if folder and out.is_file():
+            raise UserError(f"{out} is a file, and a dataset is a folder; name another one")
+        if out.exists() and not out.is_dir() and not out.is_file():
+            raise UserError(f"{out} is not a regular file")
+        if out.is_dir() and force and not is_dataset(out) and any(out.iterdir()):
+            raise UserError(f"{out} holds other things than a dataset; name another folder")
+        if out.exists() and not force:
+            raise UserError(f"{out} exists; --force replaces it")
+        if not out.parent.is_dir():
+            raise UserError(f"{out.parent} is not a folder")
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}") from error
 
 
-def _check(out: Path, *, folder: bool, force: bool) -> None:
-    if out.is_dir() and not folder:
-        raise UserError(f"{out} is a folder; name a file in it, such as {out / 'export.parquet'}")
-    if folder and out.is_file():
-        raise UserError(f"{out} is a file, and a dataset is a folder; name another one")
-    if out.exists() and not out.is_dir() and not out.is_file():
-        raise UserError(f"{out} is not a regular file")
-    if out.is_dir() and force and not is_dataset(out) and any(out.iterdir()):
-        raise UserError(f"{out} holds other things than a dataset; name another folder")
-    if out.exists() and not force:
-        raise UserError(f"{out} exists; --force replaces it")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent} is not a folder")
-
-
 def is_dataset(folder: Path) -> bool:
-    """Whether a folder holds what an export wrote there, and nothing else."""
+    """Return whether a folder holds the files of an exported dataset alone."""
     return {path.name for path in folder.iterdir()} == set(DATASET_FILES)
 
 
 DATASET_FILES = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
-"""What a folder for `datasets.load_from_disk` holds."""
+"""Files of a folder for `datasets.load_from_disk`."""
 
 
 @contextmanager
 def part_of(out: Path, *, folder: bool) -> Iterator[Path]:
-    """A file or folder under a temporary name beside the target; it gets the target's name when the
-    block ends well, else it is removed."""
+    """A temporary file or folder beside the target, renamed to it if the block succeeds."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         if folder:

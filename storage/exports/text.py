@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 NULL = "null"
 FORMULA = "=+@\t\r-"
-"""What a text begins with that a spreadsheet takes for a formula."""
+"""Characters at the beginning of a text that a spreadsheet takes for a formula."""
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.StringArray:
@@ -26,8 +26,8 @@ def json_lines(batch: pa.RecordBatch) -> pa.StringArray:
 
 
 def csv_lines(batch: pa.RecordBatch, *, safe: bool = False) -> pa.StringArray:
-    """One line of CSV a row: text in quotes, lists as JSON, empty fields where there is nothing.
-    `safe`: text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """One line of CSV per row: text in quotes, lists as JSON, null as an empty field. `safe`: text
+    that a spreadsheet would take for a formula begins with an apostrophe."""
     parts: list[pa.Array | pa.Scalar] = []
     for number, column in enumerate(batch.columns):
         parts += [pa.scalar("," if number else ""), _csv_text(column, safe)]
@@ -45,10 +45,10 @@ def json_text(column: pa.Array) -> pa.StringArray:
     if pa.types.is_dictionary(kind):
         text = json_text(column.dictionary).take(column.indices)
     elif pa.types.is_string(kind):
-        text = pa.array(
-            [None if value is None else _quoted(value) for value in column.to_pylist()],
-            type=pa.string(),
-        )
+        quoted = [
+            None if v is None else json.dumps(v, ensure_ascii=False) for v in column.to_pylist()
+        ]
+        text = pa.array(quoted, type=pa.string())
     elif pa.types.is_binary(kind):
         coded = [None if v is None else f'"{b64encode(v).decode()}"' for v in column.to_pylist()]
         text = pa.array(coded, type=pa.string())
@@ -59,10 +59,6 @@ def json_text(column: pa.Array) -> pa.StringArray:
     else:
         text = _plain_text(column)
     return text.fill_null(NULL)
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _list_text(column: pa.ListArray) -> pa.StringArray:

@@ -1,8 +1,8 @@
 """The export `tokens`: one row per response token. Columns: its trajectory's facts except the
 prompt's text, its position, its text, and one for each recorded quantity.
 
-Conditions on trajectories go into SQL; conditions on tokens are applied to the rows of the
-trajectories that are left.
+Conditions on trajectories go into SQL; conditions on tokens are applied to the rows of these
+trajectories.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,19 +17,19 @@ from storage.database.filters import Filter, to_arrow, to_sql
 from storage.database.reader import RunReader
 from storage.database.trajectory_rows import COLUMNS
 from storage.exports.columns import (
-    OF_WINDOWS,
-    PER_TOKEN,
     SCALARS,
+    TOKEN_FIELDS,
+    WINDOW_FIELDS,
     WORD,
     chosen_fields,
     field,
     scalar_field,
 )
-from storage.exports.packed import Packed, Part
-from storage.exports.pages import OfTrajectories, Page, pages, scalar_array, token_array
+from storage.exports.packed_rows import ExportPart, PackedRows
+from storage.exports.pages import Page, RowsOfTrajectories, pages, scalar_array, token_array
 from storage.text.detokenize import text_decoder
 
-_COLUMNS = {column.singular: column for column in PER_TOKEN}
+_COLUMNS = {column.singular: column for column in TOKEN_FIELDS}
 
 
 def token_fields() -> list[pa.Field]:
@@ -38,11 +38,11 @@ def token_fields() -> list[pa.Field]:
         *(scalar_field(name, repeated=True) for name in SCALARS if name != "prompt"),
         field("position", pa.int32(), "number of the token in its response, from 0"),
         field("token", WORD, "the token as text"),
-        *(field(column.singular, column.type, column.meaning) for column in PER_TOKEN),
+        *(field(column.singular, column.type, column.meaning) for column in TOKEN_FIELDS),
     ]
 
 
-class TokenRows(OfTrajectories):
+class TokenRows(RowsOfTrajectories):
     """Rows of the export `tokens`."""
 
     def __init__(
@@ -62,22 +62,22 @@ class TokenRows(OfTrajectories):
             self._full = pa.schema([*self.schema, *(f for f in every if f.name in more)])
             self._expression = reduce(both, (to_arrow(part, self._full) for part in on_tokens))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size."""
         names = self._full.names
         scalars = [name for name in names if name in SCALARS]
         plurals = {_COLUMNS[name].plural for name in names if name in _COLUMNS}
-        windows = bool(plurals & OF_WINDOWS)
+        windows = bool(plurals & WINDOW_FIELDS)
         for page in pages(self._reader, self._wanted, scalars, tokens=True, windows=windows):
             rows = self._packed(page)
             if self._expression is not None:
                 rows = rows.where(self._expression, self._asked).select(self.schema)
-            yield Part(page.size, rows)
+            yield ExportPart(page.size, rows)
 
-    def _packed(self, page: Page) -> Packed:
+    def _packed(self, page: Page) -> PackedRows:
         shared = pa.schema([field for field in self._full if field.name in SCALARS])
         own = pa.schema([field for field in self._full if field.name not in SCALARS])
-        return Packed(
+        return PackedRows(
             self._full,
             pa.RecordBatch.from_arrays([self._column(page, field) for field in own], schema=own),
             pa.RecordBatch.from_arrays([scalar_array(page, f) for f in shared], schema=shared),
@@ -104,7 +104,7 @@ class TokenRows(OfTrajectories):
 
 
 def _conditions(where: Filter | None, every: pa.Schema) -> tuple[list[Filter], list[Filter]]:
-    """The parts of a filter that must all hold: those on trajectories alone, and the others."""
+    """The parts of a filter, all of which must hold: on trajectories alone, and others."""
     if where is None:
         return [], []
     where.check(every.names)

@@ -1,5 +1,4 @@
-"""The export `trajectories`: one row per response, with its texts and a list for each token
-column."""
+"""The export `trajectories`: one row per response, with a list per token column."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,18 +9,26 @@ from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.trajectory_rows import COLUMNS
 from storage.exports.columns import (
-    OF_WINDOWS,
-    PER_TOKEN,
     SCALARS,
+    TOKEN_FIELDS,
+    WINDOW_FIELDS,
     chosen_fields,
     field,
     scalar_field,
 )
-from storage.exports.packed import Int64, Part, plain
-from storage.exports.pages import PROMPT_IDS, OfTrajectories, Page, pages, scalar_array, token_array
+from storage.exports.packed_rows import ExportPart, plain
+from storage.exports.pages import (
+    PROMPT_IDS,
+    Page,
+    RowsOfTrajectories,
+    pages,
+    scalar_array,
+    token_array,
+)
+from storage.journal.responses import Int64
 from storage.text.detokenize import text_decoder
 
-_LISTS = {column.plural: column for column in PER_TOKEN}
+_LISTS = {column.plural: column for column in TOKEN_FIELDS}
 _RESPONSE = "response"
 
 
@@ -31,7 +38,7 @@ def trajectory_fields() -> list[pa.Field]:
         *(scalar_field(name, repeated=False) for name in SCALARS),
         field(_RESPONSE, pa.string(), "the response without special tokens"),
         field(PROMPT_IDS, pa.list_(pa.int32()), "token ids of the prompt"),
-        *(field(column.plural, _list_of(column.type), column.meaning) for column in PER_TOKEN),
+        *(field(column.plural, _list_of(column.type), column.meaning) for column in TOKEN_FIELDS),
     ]
 
 
@@ -39,7 +46,7 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
-class TrajectoryRows(OfTrajectories):
+class TrajectoryRows(RowsOfTrajectories):
     """Rows of the export `trajectories`."""
 
     def __init__(
@@ -49,15 +56,15 @@ class TrajectoryRows(OfTrajectories):
         self._decoder = text_decoder(reader.run_dir)
         super().__init__(reader, None if where is None else to_sql(where, COLUMNS))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size."""
         names = set(self.schema.names)
         scalars = [name for name in (*SCALARS, PROMPT_IDS) if name in names]
-        tokens, windows = len(scalars) < len(names), bool(names & OF_WINDOWS)
+        tokens, windows = len(scalars) < len(names), bool(names & WINDOW_FIELDS)
         for page in pages(self._reader, self._wanted, scalars, tokens=tokens, windows=windows):
             columns = [self._column(page, field) for field in self.schema]
             batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-            yield Part(page.size, plain(batch))
+            yield ExportPart(page.size, plain(batch))
 
     def _column(self, page: Page, field: pa.Field) -> pa.Array:
         if field.name == _RESPONSE:

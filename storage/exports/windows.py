@@ -1,17 +1,16 @@
 """The export `windows`: one row per complete window."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Text, cast, func, select
+from sqlalchemy import Text, cast, select
 
 from storage.database.filters import Filter, to_sql
 from storage.database.reader import RunReader
 from storage.database.tables import Trajectory, Window
 from storage.exports.columns import WORD, chosen_fields, field
-from storage.exports.packed import Part, from_columns
-from storage.exports.pages import SQL_ROWS
+from storage.exports.pages import RowsOfQuery
 
 _FIELDS = [
     field("run_id", WORD, "id of the run"),
@@ -42,34 +41,21 @@ COLUMNS: dict[str, Any] = {
 """Columns that a filter may name."""
 
 
-class WindowRows:
+class WindowRows(RowsOfQuery):
     """Rows of the export `windows`."""
 
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
     ) -> None:
-        self.schema = chosen_fields(_FIELDS, columns)
-        self._reader = reader
+        schema = chosen_fields(_FIELDS, columns)
         readable = {**COLUMNS, "masked": cast(Window.masked, Text)}
-        self._names = [name for name in self.schema.names if name != "run_id"]
-        chosen = select(Window.window_id, *(readable[name].label(name) for name in self._names))
+        names = [name for name in schema.names if name != "run_id"]
+        chosen = select(Window.window_id, *(readable[name].label(name) for name in names))
         query = chosen.join(
             Trajectory,
             (Trajectory.run == Window.run) & (Trajectory.trajectory_id == Window.trajectory_id),
         ).where(Window.run == reader.key)
-        self._query = query if where is None else query.where(to_sql(where, COLUMNS))
-
-    def total(self) -> int:
-        """Windows."""
-        found: int = self._reader.rows(select(func.count()).select_from(self._query.subquery()))[0][
-            0
-        ]
-        return found
-
-    def parts(self) -> Iterator[Part]:
-        """Rows in batches of bounded size."""
-        ordered = self._query.order_by(Window.window_id)
-        for ids, *found in self._reader.columns(ordered, SQL_ROWS):
-            columns = dict(zip(self._names, found, strict=True))
-            columns["run_id"] = (self._reader.run_id,) * len(ids)
-            yield Part(len(ids), from_columns(self.schema, columns))
+        if where is not None:
+            query = query.where(to_sql(where, COLUMNS))
+        ordered = query.order_by(Window.window_id)
+        super().__init__(reader, schema, ["window_id", *names], ordered)

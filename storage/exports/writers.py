@@ -44,7 +44,7 @@ def open_writer(
 ) -> Writer:
     """A new file of a format; `csv_safe` as in `csv_lines`."""
     if fmt == "parquet":
-        return _ParquetWriter(path, schema)
+        return _parquet_writer(path, schema)
     if fmt == "arrow":
         return _ArrowWriter(path, schema, dictionaries)
     if fmt == DATASETS:
@@ -52,7 +52,7 @@ def open_writer(
     return _TextWriter(path, schema, fmt, csv_safe)
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches that are worth a row group each."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
@@ -73,30 +73,20 @@ def _as_one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batch
 
 
-class _ParquetWriter:
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        # Numbers of single tokens hardly repeat: looking for repetitions only takes time.
-        repeating = [_path(field) for field in schema if _innermost(field.type) != pa.float32()]
-        # By least and largest value readers skip row groups: of numbers, where these are in order.
-        numbers = [field.name for field in schema if _is_ordered(field.type)]
-        self._writer = pa.parquet.ParquetWriter(
-            path, schema, compression="zstd", use_dictionary=repeating, write_statistics=numbers
-        )
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
+def _parquet_writer(path: Path, schema: pa.Schema) -> Writer:
+    # Numbers of single tokens hardly repeat: looking for repetitions only takes time.
+    repeating = [_path(field) for field in schema if _innermost(field.type) != pa.float32()]
+    # By least and largest value readers skip row groups: of numbers, where these are in order.
+    numbers = [f.name for f in schema if pa.types.is_integer(f.type) or f.type == pa.float64()]
+    writer: Writer = pa.parquet.ParquetWriter(
+        path, schema, compression="zstd", use_dictionary=repeating, write_statistics=numbers
+    )
+    return writer
 
 
 def _path(field: pa.Field) -> str:
-    """What Parquet calls the column."""
+    """Parquet's name of the column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or kind == pa.float64())
 
 
 def _innermost(kind: pa.DataType) -> pa.DataType:
@@ -131,8 +121,8 @@ def _recoded(column: pa.DictionaryArray, dictionary: pa.Array) -> pa.DictionaryA
 
 
 class _DatasetWriter:
-    """Memory that `datasets` maps: an Arrow stream, not compressed and without dictionaries, and
-    two small files that say so."""
+    """A folder for `datasets`: an uncompressed Arrow stream without dictionaries, which it maps
+    into memory, and two small files that describe it."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         plain = [

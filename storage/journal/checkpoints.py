@@ -1,12 +1,12 @@
-"""What checkpoints say of the journal that they were written beside.
+"""Checkpoints compared with the journal that they were written beside.
 
 In: a run's folder. Out: checkpoints that rest on records which the journal does not hold any more.
 Only manifests are read, and of the journal only what they name. A checkpoint whose manifest names
-no place in it rests on anything; one whose manifest cannot be read is nobody's to resume from.
+no place in it rests on anything; a run cannot resume from one whose manifest is unreadable.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.protocol.messages.control import JournalEnd
 from headrace.run_files.run_folder import read_manifest
@@ -14,44 +14,41 @@ from storage.journal.record_batches import DamagedError
 from storage.journal.segments import digest_at, end_of
 
 
-class Orphan(NamedTuple):
+class OrphanCheckpoint(NamedTuple):
     """A checkpoint, and of how many records it is."""
 
     path: Path
     records: int
 
 
-def rests_on(manifest: dict[str, Any]) -> JournalEnd | None:
-    """The place in the journal that a manifest names."""
-    end = manifest.get("journal")
-    return None if end is None else JournalEnd(int(end["records"]), str(end["digest"]))
-
-
-def orphans(run_dir: Path) -> list[Orphan]:
+def orphan_checkpoints(run_dir: Path) -> list[OrphanCheckpoint]:
     """Checkpoints of records that the journal does not hold, oldest first."""
     found = []
     for path in (run_dir / "checkpoints").glob("step_*"):
         try:
-            end = rests_on(read_manifest(path))
+            named = read_manifest(path).get("journal")
+            if named is None:
+                continue
+            end = JournalEnd(int(named["records"]), str(named["digest"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if end is not None and digest_at(run_dir / "journal", end.records) != end.digest:
-            found.append(Orphan(path, end.records))
+        if digest_at(run_dir / "journal", end.records) != end.digest:
+            found.append(OrphanCheckpoint(path, end.records))
     return sorted(found, key=lambda orphan: orphan.records)
 
 
 def check_history(run_dir: Path) -> None:
-    """Refuse a journal that is shorter than, or other than, what a checkpoint rests on."""
+    """Refuse a journal without the records that a checkpoint rests on."""
     end = end_of(run_dir / "journal")
-    for orphan in reversed(orphans(run_dir)):
+    for orphan in reversed(orphan_checkpoints(run_dir)):
         is_short = orphan.records > end.rows
         now = f"it holds {end.rows:,}" if is_short else "they are other ones"
-        raise lost(
+        raise lost_records_error(
             run_dir, f"{orphan.path.name} rests on {orphan.records:,} records of the journal; {now}"
         )
 
 
-def lost(run_dir: Path, what: str) -> DamagedError:
+def lost_records_error(run_dir: Path, what: str) -> DamagedError:
     """The message to a user about lost records."""
     return DamagedError(
         f"{run_dir.name}: {what}, so records are lost. Put the whole journal back from a copy, or "

@@ -1,6 +1,6 @@
 """Per-token diagnostics of trained windows, in Arrow segments under `diagnostics/`.
 
-One row a window: what the learner saw at the update's start, an array for each name of
+One row per window: the learner's figures at the update's start, an array for each name of
 `headrace.protocol.messages.diagnostics.TOKEN_COLUMNS` with a value for each position from `start`
 on (null: nothing was reported); lam is the lambda in force. Rows are written before the journal's
 UpdateCommitted. A crash between the two leaves rows of an update that was never committed, and the
@@ -52,9 +52,9 @@ WindowKey = tuple[int, int, int]
 """(lineage, update, window_id)"""
 
 
-class Seen(NamedTuple):
-    """What the learner saw of some windows: their places in some order, and for each figure how
-    many numbers each of these windows has and all of them in one array."""
+class WindowDiagnostics(NamedTuple):
+    """Figures of some windows: their places in some order, and for each figure the number of values
+    of each of these windows and all values in one array."""
 
     places: Int64
     figures: Mapping[str, tuple[Int64, Float32]]
@@ -78,12 +78,11 @@ class DiagnosticsWriter:
 
 
 class DiagnosticsReader:
-    """Reads by (lineage, update): an index of batches, and the batches last used. UserError: they
-    are of another format."""
+    """Reads by (lineage, update), with an index and a cache. UserError: another format."""
 
     def __init__(self, folder: Path) -> None:
         folder = folder.resolve()
-        self._batches: OrderedDict[BatchPlace, _Batch] = OrderedDict()
+        self._batches: OrderedDict[BatchPlace, _IndexedBatch] = OrderedDict()
         check_format(folder, DIAGNOSTICS_FORMAT)
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
         for place, updates in _located(folder):
@@ -98,15 +97,16 @@ class DiagnosticsReader:
             found.update(zip((asked[place] for place in places), _decode(rows), strict=True))
         return found
 
-    def read_columns(self, keys: Int64) -> Iterator[Seen]:
-        """The same as columns, by the windows' places among the keys, which are the rows of an
-        array [N, 3]. A window may come twice: its later figures count."""
+    def read_columns(self, keys: Int64) -> Iterator[WindowDiagnostics]:
+        """Read columns. `keys`: [N, 3]; their rows name the windows. Of a repeated window the last
+        figures count."""
         for rows, places in self._found(keys):
-            yield Seen(places, {name: _flat(rows.column(name)) for name in _figures(rows)})
+            yield WindowDiagnostics(
+                places, {name: _flat(rows.column(name)) for name in _figures(rows)}
+            )
 
     def _found(self, keys: Int64) -> Iterator[tuple[pa.RecordBatch, Int64]]:
-        """The rows of the windows asked for, batch by batch in the order in which they were
-        written, and which of the keys each of them is of."""
+        """Rows of the windows asked for, in the order of writing, and the key of each."""
         order = np.lexsort((keys[:, 1], keys[:, 0]))
         borders = np.flatnonzero(np.diff(keys[order, :2], axis=0).any(axis=1)) + 1
         wanted: dict[BatchPlace, list[Int64]] = {}
@@ -119,7 +119,7 @@ class DiagnosticsReader:
             if len(chosen := np.concatenate(rows)):
                 yield batch.rows.take(pa.array(chosen)), np.concatenate(places)
 
-    def _batch(self, place: BatchPlace) -> "_Batch":
+    def _batch(self, place: BatchPlace) -> "_IndexedBatch":
         if place not in self._batches:
             self._batches[place] = _indexed(read_batch(place))
             if len(self._batches) > _CACHED_BATCHES:
@@ -128,27 +128,26 @@ class DiagnosticsReader:
         return self._batches[place]
 
 
-Located = tuple[BatchPlace, frozenset[tuple[int, int]]]
+LocatedBatch = tuple[BatchPlace, frozenset[tuple[int, int]]]
 """A batch's place, and of which (lineage, update) it has windows."""
 
 
-class _Index(NamedTuple):
-    """What is in the segments of a folder, each with its size and time when it was read."""
+class _FolderIndex(NamedTuple):
+    """Batches in the segments of a folder, and each segment's size and time when read."""
 
     stamps: dict[Path, tuple[int, int]]
-    found: list[Located]
+    found: list[LocatedBatch]
 
 
-_INDEXES: OrderedDict[Path, _Index] = OrderedDict()
+_INDEXES: OrderedDict[Path, _FolderIndex] = OrderedDict()
 _INDEXED_FOLDERS = 8
 _INDEXING = threading.Lock()
 
 
-def _located(folder: Path) -> list[Located]:
-    """All batches of a folder in order. Segments that are as they were when they were last read are
-    not read again: every read of a batch checks it."""
+def _located(folder: Path) -> list[LocatedBatch]:
+    """All batches of a folder, in order. Unchanged segments are not indexed again."""
     with _INDEXING:
-        known = _INDEXES.pop(folder, _Index({}, []))
+        known = _INDEXES.pop(folder, _FolderIndex({}, []))
         paths = segment_paths(folder)
         stamps = {path: _stamp(path) for path in paths}
         same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
@@ -160,7 +159,7 @@ def _located(folder: Path) -> list[Located]:
                 for place, batch in locate_batches(folder, first)
                 if place.path not in same
             ]
-        _INDEXES[folder] = _Index(stamps, found)
+        _INDEXES[folder] = _FolderIndex(stamps, found)
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)
         return found
@@ -176,15 +175,14 @@ def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
     return frozenset(zip(*columns, strict=True))
 
 
-class _Batch(NamedTuple):
-    """A batch; of each (lineage, update) in it the windows' ids, ascending, and their rows."""
+class _IndexedBatch(NamedTuple):
+    """A batch, and for each of its (lineage, update) the windows' ids, rising, and rows."""
 
     rows: pa.RecordBatch
     places: dict[tuple[int, int], tuple[Int64, Int64]]
 
     def find(self, keys: Int64, same: Int64) -> tuple[Int64, Int64]:
-        """Rows of those of the keys, all of one update, that are here, and which ones these are. Of
-        several rows of a window the last one."""
+        """Find keys, all of one update: (rows, keys found). Of a window's rows the last one."""
         windows, rows = self.places[_update_of(keys[same[0]])]
         asked = keys[same, 2]
         at = np.searchsorted(windows, asked, side="right") - 1
@@ -196,7 +194,7 @@ def _update_of(key: Int64) -> tuple[int, int]:
     return int(key[0]), int(key[1])
 
 
-def _indexed(batch: pa.RecordBatch) -> _Batch:
+def _indexed(batch: pa.RecordBatch) -> _IndexedBatch:
     keys = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
     order = np.lexsort(keys[::-1])  # rows of one window stay in their order
     borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1
@@ -205,7 +203,7 @@ def _indexed(batch: pa.RecordBatch) -> _Batch:
         for rows in np.split(order, borders)
         if len(rows)
     }
-    return _Batch(batch, places)
+    return _IndexedBatch(batch, places)
 
 
 def _figures(rows: pa.RecordBatch) -> list[str]:
@@ -213,7 +211,7 @@ def _figures(rows: pa.RecordBatch) -> list[str]:
 
 
 def _flat(column: pa.ListArray) -> tuple[Int64, Float32]:
-    """How many numbers each row has, and all of them."""
+    """The number of values of each row, and all values."""
     counts = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
     return counts, column.flatten().to_numpy(zero_copy_only=False)
 

@@ -1,11 +1,10 @@
-"""Frames: batches as they stand in a segment's file, and whether their bytes are those that were
-written.
+"""Frames: the batches in a segment's file, and checks of their bytes.
 
 A frame is one Arrow message with a batch. Its custom metadata hold the length and CRC32 of its
 body; `digest`, the SHA-256 of all its bytes with zeros where the digest stands (in a file's first
 frame from the file's first byte on, schema included); and `after`, the digest of the frame before
-it, in this file or the last one. A digest so names everything that was written before it. Comes in:
-a segment's file. Goes out: its frames up to the first one that is not whole, and what follows.
+it, in this file or the last one. A digest so names everything that was written before it. In:
+a segment's file. Out: its frames up to the first one that is not whole, and what follows.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from headrace.errors import UserError
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 FIRST_ROW, DIGESTS = b"first_row", b"digests"
-Ending = Literal["sealed", "open", "torn", "damaged"]
+SegmentEnding = Literal["sealed", "open", "torn", "damaged"]
 _SHA256 = b"sha256:"
 _BLANK = _SHA256 + b"0" * 64
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -31,11 +30,11 @@ UNREADABLE = (
 
 
 class DamagedError(UserError):
-    """Bytes that were written are gone or changed: nobody may use what follows them."""
+    """Bytes that were written are gone or changed: what follows them is unusable."""
 
 
 class Frame(NamedTuple):
-    """A batch whose bytes are those that were written, from `position` to `end` in its file."""
+    """A sound batch, from `position` to `end` in its file."""
 
     path: Path
     position: int
@@ -45,9 +44,8 @@ class Frame(NamedTuple):
     digest: str
 
 
-class Start(NamedTuple):
-    """Where a frame that is not a file's first one begins, and how many rows of the file stand
-    before it."""
+class FrameStart(NamedTuple):
+    """Position of a frame that is not its file's first one, and the file's rows before it."""
 
     position: int
     rows: int
@@ -57,8 +55,8 @@ class Start(NamedTuple):
 
 
 def stamps(batch: pa.RecordBatch, after: str) -> dict[str, str]:
-    """Custom metadata of a batch that follows the frame with digest `after`; the digest itself is
-    left blank for `stamped`."""
+    """Custom metadata of a batch that follows the frame with digest `after`. `stamped` fills in the
+    digest."""
     message = memoryview(batch.serialize())
     body = message[8 + int.from_bytes(message[4:8], "little") :]
     crc = str(zlib.crc32(body))
@@ -66,8 +64,8 @@ def stamps(batch: pa.RecordBatch, after: str) -> dict[str, str]:
 
 
 def stamped(frame: bytes) -> tuple[bytes, str]:
-    """A frame with its digest in place, and the digest. In a file's first frame the bytes are those
-    from its schema on."""
+    """A frame with its digest in place, and the digest. A file's first frame includes its
+    schema."""
     digest = hashlib.sha256(frame).hexdigest()
     return frame.replace(_BLANK, _SHA256 + digest.encode(), 1), digest
 
@@ -75,7 +73,7 @@ def stamped(frame: bytes) -> tuple[bytes, str]:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-class Walk:
+class SegmentWalk:
     """The whole frames of a segment, in order.
 
     Attributes:
@@ -84,7 +82,7 @@ class Walk:
         rows: of the frames seen. digest: of the last frame seen.
     """
 
-    def __init__(self, path: Path, start: Start | None = None) -> None:
+    def __init__(self, path: Path, start: FrameStart | None = None) -> None:
         """`start`: the first frame to see, where others before it are not to be looked at."""
         self.path, self._start = path, start
         self.first_row, self.end, self.rows, self.digest = -1, 0, 0, ""
@@ -113,16 +111,18 @@ class Walk:
             except UNREADABLE:
                 return
 
-    def done(self) -> "Walk":
+    def done(self) -> "SegmentWalk":
         """This walk with all frames seen."""
         for _ in self:
             pass
         return self
 
-    def ending(self) -> Ending:
-        """What follows the frames seen. sealed: the seal of a file that nobody writes any more;
-        open: nothing. torn: what a write leaves that was cut off by a crash, which was never
-        acknowledged. damaged: anything else; whole frames follow, or the file was sealed."""
+    def ending(self) -> SegmentEnding:
+        """Classify what follows the frames read.
+
+        sealed: the seal of a file that is not written any more; open: nothing. torn: what a write
+        leaves that was cut off by a crash, which was never acknowledged. damaged: anything else;
+        whole frames follow, or the file was sealed."""
         rest = self._rest()
         if rest == END_OF_STREAM:
             return "sealed"
@@ -132,8 +132,9 @@ class Walk:
         return "damaged" if is_sealed or next(_spans(rest), None) is not None else "torn"
 
     def salvage(self, changed: list[pa.RecordBatch] | None = None) -> Iterator[pa.RecordBatch]:
-        """All batches that are whole by themselves, those behind damage, too; none where not even
-        the schema can be read. `changed` takes the others, as far as they still can be read."""
+        """All batches that are whole by themselves, also behind damage.
+
+        None where the schema is unreadable. `changed` takes the other readable ones."""
         yield from (frame.batch for frame in self)
         if self.first_row < 0:
             return
@@ -172,11 +173,11 @@ def read_frame(path: Path, position: int) -> Frame:
             if not _is_whole(data, extra):
                 raise ValueError("other bytes")
         except UNREADABLE as error:
-            raise damage(path, position) from error
+            raise damage_error(path, position) from error
     return Frame(path, position, end, batch, *_chain(extra))
 
 
-def damage(path: Path, position: int, text: str = "") -> DamagedError:
+def damage_error(path: Path, position: int, text: str = "") -> DamagedError:
     """The message to a user about damage in a journal or in diagnostics."""
     found = text or "these are not the bytes that were written"
     return DamagedError(
@@ -186,7 +187,7 @@ def damage(path: Path, position: int, text: str = "") -> DamagedError:
 
 
 def _is_whole(data: bytes, extra: Mapping[bytes, bytes]) -> bool:
-    """Whether a frame's bytes are those that were written."""
+    """Return whether a frame's bytes are those that were written."""
     length = int(extra[b"length"])
     body = memoryview(data)[len(data) - length :]
     if len(body) < length or zlib.crc32(body) != int(extra[b"crc32"]):
@@ -203,14 +204,14 @@ def _chain(extra: Mapping[bytes, bytes]) -> tuple[str, str]:
 
 
 def _parse(schema: pa.Schema, frame: bytes) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:
-    """The batch of a frame, and its custom metadata: behind a schema it is a stream of its own."""
+    """The batch of a frame, and its custom metadata: a frame behind a schema is a stream."""
     stream = pa.BufferReader(schema.serialize().to_pybytes() + frame)
     batch, extra = pa.ipc.open_stream(stream).read_next_batch_with_custom_metadata()
     return batch, extra
 
 
 def _readable(schema: pa.Schema, frames: bytes) -> Iterator[pa.RecordBatch]:
-    """The batches of frames of which bytes have changed, up to the first that makes no sense."""
+    """The batches of changed frames, up to the first that is malformed."""
     with contextlib.suppress(*UNREADABLE):
         for batch in pa.ipc.open_stream(schema.serialize().to_pybytes() + frames):
             batch.validate(full=True)
@@ -218,8 +219,7 @@ def _readable(schema: pa.Schema, frames: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def _spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Beginning and end of frames in bytes of which some may mean nothing: those whose body has the
-    CRC32 that stands in their metadata."""
+    """(start, end) of each sound frame in bytes: its body has the CRC32 in its metadata."""
     buffer = pa.py_buffer(data)
     place = data.find(_CONTINUATION)
     while place >= 0:

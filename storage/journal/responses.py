@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from headrace.protocol.records.record_types import ChunkArrived
 from headrace.protocol.token_spans import Float32, Int32, Piece, Streams
-from storage.journal.segment_index import Marks
+from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import read_batches
 from storage.journal.store import decode
 
@@ -39,7 +39,7 @@ class Response(NamedTuple):
     """None: the policy sampled every token, and nothing else is to be said of them."""
 
 
-EMPTY = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+EMPTY_RESPONSE = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 
 
 class Responses(NamedTuple):
@@ -53,26 +53,29 @@ class Responses(NamedTuple):
     streams: Mapping[int, Streams]
 
 
-class FlatResponses(NamedTuple):
+class ResponsePage(NamedTuple):
     """Responses and whose they are."""
 
     ids: Int64
     responses: Responses
 
 
-class Wanted(NamedTuple):
-    """Which trajectories to put together: ids ascending, and where each one's last chunk is."""
+class ResponseSelection(NamedTuple):
+    """Trajectories to put together: ids ascending, and the offset of each last chunk."""
 
     ids: npt.NDArray[np.int64]
     last_offsets: npt.NDArray[np.int64]
 
 
 def read_responses(
-    journal: Path, wanted: Wanted, first_offset: int = 0, marks: Marks | None = None
+    journal: Path,
+    wanted: ResponseSelection,
+    first_offset: int = 0,
+    index: SegmentIndex | None = None,
 ) -> Iterator[tuple[int, Response]]:
     """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`.
-    `marks`: as for `storage.journal.segments.read_batches`."""
-    for page in flat_responses(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, marks):
+    `index`: as for `storage.journal.segments.read_batches`."""
+    for page in response_pages(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, index):
         several = page.responses
         for place, (first, end) in enumerate(pairwise(several.borders.tolist())):
             yield (
@@ -86,22 +89,21 @@ def read_responses(
             )
 
 
-def flat_responses(
+def response_pages(
     journal: Path,
-    wanted: Wanted,
+    wanted: ResponseSelection,
     most_tokens: int,
     most_rows: int,
     first_offset: int = 0,
-    marks: Marks | None = None,
-) -> Iterator[FlatResponses]:
-    """Pages bounded by a number of responses and, approximately, of tokens; otherwise as
-    `read_responses`."""
+    index: SegmentIndex | None = None,
+) -> Iterator[ResponsePage]:
+    """Pages bounded by responses and, roughly, tokens; otherwise as `read_responses`."""
     if len(wanted.ids) == 0:
         return
     final = int(wanted.last_offsets.max())
     waiting: list[pa.RecordBatch] = []
     tokens = 0
-    for batch in read_batches(journal, first_offset, marks):
+    for batch in read_batches(journal, first_offset, index):
         chosen = chunks_of(batch, wanted)
         if chosen.num_rows:
             waiting.append(chosen)
@@ -138,7 +140,7 @@ def _pages(
         yield chunks.take(pa.array(order[first:end]))
 
 
-def _flat(chunks: pa.RecordBatch) -> FlatResponses:
+def _flat(chunks: pa.RecordBatch) -> ResponsePage:
     whose = chunks.column("trajectory_id").to_numpy()
     firsts = np.flatnonzero(np.diff(whose, prepend=whose[0] - 1))
     sizes = chunks.column("token_ids").value_lengths().to_numpy()
@@ -157,10 +159,10 @@ def _flat(chunks: pa.RecordBatch) -> FlatResponses:
         versions,
         streams_of(chunks, place),
     )
-    return FlatResponses(whose[firsts], responses)
+    return ResponsePage(whose[firsts], responses)
 
 
-def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+def chunks_of(batch: pa.RecordBatch, wanted: ResponseSelection) -> pa.RecordBatch:
     """The rows of a batch that are chunks of wanted trajectories."""
     trajectories = batch.column("trajectory_id").fill_null(-1).to_numpy()
     places = np.searchsorted(wanted.ids, trajectories).clip(max=len(wanted.ids) - 1)
@@ -173,8 +175,7 @@ def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
 
 
 def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:
-    """The streams of those responses that have any, by their number in `whose`, which says for each
-    chunk which response it is of."""
+    """Streams of the responses that have any. `whose`: each chunk's response."""
     spoken = np.unique(whose[chunks.column("body").is_valid().to_numpy(zero_copy_only=False)])
     found: dict[int, Streams] = {}
     for response in spoken.tolist():
@@ -186,7 +187,7 @@ def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int
 
 
 def _streams(chunks: list[ChunkArrived]) -> Streams | None:
-    """The chunks' streams as one; where one chunk has pieces, those without are the policy's."""
+    """The chunks' streams as one. Beside pieces, a chunk without them is the policy's."""
     said = [chunk.streams for chunk in chunks if chunk.streams is not None]
     if not said:
         return None
@@ -200,8 +201,7 @@ def _streams(chunks: list[ChunkArrived]) -> Streams | None:
 
 
 def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
-    """Pieces that cover the response. A chunk without pieces holds tokens of the policy that
-    continue the last turn."""
+    """Pieces that cover the response. A chunk without pieces continues the policy's last turn."""
     joined: list[Piece] = []
     for chunk in chunks:
         pieces = chunk.streams.pieces if chunk.streams is not None else []

@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,30 +27,30 @@ from storage.journal.record_batches import (
     FIRST_ROW,
     UNREADABLE,
     DamagedError,
-    Ending,
     Frame,
-    Start,
-    Walk,
-    damage,
+    FrameStart,
+    SegmentEnding,
+    SegmentWalk,
+    damage_error,
     read_frame,
     stamped,
     stamps,
 )
-from storage.journal.segment_index import Marks
+from storage.journal.segment_index import SegmentIndex
 
 __all__ = ["DamagedError", "SegmentWriter"]
 log = logging.getLogger(__name__)
 
 
-class End(NamedTuple):
-    """Where a folder of segments ends: how many rows are whole, and the last one's digest."""
+class SegmentsEnd(NamedTuple):
+    """The end of a folder of segments: its number of whole rows, and the last digest."""
 
     rows: int
     digest: str
 
 
 class BatchPlace(NamedTuple):
-    """Where a batch begins."""
+    """The beginning of a batch."""
 
     path: Path
     position: int
@@ -71,19 +71,20 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
 
 
 def check_format(folder: Path, known: int) -> None:
-    """FormatError where segments are of another format than `known`: the first or the last one, as
-    nobody writes on what is of another. A damaged schema is found by its readers: the digest of the
-    first batch is also the schema's, where there are digests."""
+    """FormatError unless segments have format `known`.
+
+    Only the first and the last are read, as a folder of another format is never appended to. A
+    damaged schema is found by its readers: the first batch's digest, if any, covers it."""
     paths = segment_paths(folder)
     for path in (*paths[:1], *paths[-1:]):
         metadata = segment_metadata(path)
         found = _number(metadata, b"format", 1)  # the first one was not named
-        if metadata and found != known and (DIGESTS not in metadata or any(Walk(path))):
+        if metadata and found != known and (DIGESTS not in metadata or any(SegmentWalk(path))):
             raise FormatError(path, found, known)
 
 
 def rows_before(path: Path) -> int:
-    """How many rows stand in the segments before this one; -1 if not even the schema is whole."""
+    """Number of rows in the segments before this one; -1 if its schema is not whole."""
     return _number(segment_metadata(path), FIRST_ROW, -1)
 
 
@@ -92,15 +93,19 @@ def _number(metadata: dict[bytes, bytes], name: bytes, otherwise: int) -> int:
     return int(text) if text.isdigit() else otherwise
 
 
-def end_of(folder: Path) -> End:
-    """Where a folder ends; nothing is changed. DamagedError: there is more than that."""
+def end_of(folder: Path) -> SegmentsEnd:
+    """The end of a folder; changes nothing. DamagedError: there is more than that."""
     walks = [walk for walk, _ in _last_walks(folder) if walk.rows]
-    return End(walks[0].first_row + walks[0].rows, walks[0].digest) if walks else End(0, "")
+    return (
+        SegmentsEnd(walks[0].first_row + walks[0].rows, walks[0].digest)
+        if walks
+        else SegmentsEnd(0, "")
+    )
 
 
-def recover(folder: Path) -> End:
-    """Cut off what a crash left of the last write and seal the last segment; the end of the
-    folder. DamagedError: that is not all, and nothing was changed."""
+def recover(folder: Path) -> SegmentsEnd:
+    """Cut off a torn write and seal the last segment; returns the folder's end. DamagedError: more
+    is damaged, and nothing was changed."""
     end = end_of(folder)
     for walk, ending in _last_walks(folder):
         if ending == "torn":
@@ -123,24 +128,24 @@ def recover(folder: Path) -> End:
     return end
 
 
-def _last_walks(folder: Path) -> list[tuple[Walk, Ending]]:
+def _last_walks(folder: Path) -> list[tuple[SegmentWalk, SegmentEnding]]:
     """The last segments, newest first, up to one that holds a row."""
-    walks: list[tuple[Walk, Ending]] = []
+    walks: list[tuple[SegmentWalk, SegmentEnding]] = []
     for path in reversed(segment_paths(folder)):
-        walk = Walk(path).done()
+        walk = SegmentWalk(path).done()
         walks.append((walk, walk.ending()))
         if walks[-1][1] == "damaged":
-            raise damage(path, walk.end)
+            raise damage_error(path, walk.end)
         if walk.rows:
             break
     return walks
 
 
 def digest_at(folder: Path, rows: int) -> str | None:
-    """The digest of the batch that the first `rows` rows end with; None where none ends there."""
+    """The digest of the batch that ends the first `rows` rows; None where none does."""
     for path in reversed(segment_paths(folder)):
         if 0 <= rows_before(path) < rows:
-            walk = Walk(path)
+            walk = SegmentWalk(path)
             for frame in walk:
                 if walk.first_row + walk.rows >= rows:
                     return frame.digest if walk.first_row + walk.rows == rows else None
@@ -149,13 +154,14 @@ def digest_at(folder: Path, rows: int) -> str | None:
 
 
 def read_batches(
-    folder: Path, first_row: int = 0, marks: Marks | None = None
+    folder: Path, first_row: int = 0, index: SegmentIndex | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches in writing order, from the one that holds `first_row` on; safe while another process
-    appends (a batch that is not whole yet ends the iteration). DamagedError at the first byte that
-    is not as it was written, before anything behind it is given out. `marks`: with them what stands
-    long before `first_row` is not looked at again."""
-    for frame in read_frames(folder, first_row, marks):
+    """Batches in writing order, from the one that holds `first_row` on.
+
+    Safe while another process appends: an incomplete batch ends the iteration. DamagedError at the
+    first changed byte, before anything behind it is yielded. `index`: with it the rows long
+    before `first_row` are not read again."""
+    for frame in read_frames(folder, first_row, index):
         yield frame.batch
 
 
@@ -170,36 +176,38 @@ def read_batch(place: BatchPlace) -> pa.RecordBatch:
     return read_frame(*place).batch
 
 
-def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) -> Iterator[Frame]:
-    """`read_batches` with all that is known of each."""
+def read_frames(
+    folder: Path, first_row: int = 0, index: SegmentIndex | None = None
+) -> Iterator[Frame]:
+    """The frames of the batches of `read_batches`."""
     paths = segment_paths(folder)
     starts = [rows_before(path) for path in paths]
     if starts and starts[-1] < 0:  # being made, or its writer died over it
-        walk = Walk(paths[-1]).done()
+        walk = SegmentWalk(paths[-1]).done()
         if walk.ending() == "damaged" and rows_before(paths[-1]) < 0:
-            raise damage(paths[-1], walk.end)
+            raise damage_error(paths[-1], walk.end)
         del paths[-1], starts[-1]
     row, digest = -1, None
-    for index, path in enumerate(paths):
-        is_last = index + 1 == len(paths)
-        if not is_last and 0 <= starts[index + 1] <= first_row:
+    for number, path in enumerate(paths):
+        is_last = number + 1 == len(paths)
+        if not is_last and 0 <= starts[number + 1] <= first_row:
             continue
-        is_late = row < 0 and starts[index] > first_row
-        if is_late or (row >= 0 and starts[index] not in (row, -1)):
+        is_late = row < 0 and starts[number] > first_row
+        if is_late or (row >= 0 and starts[number] not in (row, -1)):
             following = max(row, first_row)
-            raise damage(
-                path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
+            raise damage_error(
+                path, 0, f"it begins with record {starts[number]:,}, and {following:,} is next"
             )
         start = None
-        if marks is not None and row < 0 <= starts[index]:
-            start = marks.before(path, first_row - starts[index])
-        row = max(row, starts[index] + (start.rows if start else 0))
-        until = None if is_last else starts[index + 1]
+        if index is not None and row < 0 <= starts[number]:
+            start = index.start_before(path, first_row - starts[number])
+        row = max(row, starts[number] + (start.rows if start else 0))
+        until = None if is_last else starts[number + 1]
         for frame in _frames_of(path, is_last=is_last, until=until, start=start):
-            if marks is not None:
-                marks.see(frame, row - starts[index])
+            if index is not None:
+                index.add(frame, row - starts[number])
             if digest is not None and frame.after != digest:
-                raise damage(path, frame.position, "it does not follow what stands before it")
+                raise damage_error(path, frame.position, "it does not follow what stands before it")
             digest = frame.digest
             row += frame.batch.num_rows
             if row > first_row:
@@ -207,45 +215,31 @@ def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) ->
 
 
 def _frames_of(
-    path: Path, *, is_last: bool, until: int | None, start: Start | None = None
+    path: Path, *, is_last: bool, until: int | None, start: FrameStart | None = None
 ) -> Iterator[Frame]:
-    """The frames of a segment; the one after it begins with row `until`. A damaged seal behind the
-    last of them is no harm."""
+    """The frames of a segment; the next one begins with row `until`. A damaged last seal is
+    ignored."""
     end = 0
     while True:
-        walk = Walk(path, start)
+        walk = SegmentWalk(path, start)
         yield from (frame for frame in walk if frame.position >= end)
         if not is_last:
             if walk.first_row + walk.rows != until:
-                raise damage(path, walk.end)
+                raise damage_error(path, walk.end)
             return
         if walk.ending() != "damaged":
             return
         if walk.end == end:
-            raise damage(path, end)
+            raise damage_error(path, end)
         end = walk.end  # it may have grown meanwhile: look again
 
 
-def fsync(file: int) -> None:
-    """Have the bytes of an open file on its disk."""
-    os.fsync(file)
-
-
 class SegmentWriter:
-    """Appends batches of one schema to a folder. One writer at a time, one thread at a time."""
+    """Appends batches of one schema to a folder: one writer, one thread at a time."""
 
-    def __init__(
-        self,
-        folder: Path,
-        schema: pa.Schema,
-        *,
-        segment_bytes: int,
-        sync: Callable[[int], None] = fsync,
-    ) -> None:
-        """`sync`: what every batch waits for; benchmarks measure it."""
+    def __init__(self, folder: Path, schema: pa.Schema, *, segment_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._sync = sync
         self._schema = schema
         self._segment_bytes = segment_bytes
         self.rows, self._digest = recover(folder)
@@ -257,17 +251,17 @@ class SegmentWriter:
         self._staging = io.BytesIO()
 
     @property
-    def end(self) -> End:
-        """Where the folder ends now."""
-        return End(self.rows, self._digest)
+    def end(self) -> SegmentsEnd:
+        """The folder's present end."""
+        return SegmentsEnd(self.rows, self._digest)
 
     @property
     def is_open(self) -> bool:
-        """Whether the next batch goes into the segment of the last one."""
+        """True if a segment is open, which the next batch is appended to."""
         return self._file is not None
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """One batch on disk: written and fsynced, or StorageBlockedError and not there at all."""
+        """Write and fsync one batch; StorageBlockedError: nothing of it is there."""
         if self._file is None:
             self._begin()
         self._stream.write_batch(batch, custom_metadata=stamps(batch, self._digest))
@@ -336,7 +330,7 @@ class SegmentWriter:
             try:
                 while view:
                     view = view[os.write(self._file.fileno(), view) :]
-                self._sync(self._file.fileno())
+                os.fsync(self._file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
                     self._trim()

@@ -2,14 +2,13 @@
 
 Tokens are columns (trajectory_id, chunk_index, start, token_ids, logprobs, spans, generator,
 finish), readable without this code; their sparse streams, where there are any, and the fields of
-all other kinds are one msgpack map in `body` (msgpack and not JSON, because it keeps NaN).
-`offset` counts records from 0. Token diagnostics of UpdateCommitted are not here but in
-`storage.journal.diagnostics`, so a replayed one has none. Each segment's schema says its record
-format.
+all other kinds are one msgpack map in `body` (msgpack and not JSON, because it keeps NaN). `offset`
+counts records from 0. Token diagnostics of UpdateCommitted are not here but in
+`storage.journal.diagnostics`, so a replayed one has none. Each segment's schema has its format.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,10 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
 )
 from headrace.protocol.token_spans import Span, Streams
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import (
     SegmentWriter,
     check_format,
-    fsync,
     read_batches,
     segment_metadata,
     segment_paths,
@@ -76,27 +74,19 @@ _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(
 _STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
-WORTH = 8
+SNAPSHOT_GROWTH = 8
 """Write a snapshot once the journal has grown by this multiple of the last snapshot's size."""
 
 
 class Journal:
-    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset."""
+    """The writing end; opening repairs a torn tail."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        run_id: str,
-        segment_mib: float,
-        sync: Callable[[int], None] = fsync,
-    ) -> None:
-        """`sync`: as in `SegmentWriter`."""
+    def __init__(self, folder: Path, *, run_id: str, segment_mib: float) -> None:
         self._folder = folder
         check_format(folder, RECORD_FORMAT)  # what cannot be read must not be written on
         schema = SCHEMA.with_metadata({"run_id": run_id, "format": str(RECORD_FORMAT)})
         segment_bytes = int(segment_mib * 2**20)
-        self._writer = SegmentWriter(folder, schema, segment_bytes=segment_bytes, sync=sync)
+        self._writer = SegmentWriter(folder, schema, segment_bytes=segment_bytes)
         self._behind, self._snapshot = _bytes_behind_snapshot(folder)
         """Bytes of the journal behind the last snapshot, and of that snapshot itself."""
 
@@ -107,14 +97,13 @@ class Journal:
 
     @property
     def end(self) -> JournalEnd:
-        """Where it ends, and what it ends with."""
+        """The journal's length and the digest of its last batch."""
         return JournalEnd(*self._writer.end)
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether the next batch begins a segment, and so much stands behind the last snapshot that
-        another one is worth its bytes."""
-        return not self._writer.is_open and self._behind > WORTH * self._snapshot
+        """True if the next batch begins a segment and a snapshot is worth its bytes."""
+        return not self._writer.is_open and self._behind > SNAPSHOT_GROWTH * self._snapshot
 
     def append(self, records: Sequence[Record]) -> None:
         """Put records on disk in one batch; StorageBlockedError leaves none of them there."""
@@ -135,9 +124,8 @@ class Journal:
 def read_journal(
     folder: Path, first_offset: int = 0, *, only: Sequence[type[Record]] = ()
 ) -> Iterator[list[tuple[int, Record]]]:
-    """(offset, record) pairs in order, one list per batch, from `first_offset` on. `only`: others
-    than of these kinds may be left out, which is faster. UserError: the journal is of another
-    format."""
+    """Lists of (offset, record) in order, one per batch, from `first_offset` on. `only`: others
+    than of these kinds may be left out, which is faster. UserError: another format."""
     kinds = pa.array([kind.__name__ for kind in only], pa.string())
     check_format(folder, RECORD_FORMAT)
     for batch in read_batches(folder, first_offset):
@@ -149,9 +137,8 @@ def read_journal(
 
 
 def snapshots(folder: Path) -> Iterator[tuple[int, Snapshot]]:
-    """The journal's snapshots with their offsets, newest first. They stand in the first batches of
-    segments, and the ones that stand elsewhere are not found; nor are damaged ones, which a reader
-    reaches from an older one."""
+    """Snapshots with their offsets, newest first: those in the first batches of segments. Damaged
+    ones are skipped: a reader reaches their records from an older one."""
     for path in reversed(segment_paths(folder)):
         for offset, record in _first_batch(path):
             if isinstance(record, Snapshot):
@@ -160,7 +147,7 @@ def snapshots(folder: Path) -> Iterator[tuple[int, Snapshot]]:
 
 def _first_batch(path: Path) -> list[tuple[int, Record]]:
     """The records of a segment's first batch, if there is a snapshot among them."""
-    first = next(iter(Walk(path)), None)
+    first = next(iter(SegmentWalk(path)), None)
     if first is None or Snapshot.__name__ not in first.batch.column("kind").to_pylist():
         return []
     return list(decode(first.batch))
@@ -276,7 +263,6 @@ def _borders(lengths: list[int]) -> pa.Array:
 
 def _lists(arrays: list[Any], dtype: np.dtype[Any]) -> pa.ListArray:
     present = [array for array in arrays if array is not None]
-    values = np.concatenate(present, dtype=dtype) if present else np.zeros(0, dtype)
-    return pa.ListArray.from_arrays(
-        _borders([0 if array is None else len(array) for array in arrays]), pa.array(values)
-    )
+    values = np.concatenate([np.zeros(0, dtype), *present], dtype=dtype)
+    lengths = [0 if array is None else len(array) for array in arrays]
+    return pa.ListArray.from_arrays(_borders(lengths), pa.array(values))

@@ -1,5 +1,4 @@
-"""What Alembic runs: migrations over the connection that `storage.database.engine.upgrade` hands
-over."""
+"""Alembic's environment, over the connection of `storage.database.engine.upgrade`."""
 
 from alembic import context
 

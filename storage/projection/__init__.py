@@ -25,10 +25,10 @@ from storage.database.tables import (
     VersionLoad,
 )  # fmt: skip
 from storage.projection import history, trajectories
-from storage.projection.rows import Placed, add_metrics, insert_records, upsert
+from storage.projection.rows import PlacedRecord, add_metrics, insert_records, upsert
 from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
 
-Project = Callable[[Connection, int, list[Placed]], None]
+Project = Callable[[Connection, int, list[PlacedRecord]], None]
 
 
 def _rows_of(table: type[Base], *names: str) -> Project:
@@ -58,8 +58,8 @@ _PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
     ((r.Restarted,), history.add_restarts),
     ((r.RunPhase,), history.change_phase),
 )
-"""What each kind of record does, in the order in which rows are written. VersionIssued, Forgotten
-and Snapshot have no rows."""
+"""The projections of each kind of record, in the order in which rows are written. VersionIssued,
+Forgotten and Snapshot have no rows."""
 _OF_KIND = {
     kind: [number for number, (kinds, _) in enumerate(_PROJECTIONS) if kind in kinds]
     for kinds, _ in _PROJECTIONS
@@ -79,14 +79,15 @@ def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> 
 
 
 def next_offset(connection: Connection, run: int) -> int:
-    """The first journal offset that SQL does not have. On a server it holds the run's row: what a
-    writer that is gone sent before the server froze is committed or taken back first."""
+    """The first journal offset that SQL does not have.
+
+    On a server it locks the run's row: a transaction of a writer that is gone ends first."""
     query = select(Projection.next_offset).where(Projection.run == run).with_for_update()
     return connection.execute(query).scalar_one()
 
 
 def forget(connection: Connection, run: int) -> None:
-    """Remove all rows of a run but its own, so that the journal can be projected again."""
+    """Remove all rows of a run but its own, for another projection of the journal."""
     for table in reversed(Base.metadata.sorted_tables):
         if "run" in table.c and table.name != Projection.__tablename__:
             connection.execute(delete(table).where(table.c.run == run))
@@ -96,9 +97,9 @@ def forget(connection: Connection, run: int) -> None:
 
 
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, r.Record]]) -> None:
-    """Bring SQL up to the last of `records`, skipping what it has; one call a journal batch."""
+    """Apply the records of a journal batch that SQL lacks."""
     first = next_offset(connection, run)
-    parts: dict[int, list[Placed]] = defaultdict(list)
+    parts: dict[int, list[PlacedRecord]] = defaultdict(list)
     for offset, record in records:
         if offset >= first:
             for number in _OF_KIND.get(type(record), ()):

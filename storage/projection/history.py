@@ -1,27 +1,16 @@
-"""Records that become rows and change nothing else: losses, versions, processes, events."""
+"""Records that become rows and nothing else: losses, versions, processes, events."""
 
 from collections import Counter
 
 from sqlalchemy import Connection, select, update
 
-from storage.database.tables import (
-    Process,
-    Run,
-    TokenLoss,
-    WeightVersion,
-)
-from storage.projection.rows import (
-    Placed,
-    Row,
-    clean_text,
-    event,
-    upsert_rows,
-)
+from storage.database.tables import Process, Run, TokenLoss, WeightVersion
+from storage.projection.rows import PlacedRecord, SqlRow, add_event, clean_text, upsert_rows
 
 FINAL_PHASES = ("finished", "failed", "interrupted", "stopped")
 
 
-def add_losses(connection: Connection, run: int, records: list[Placed]) -> None:
+def add_losses(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Tokens that the journal will never have, counted by generator and reason."""
     counts: Counter[tuple[str, str]] = Counter()
     for _, r in records:
@@ -33,7 +22,7 @@ def add_losses(connection: Connection, run: int, records: list[Placed]) -> None:
     upsert_rows(connection, run, TokenLoss, rows, add=("tokens",))
 
 
-def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
+def add_versions(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Weights got a version."""
     names = ("version", "lineage", "update", "num_bytes", "ranker")
     rows = [
@@ -43,11 +32,11 @@ def add_versions(connection: Connection, run: int, records: list[Placed]) -> Non
     upsert_rows(connection, run, WeightVersion, rows)
 
 
-def change_processes(connection: Connection, run: int, records: list[Placed]) -> None:
+def change_processes(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Processes by name, and a line of history each."""
     query = select(Process.name, Process.first_seen_at, Process.starts).where(Process.run == run)
     known = {name: (first, starts) for name, first, starts in connection.execute(query)}
-    rows: dict[str, Row] = {}
+    rows: dict[str, SqlRow] = {}
     for offset, r in records:
         first, starts = known.get(r.name, (r.at, 0))
         known[r.name] = first, starts = first, starts + (r.state == "up")
@@ -60,29 +49,29 @@ def change_processes(connection: Connection, run: int, records: list[Placed]) ->
         }
         line = f"{r.name} is {r.state}" + (f": {r.detail}" if r.detail else "")
         level = "warning" if r.state == "lost" else "info"
-        event(connection, run, offset, r.at, level, "process", line)
+        add_event(connection, run, offset, r.at, level, "process", line)
     upsert_rows(connection, run, Process, list(rows.values()))
 
 
-def add_incidents(connection: Connection, run: int, records: list[Placed]) -> None:
+def add_incidents(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Lines of history."""
     for offset, r in records:
-        event(connection, run, offset, r.at, r.level, r.kind, r.text)
+        add_event(connection, run, offset, r.at, r.level, r.kind, r.text)
 
 
-def add_restarts(connection: Connection, run: int, records: list[Placed]) -> None:
+def add_restarts(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """A new coordinator took over."""
     for offset, r in records:
         line = "a new coordinator took over from the journal"
-        event(connection, run, offset, r.at, "warning", "restarted", line)
+        add_event(connection, run, offset, r.at, "warning", "restarted", line)
 
 
-def change_phase(connection: Connection, run: int, records: list[Placed]) -> None:
+def change_phase(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """The run moved on."""
     for offset, r in records:
         line = r.phase + (f": {r.detail}" if r.detail else "")
         level = "error" if r.phase == "failed" else "info"
-        event(connection, run, offset, r.at, level, "phase", line)
+        add_event(connection, run, offset, r.at, level, "phase", line)
     last = records[-1][1]
     ended_at = last.at if last.phase in FINAL_PHASES else None
     connection.execute(

@@ -1,4 +1,4 @@
-"""How rows reach SQL: bulk inserts, upserts, and values that every database takes."""
+"""Writing of rows to SQL: bulk inserts, upserts, values that every database takes."""
 
 import functools
 import math
@@ -15,21 +15,20 @@ from sqlalchemy.sql.dml import UpdateBase
 from headrace.protocol.records.record_types import MetricsSampled, UpdateCommitted
 from storage.database.tables import Base, Event, Metric, MetricArray
 
-Placed = tuple[int, Any]
+PlacedRecord = tuple[int, Any]
 """(journal offset, record)"""
-Row = dict[str, Any]
+SqlRow = dict[str, Any]
 
 
 def upsert(
     connection: Connection,
     table: type[Base],
-    rows: list[Row],
+    rows: list[SqlRow],
     *,
     keep: bool = False,
     add: tuple[str, ...] = (),
 ) -> None:
-    """Insert rows; where the primary key exists, replace the old row (or keep it). Columns in `add`
-    are added to what is there."""
+    """Insert rows; replace those whose primary key exists, or `keep` them, or `add` to columns."""
     if not rows:
         return
     on_server = connection.dialect.name == "postgresql"
@@ -48,14 +47,14 @@ def upsert(
     connection.execute(statement, rows)
 
 
-def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[Row]) -> None:
+def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[SqlRow]) -> None:
     """Insert rows of a run."""
     if rows:
         connection.execute(insert(table), [{"run": run, **row} for row in rows])
 
 
 def upsert_rows(
-    connection: Connection, run: int, table: type[Base], rows: list[Row], **how: Any
+    connection: Connection, run: int, table: type[Base], rows: list[SqlRow], **how: Any
 ) -> None:
     """`upsert` rows of a run."""
     upsert(connection, table, [{"run": run, **row} for row in rows], **how)
@@ -66,7 +65,7 @@ def insert_records(
     run: int,
     table: type[Base],
     names: tuple[str, ...],
-    records: list[Placed],
+    records: list[PlacedRecord],
 ) -> None:
     """Insert one row per record: its offset and the named fields."""
     rows = [
@@ -76,16 +75,17 @@ def insert_records(
     insert_rows(connection, run, table, rows)
 
 
-class Prepared:
-    """A statement with a bind parameter for each value, compiled once a dialect and executed with
-    many rows. The driver gets the rows as they are but for what a type must do to its values:
-    SQLAlchemy's processing of each row and parameter would otherwise be most of a row's cost."""
+class PreparedStatement:
+    """A statement compiled once per dialect and executed with many rows.
+
+    It has a bind parameter for each value. The driver gets the rows as they are but for type
+    conversions: SQLAlchemy's processing of each row would be most of a row's cost."""
 
     def __init__(self, statement: UpdateBase) -> None:
         self._statement = statement
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, _CompiledStatement] = {}
 
-    def run(self, connection: Connection, rows: Iterable[Row]) -> None:
+    def run(self, connection: Connection, rows: Iterable[SqlRow]) -> None:
         """Execute with `rows`, parameters by name."""
         dialect = connection.dialect
         compiled = self._compiled.get(dialect.name)
@@ -100,32 +100,31 @@ class Prepared:
         connection.exec_driver_sql(compiled.text, parameters)
 
 
-class _Compiled(NamedTuple):
+class _CompiledStatement(NamedTuple):
     """A statement for one dialect. `names`: its parameters in order, None where the driver takes
     them by name; `converters`: what the types of some of them do to a value."""
 
     text: str
-    constants: Row
+    constants: SqlRow
     names: list[str] | None
     converters: Sequence[tuple[str, Callable[[Any], Any]]]
 
 
-def _compile(statement: UpdateBase, dialect: Dialect) -> _Compiled:
+def _compile(statement: UpdateBase, dialect: Dialect) -> _CompiledStatement:
     made = statement.compile(dialect=dialect)
     converters = [
         (name, convert)
         for name, parameter in made.binds.items()
         if (convert := parameter.type.dialect_impl(dialect).bind_processor(dialect))
     ]
-    return _Compiled(str(made), made.params, made.positiontup, converters)
+    return _CompiledStatement(str(made), made.params, made.positiontup, converters)
 
 
 def update_rows(
-    connection: Connection, run: int, key: InstrumentedAttribute[int], rows: dict[int, Row]
+    connection: Connection, run: int, key: InstrumentedAttribute[int], rows: dict[int, SqlRow]
 ) -> None:
-    """Set the named columns of the rows that `key` (a column of their table) finds. Rows that set
-    the same columns are one statement."""
-    shapes: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    """Set the named columns of the rows that `key` finds, a statement per set of columns."""
+    shapes: dict[tuple[str, ...], list[SqlRow]] = defaultdict(list)
     # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
     for value in sorted(rows):
         row = rows[value]
@@ -138,14 +137,14 @@ def update_rows(
 
 
 @functools.cache
-def _setting(key: InstrumentedAttribute[int], names: tuple[str, ...]) -> Prepared:
+def _setting(key: InstrumentedAttribute[int], names: tuple[str, ...]) -> PreparedStatement:
     table = key.class_.__table__
     values = {name: bindparam(f"b_{name}", type_=table.c[name].type) for name in names}
     mine = (table.c.run == bindparam("b_run"), table.c[key.key] == bindparam("b_key"))
-    return Prepared(update(table).where(*mine).values(values))
+    return PreparedStatement(update(table).where(*mine).values(values))
 
 
-def event(
+def add_event(
     connection: Connection, run: int, offset: int, at: float, level: str, kind: str, text: str
 ) -> None:
     """Insert one line of the run's history."""
@@ -154,13 +153,11 @@ def event(
 
 
 def add_metrics(
-    connection: Connection,
-    run: int,
-    records: list[tuple[int, UpdateCommitted | MetricsSampled]],
+    connection: Connection, run: int, records: list[tuple[int, UpdateCommitted | MetricsSampled]]
 ) -> None:
     """Insert all metrics of some records; those of samples have no lineage."""
-    numbers: list[Row] = []
-    arrays: list[Row] = []
+    numbers: list[SqlRow] = []
+    arrays: list[SqlRow] = []
     for offset, r in records:
         shared = {
             "offset": offset,

@@ -9,9 +9,9 @@ from headrace.protocol.records.record_types import ChunkArrived, LinesScored, Re
 from headrace.protocol.token_spans import Reward
 from storage.database.tables import Group, LineScore, Prompt, Trajectory
 from storage.projection.rows import (
-    Placed,
-    Prepared,
-    Row,
+    PlacedRecord,
+    PreparedStatement,
+    SqlRow,
     clean_text,
     finite,
     insert_rows,
@@ -22,7 +22,7 @@ from storage.projection.rows import (
 Scored = ChunkArrived | LinesScored | RewardArrived
 
 
-def _extend() -> Prepared:
+def _extend() -> PreparedStatement:
     """Adds what new chunks say of a trajectory to what its row says."""
     length = bindparam("b_length", type_=Trajectory.length.type)
     low = bindparam("b_low", type_=Trajectory.min_version.type)
@@ -30,7 +30,7 @@ def _extend() -> Prepared:
     first_at = bindparam("b_at", type_=Trajectory.first_token_at.type)
     first = bindparam("b_first", type_=Trajectory.first_offset.type)
     no_low, no_high = Trajectory.min_version.is_(None), Trajectory.max_version.is_(None)
-    return Prepared(
+    return PreparedStatement(
         update(Trajectory)
         .where(Trajectory.run == bindparam("b_run"))
         .where(Trajectory.trajectory_id == bindparam("b_key"))
@@ -57,11 +57,11 @@ def _extend() -> Prepared:
 _EXTEND = _extend()
 
 
-def issue_groups(connection: Connection, run: int, records: list[Placed]) -> None:
+def issue_groups(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Prompts, groups and their trajectories exist from now on."""
-    prompts: dict[str, Row] = {}
-    groups: list[Row] = []
-    trajectories: list[Row] = []
+    prompts: dict[str, SqlRow] = {}
+    groups: list[SqlRow] = []
+    trajectories: list[SqlRow] = []
     for offset, r in records:
         prompts.setdefault(
             r.prompt_id,
@@ -111,16 +111,17 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
     insert_rows(connection, run, Trajectory, trajectories)
 
 
-def assign_leases(connection: Connection, run: int, records: list[Placed]) -> None:
-    """The generator that works on a trajectory: the last assigned one, because a batch is projected
-    kind by kind and may hold chunks of an earlier one."""
+def assign_leases(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
+    """Set each trajectory's generator to the last assigned one.
+
+    A batch is projected kind by kind, and may hold chunks of an earlier one."""
     latest = {r.trajectory_id: {"generator": r.generator} for _, r in records}
     update_rows(connection, run, Trajectory.trajectory_id, latest)
 
 
-def extend_responses(connection: Connection, run: int, records: list[Placed]) -> None:
+def extend_responses(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Lengths, versions and journal positions grow, folded to one row per trajectory."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, SqlRow] = {}
     for offset, r in records:
         row = rows.setdefault(
             r.trajectory_id,
@@ -154,7 +155,7 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
     _EXTEND.run(connection, ({"b_run": run, "b_key": key, **rows[key]} for key in sorted(rows)))
 
 
-def end_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+def end_trajectories(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """No more tokens will come."""
     rows = {
         r.trajectory_id: {
@@ -168,9 +169,9 @@ def end_trajectories(connection: Connection, run: int, records: list[Placed]) ->
     update_rows(connection, run, Trajectory.trajectory_id, rows)
 
 
-def score_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Rewards, their parts, times and errors. What lines and turns have earned before stays."""
-    rows: dict[int, Row] = {}
+def score_trajectories(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
+    """Write rewards, their parts, times and errors; earlier rewards of lines and turns stay."""
+    rows: dict[int, SqlRow] = {}
     told = [(r, _rewards_of(r)) for _, r in records]
     told = [(r, found) for r, found in told if found or not isinstance(r, ChunkArrived)]
     more = [r for r, found in told if found or getattr(r, "status", "ok") != "ok"]
@@ -203,7 +204,7 @@ def _rewards_of(record: Scored) -> list[Reward]:
 
 
 def _earned(connection: Connection, run: int, records: list[Scored]) -> dict[int, list[Any]]:
-    """What the trajectories of some records have earned already."""
+    """The rewards that the trajectories of some records have earned already."""
     keys = list({r.trajectory_id for r in records})
     if not keys:
         return {}
@@ -213,7 +214,7 @@ def _earned(connection: Connection, run: int, records: list[Scored]) -> dict[int
     return {key: list(rewards or []) for key, rewards in connection.execute(query)}
 
 
-def add_line_scores(connection: Connection, run: int, records: list[Placed]) -> None:
+def add_line_scores(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Scorings of lines, one row each."""
     rows = [
         {
@@ -233,8 +234,8 @@ def add_line_scores(connection: Connection, run: int, records: list[Placed]) -> 
     insert_rows(connection, run, LineScore, rows)
 
 
-def audit_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
-    """What a second source said of trajectories."""
+def audit_trajectories(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
+    """Write the scores of an audit's second source."""
     rows = {
         r.trajectory_id: {
             "audit_source": r.source,

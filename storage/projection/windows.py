@@ -23,11 +23,11 @@ from headrace.protocol.records.record_types import (
 from headrace.trajectory.transitions import moves, value_moves
 from storage.database.tables import Run, Update, ValueUse, Window
 from storage.projection.rows import (
-    Placed,
-    Row,
+    PlacedRecord,
+    SqlRow,
+    add_event,
     add_metrics,
     clean_text,
-    event,
     insert_rows,
     update_rows,
     upsert_rows,
@@ -39,10 +39,10 @@ WINDOWS = (WindowsClosed, WindowsReady, WindowsRecalled, WindowsDropped, *BATCHE
 """Records that move windows."""
 
 
-def move_windows(connection: Connection, run: int, records: list[Placed]) -> None:
+def move_windows(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Write the last state of each window that the records moved."""
-    made: dict[int, Row] = {}
-    changed: dict[int, Row] = {}
+    made: dict[int, SqlRow] = {}
+    changed: dict[int, SqlRow] = {}
     for offset, record in records:
         if isinstance(record, WindowsClosed):
             for window in record.windows:
@@ -69,9 +69,9 @@ def move_windows(connection: Connection, run: int, records: list[Placed]) -> Non
     update_rows(connection, run, Window.window_id, changed)
 
 
-def move_values(connection: Connection, run: int, records: list[Placed]) -> None:
+def move_values(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Write the last state of each value trajectory that the records moved."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, SqlRow] = {}
     for offset, record in records:
         for move in value_moves(record):
             rows[move.trajectory_id] = {
@@ -84,9 +84,8 @@ def move_values(connection: Connection, run: int, records: list[Placed]) -> None
     upsert_rows(connection, run, ValueUse, [rows[key] for key in sorted(rows)])
 
 
-def move_updates(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Write which batches were taken, returned, committed and rolled back, in the order of the
-    records."""
+def move_updates(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
+    """Write batches taken, returned, committed and rolled back, in the order of the records."""
     for offset, record in records:
         match record:
             case BatchTaken():
@@ -116,7 +115,7 @@ def _taken(connection: Connection, run: int, offset: int, r: BatchTaken) -> None
 def _returned(connection: Connection, run: int, offset: int, r: BatchReturned) -> None:
     connection.execute(_this_update(run, r).values(state="returned"))
     line = f"the batch of update {r.update} is ready again: {r.reason}"
-    event(connection, run, offset, r.at, "warning", "batch_returned", line)
+    add_event(connection, run, offset, r.at, "warning", "batch_returned", line)
 
 
 def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted) -> None:
@@ -135,7 +134,7 @@ def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted
     add_metrics(connection, run, [(offset, r)])
     if r.skipped:
         line = f"update {r.update} was skipped: {r.skipped}"
-        event(connection, run, offset, r.at, "warning", "update_skipped", line)
+        add_event(connection, run, offset, r.at, "warning", "update_skipped", line)
 
 
 def _rolled_back(connection: Connection, run: int, offset: int, r: LineageBegan) -> None:
@@ -145,7 +144,7 @@ def _rolled_back(connection: Connection, run: int, offset: int, r: LineageBegan)
     connection.execute(later.where(done).values(abandoned=True))
     connection.execute(update(Run).where(Run.id == run).values(lineage=r.lineage))
     line = f"lineage {r.lineage} goes on from update {r.update}: {r.reason}"
-    event(connection, run, offset, r.at, "info", "lineage_began", line)
+    add_event(connection, run, offset, r.at, "info", "lineage_began", line)
 
 
 def _this_update(run: int, r: BatchReturned | UpdateCommitted) -> Any:

@@ -4,10 +4,11 @@ All functions take a run's folder (or the root of run folders), return plain dic
 pandas frames, are bounded, and never write. A run may be alive, finished, or cut short.
 """
 
+from headrace.run_files.reward_model_run import read_report as reward_model_report
+from headrace.run_files.run_folder import latest_name as latest_run
 from storage.audit import recount_ledger
-from storage.exports import ExportSummary, export
-from storage.exports import Progress as ExportProgress
-from storage.exports.sql import Answer, ask
+from storage.exports import ExportProgress, ExportSummary, export
+from storage.exports.sql import QueryResult, ask
 from storage.queries.activity import activity, idle_of, lives
 from storage.queries.alerts import band_alerts
 from storage.queries.answers import GroupAnswer, beginnings, group_answers
@@ -22,17 +23,12 @@ from storage.queries.evaluations import (
     prompt_scores,
     score_summary,
 )
-from storage.queries.metrics import (
-    latest_metrics,
-    metric_arrays,
-    metric_names,
-    metric_series,
-)
-from storage.queries.news import News, Position, news
+from storage.queries.metrics import latest_metrics, metric_arrays, metric_names, metric_series
+from storage.queries.metrics_since import MetricsPosition, UpdateMetrics, metrics_since
 from storage.queries.processes import (
-    Word,
+    CoordinatorStatus,
+    coordinator_status,
     events,
-    last_word,
     process_health,
     process_table,
     supervisor_events,
@@ -43,14 +39,13 @@ from storage.queries.reward_models import (
     reward_model_config,
     reward_model_curves,
     reward_model_page,
-    reward_model_report,
     reward_model_summary,
 )
 from storage.queries.rewards import (
     ALERT,
     SCORES,
-    Alerted,
-    Failures,
+    RewardAlert,
+    RewardFailures,
     reward_alerts,
     reward_failures,
     reward_lengths,
@@ -61,12 +56,11 @@ from storage.queries.runs import (
     UNREADABLE,
     RunLine,
     any_line,
-    latest_run,
     list_runs,
     run_config,
     run_line,
 )
-from storage.queries.stacks import Stack, last_stacks
+from storage.queries.stack_dumps import StackDump, last_stacks
 from storage.queries.summary import run_figures, run_summary
 from storage.queries.trajectories import (
     TrajectoryDetail,
@@ -87,27 +81,28 @@ __all__ = [
     "SOURCES",
     "UNREADABLE",
     "WITHOUT_UPDATES",
-    "Alerted",
-    "Answer",
+    "CoordinatorStatus",
     "CriticSample",
     "DroppedPage",
     "ExportProgress",
     "ExportSummary",
-    "Failures",
     "GroupAnswer",
-    "News",
-    "Position",
+    "MetricsPosition",
+    "QueryResult",
+    "RewardAlert",
+    "RewardFailures",
     "RunLine",
-    "Stack",
+    "StackDump",
     "TrajectoryDetail",
     "TrajectoryPage",
-    "Word",
+    "UpdateMetrics",
     "activity",
     "any_line",
     "ask",
     "asked_number",
     "band_alerts",
     "beginnings",
+    "coordinator_status",
     "critic_sample",
     "dropped_page",
     "dropped_tokens",
@@ -120,7 +115,6 @@ __all__ = [
     "group_answers",
     "idle_of",
     "last_stacks",
-    "last_word",
     "latest_metrics",
     "latest_run",
     "list_runs",
@@ -129,7 +123,7 @@ __all__ = [
     "metric_arrays",
     "metric_names",
     "metric_series",
-    "news",
+    "metrics_since",
     "process_health",
     "process_table",
     "prompt_history",

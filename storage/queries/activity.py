@@ -1,4 +1,4 @@
-"""What generators and learner did with a span of time, stretch by stretch.
+"""Activity of generators and learner over a span of time, stretch by stretch.
 
 In: a run and a span. Out: for each lane and stretch the share of it that each kind of activity
 took. Every second of a lane is of one kind, so shares add up, whatever is summed:
@@ -9,8 +9,8 @@ took. Every second of a lane is of one kind, so shares add up, whatever is summe
 - held: a generator has unfinished trajectories, and none of them may go on
 - waiting: the learner has no batch; a generator has no trajectory
 
-What generators waited for altogether is what they reported (`idle/generator`); which of them was
-without a trajectory is known of each, and the rest is spread evenly over the others as held.
+The waiting time of all generators is what they reported (`idle/generator`). For each generator the
+time without a trajectory is known; the rest is spread evenly over the others as held.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Seconds = npt.NDArray[np.float64]
-"""One number a stretch."""
+"""One number per stretch."""
 TRAINING = ("working", "loading", "held", "waiting")
-"""What can be done while the run trains."""
+"""Kinds of activity while the run trains."""
 IDLE = ("held", "waiting")
 _PHASES = {"starting": "starting", "evaluating": "evaluation", "training": "training"}
 _LEAST_STRETCH_S = 2.0
 """Generators report about once a second."""
 _SKEW_S = 60.0
-"""By which clocks of two hosts do not differ."""
+"""Seconds by which clocks of two hosts differ at most."""
 LEARNER = "learner"
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """A stretch of time, seconds since the epoch."""
 
     start: float
@@ -63,9 +63,10 @@ class Span(NamedTuple):
 def activity(
     run_dir: Path, *, since: float | None = None, until: float | None = None, stretches: int = 240
 ) -> "pd.DataFrame":
-    """Columns lane, kind, start, end (seconds since the epoch), share of the stretch; shares of 0
-    are left out. The span is cut into at most this many stretches, none shorter than two seconds in
-    the lanes of generators; neighbours of one kind alone are one row."""
+    """Activity as columns lane, kind, start, end (seconds since the epoch), share.
+
+    Shares of 0 are left out. The span is cut into at most this many stretches, none shorter than
+    two seconds in the lanes of generators; neighbours of one kind alone are one row."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -82,9 +83,10 @@ def activity(
 
 
 def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.DataFrame":
-    """Columns trajectory_id, stage, start, end (seconds since the epoch), version (the weights that
-    sampled last, or that the update trained): the stages of the newest training answers that were
-    begun, of those that were alive after `since`. A stage that goes on ends with the newest record.
+    """Stages of the newest training answers that were begun, alive after `since`.
+
+    Columns trajectory_id, stage, start, end (seconds since the epoch), version (the weights that
+    sampled last, or that the update trained). A stage that goes on ends with the newest record.
 
     - waiting: for a generator, or scored and for an update
     - generating: from its first tokens to its last
@@ -140,24 +142,22 @@ def lives(run_dir: Path, *, newest: int, since: float | None = None) -> "pd.Data
     return frame if since is None else frame[frame["end"] > since]
 
 
-def _steps(reader: RunReader, found: Sequence[Any]) -> dict[int, list[Span]]:
-    """By trajectory, when its environment was at work after a turn; of none where they lie far
-    apart."""
+def _steps(reader: RunReader, found: Sequence[Any]) -> dict[int, list[TimeSpan]]:
+    """By trajectory, spans of its environment's turns; none where they lie far apart."""
     places = {row.trajectory_id: (row.first_offset, row.last_offset) for row in found}
-    steps: dict[int, list[Span]] = {}
+    steps: dict[int, list[TimeSpan]] = {}
     before: dict[int, float] = {}
     names = ("trajectory_id", "at", "lease_id")
     for chunks in near_chunks(reader, places):
         for key, at, lease in zip(*(chunks.column(n).to_pylist() for n in names), strict=True):
             if lease < 0 and key in before:  # what no generator was asked for
-                steps.setdefault(key, []).append(Span(before[key], at))
+                steps.setdefault(key, []).append(TimeSpan(before[key], at))
             before[key] = at
     return steps
 
 
 def idle_of(frame: "pd.DataFrame") -> dict[str, float]:
-    """The share of the training time in which each lane of `activity` was held or waited; lanes
-    without training time are left out."""
+    """The idle (held or waiting) share of each lane's training time, where it has some."""
     seconds = (frame["end"] - frame["start"]) * frame["share"]
     training = seconds[frame["kind"].isin(TRAINING)].groupby(frame["lane"]).sum()
     idle = seconds[frame["kind"].isin(IDLE)].groupby(frame["lane"]).sum()
@@ -171,7 +171,7 @@ def idle_of(frame: "pd.DataFrame") -> dict[str, float]:
 # -- lanes -----------------------------------------------------------------------------------------
 
 
-def _learner(reader: RunReader, span: Span, edges: Seconds) -> dict[str, Seconds]:
+def _learner(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, Seconds]:
     phases = _phases(reader, span)
     updates = reader.rows(
         select(Update.taken_at, Update.committed_at).where(
@@ -189,9 +189,8 @@ def _learner(reader: RunReader, span: Span, edges: Seconds) -> dict[str, Seconds
 
 
 @dataclass
-class _Generator:
-    """Seconds of one generator in each stretch: of training while it was there, with an unfinished
-    trajectory, standing still for weights."""
+class _GeneratorSeconds:
+    """Seconds of a generator per stretch: in training, with an unfinished trajectory, loading."""
 
     training: Seconds
     present: Seconds
@@ -199,21 +198,21 @@ class _Generator:
     phases: dict[str, Seconds]
 
 
-def _generators(reader: RunReader, span: Span, edges: Seconds) -> dict[str, dict[str, Seconds]]:
+def _generators(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, dict[str, Seconds]]:
     phases = _phases(reader, span)
     idle = _idle_share(reader, edges)
     lives = _lives(reader, span)
     loads = _loads(reader, edges)
-    found: dict[str, _Generator] = {}
+    found: dict[str, _GeneratorSeconds] = {}
     for name, begun, ended in _names(reader, span):
         there = {
-            kind: _covered([_cut(piece, begun, ended) for piece in pieces], edges)
+            kind: _covered([(max(first, begun), min(last, ended)) for first, last in pieces], edges)
             for kind, pieces in phases.items()
         }
         training = there.pop("training")
         present = np.minimum(_covered(lives.get(name, []), edges), training)
         loading = np.minimum(loads.get(name, np.zeros(len(edges) - 1)), present)
-        found[name] = _Generator(training, present, loading, there)
+        found[name] = _GeneratorSeconds(training, present, loading, there)
     whole = sum((g.training for g in found.values()), np.zeros(len(edges) - 1))
     absent = sum((g.training - g.present for g in found.values()), np.zeros(len(edges) - 1))
     able = sum((g.present - g.loading for g in found.values()), np.zeros(len(edges) - 1))
@@ -223,7 +222,7 @@ def _generators(reader: RunReader, span: Span, edges: Seconds) -> dict[str, dict
     return {name: _kinds(generator, part) for name, generator in found.items()}
 
 
-def _kinds(generator: _Generator, held_part: Seconds) -> dict[str, Seconds]:
+def _kinds(generator: _GeneratorSeconds, held_part: Seconds) -> dict[str, Seconds]:
     able = generator.present - generator.loading
     held = able * held_part
     return {
@@ -238,7 +237,7 @@ def _kinds(generator: _Generator, held_part: Seconds) -> dict[str, Seconds]:
 # -- what is written down --------------------------------------------------------------------------
 
 
-def _span(reader: RunReader, since: float | None, until: float | None) -> Span:
+def _span(reader: RunReader, since: float | None, until: float | None) -> TimeSpan:
     """The span that is asked for, within the run's life."""
     query = (
         select(Run.started_at, Projection.last_at)
@@ -247,24 +246,24 @@ def _span(reader: RunReader, since: float | None, until: float | None) -> Span:
     )
     started, last = reader.rows(query)[0]
     begin, end = started or 0.0, last or started or 0.0
-    return Span(max(begin, since or begin), min(end, end if until is None else until))
+    return TimeSpan(max(begin, since or begin), min(end, end if until is None else until))
 
 
-def _phases(reader: RunReader, span: Span) -> dict[str, list[Span]]:
-    """When the run was in each phase, under today's names."""
+def _phases(reader: RunReader, span: TimeSpan) -> dict[str, list[TimeSpan]]:
+    """The spans of each of the run's phases, under today's names."""
     events = reader.rows(
         select(Event.at, Event.text)
         .where(Event.run == reader.key, Event.kind == "phase")
         .order_by(Event.offset)
     )
-    found: dict[str, list[Span]] = {name: [] for name in (*_PHASES.values(), "ending")}
+    found: dict[str, list[TimeSpan]] = {name: [] for name in (*_PHASES.values(), "ending")}
     ends = [*(at for at, _ in events[1:]), span.end]
     for (at, text), end in zip(events, ends, strict=False):
-        found[_PHASES.get(text.partition(":")[0], "ending")].append(Span(at, end))
+        found[_PHASES.get(text.partition(":")[0], "ending")].append(TimeSpan(at, end))
     return found
 
 
-def _names(reader: RunReader, span: Span) -> list[tuple[str, float, float]]:
+def _names(reader: RunReader, span: TimeSpan) -> list[tuple[str, float, float]]:
     """Generators, and from when to when each was there."""
     rows = reader.rows(
         select(Process.name, Process.state, Process.first_seen_at, Process.changed_at)
@@ -277,9 +276,9 @@ def _names(reader: RunReader, span: Span) -> list[tuple[str, float, float]]:
     ]
 
 
-def _lives(reader: RunReader, span: Span) -> dict[str, list[Span]]:
-    """When each generator had an unfinished trajectory. Trajectories that begin in the same
-    thousandth of the span are one, so that a long run has no more rows than a short one."""
+def _lives(reader: RunReader, span: TimeSpan) -> dict[str, list[TimeSpan]]:
+    """Spans in which each generator had an unfinished trajectory. Trajectories that begin in the
+    same thousandth of the span are one, so that a long run has no more rows than a short one."""
     width = max((span.end - span.start) / 1000, 1e-3)
     begun = Trajectory.first_token_at
     place = cast((begun - span.start) / width, Integer)
@@ -291,26 +290,20 @@ def _lives(reader: RunReader, span: Span) -> dict[str, list[Span]]:
         .group_by(Trajectory.generator, place)
     )
     # Of a part of the run, the two kinds have each their place in the index of ends.
-    whole = span.start <= (_started(reader) or 0.0)
+    whole = span.start <= reader.started_at()
     queries = [each] if whole else [each.where(ended >= span.start), each.where(ended.is_(None))]
-    found: dict[str, list[Span]] = {}
+    found: dict[str, list[TimeSpan]] = {}
     for name, first, last in chain.from_iterable(map(reader.rows, queries)):
-        found.setdefault(name, []).append(Span(first, last))
+        found.setdefault(name, []).append(TimeSpan(first, last))
     return found
 
 
-def _started(reader: RunReader) -> float | None:
-    (at,) = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0]
-    return None if at is None else float(at)
-
-
 def _written_before(reader: RunReader, at: float) -> int:
-    """The offset of a record that was written before a moment; 0 where none is known. Whatever came
-    after that moment has a larger one, so that what came long before need not be read."""
+    """Offset of a record before a moment; 0: unknown. Records before it need not be read."""
     query = select(func.max(Update.offset)).where(
         Update.run == reader.key, Update.committed_at <= at - _SKEW_S
     )
-    return int(reader.rows(query)[0][0] or 0)
+    return int(reader.value(query) or 0)
 
 
 def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
@@ -321,15 +314,16 @@ def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
         VersionLoad.at >= edges[0],
         VersionLoad.at <= edges[-1],
     )
-    found: dict[str, list[Span]] = {}
+    found: dict[str, list[TimeSpan]] = {}
     for name, at, gap in reader.rows(query):
-        found.setdefault(name, []).append(Span(at - gap, at))
+        found.setdefault(name, []).append(TimeSpan(at - gap, at))
     return {name: _covered(spans, edges) for name, spans in found.items()}
 
 
 def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
-    """The share of each stretch's training time in which generators had nothing to do. What they
-    report is a share of all training so far; of two samples the difference counts."""
+    """Idle share of all generators' training time, per stretch.
+
+    They report a share of all training so far; of two samples the difference counts."""
     mine = (
         Metric.run == reader.key,
         Metric.name == "idle/generator",
@@ -348,10 +342,10 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     if not len(found):
         return np.zeros(len(edges) - 1)
     at, share = found.reshape(-1, 2).T
-    phases = _phases(reader, Span(float(at[0]), float(at[-1])))
+    phases = _phases(reader, TimeSpan(float(at[0]), float(at[-1])))
     begins = [piece.start for piece in phases["starting"]]
     trained = _clock(phases["training"], at)
-    # A coordinator that takes over counts anew.
+    # A coordinator that takes over counts from 0.
     life = np.searchsorted(np.array(begins), at, side="right")
     before = np.array(
         [_clock(phases["training"], np.array([start]))[0] for start in [0.0, *begins]]
@@ -368,13 +362,9 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
 # -- time ------------------------------------------------------------------------------------------
 
 
-def _edges(span: Span, width: float) -> Seconds:
+def _edges(span: TimeSpan, width: float) -> Seconds:
     count = max(1, int(np.ceil((span.end - span.start) / width - 1e-9)))
     return np.linspace(span.start, span.end, count + 1)
-
-
-def _cut(piece: Span, begin: float, end: float) -> Span:
-    return Span(max(piece.start, begin), min(piece.end, end))
 
 
 def _clock(spans: Iterable[tuple[float, float]], at: Seconds) -> Seconds:

@@ -10,24 +10,23 @@ from storage.database.reader import RunReader, open_run
 from storage.database.tables import Metric, Update
 from storage.queries.metrics import names_of
 
-MOST_UPDATES = 2000
+MAX_UPDATES = 2000
 """Number of examined newest updates: a page must not read all of a long run."""
 
 
-def band_alerts(run_dir: Path, *, updates: int = MOST_UPDATES) -> list[Alert]:
-    """`headrace.metrics.health_ranges.alerts` of the newest updates of the surviving lineage."""
+def band_alerts(run_dir: Path, *, updates: int = MAX_UPDATES) -> list[Alert]:
+    """Alerts about health ranges in the newest updates of the surviving lineage."""
     return alerts_of(open_run(run_dir), updates)
 
 
-def alerts_of(reader: RunReader, updates: int = MOST_UPDATES) -> list[Alert]:
+def alerts_of(reader: RunReader, updates: int = MAX_UPDATES) -> list[Alert]:
     """`band_alerts` of a run that is open."""
     names = [name for name in names_of(reader) if band_of(name) is not None]
     mine = (Update.run == reader.key, Update.abandoned.is_(False))
-    (last,) = reader.rows(select(func.max(Update.update)).where(*mine))[0]
-    first = (last or 0) - updates + 1
-    newest = (*mine, Update.update >= first)
+    last = reader.value(select(func.max(Update.update)).where(*mine)) or 0
+    newest = (*mine, Update.update > last - updates)
     # Rows of a name lie in the order of offsets, so that the old ones are not read.
-    (offset,) = reader.rows(select(func.min(Update.offset)).where(*newest))[0]
+    offset = reader.value(select(func.min(Update.offset)).where(*newest))
     if offset is None or not names:
         return []
     # Joined here: a database that began with the updates would look for metrics once for each.

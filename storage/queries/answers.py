@@ -9,24 +9,23 @@ import numpy as np
 import pyarrow as pa
 from sqlalchemy import select
 
-from headrace.errors import UserError
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Prompt, Trajectory
 from storage.database.trajectory_rows import joined
-from storage.journal.responses import Wanted, chunks_of, read_responses
-from storage.journal.segment_index import Marks
+from storage.journal.responses import ResponseSelection, chunks_of, read_responses
+from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import read_batches
-from storage.text.detokenize import text_decoder
+from storage.text.detokenize import required_decoder, text_decoder
 
-NEAR = 200_000
+MAX_DISTANCE = 200_000
 """Maximum number of the journal's records read for a page: a tenth of a second."""
-BEGINNING = 40
+BEGINNING_TOKENS = 40
 """Tokens of an answer that are its beginning."""
-_MARKS = Marks()
+_SEGMENT_INDEX = SegmentIndex()
 
 
 class GroupAnswer(NamedTuple):
-    """One answer, the prompt as the policy saw it, and whether it was right (None: not scored)."""
+    """An answer, the prompt as the policy saw it, and the verdict (None: not scored)."""
 
     group_id: int
     prompt: str
@@ -35,14 +34,8 @@ class GroupAnswer(NamedTuple):
 
 
 def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
-    """Every scored answer of the training groups, in the order in which they ended. UserError where
-    the run's tokenizer cannot be found."""
-    reader, decoder = open_run(run_dir), text_decoder(run_dir)
-    if decoder is None:
-        raise UserError(
-            f"{run_dir.name} has no tokenizer beside its checkpoints or its model: its answers "
-            "cannot be read as text"
-        )
+    """Scored answers of training groups, as they ended. UserError: there is no tokenizer."""
+    reader, decoder = open_run(run_dir), required_decoder(run_dir)
     columns = (
         Trajectory.trajectory_id,
         Trajectory.group_id,
@@ -63,7 +56,9 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
     rows = {row.trajectory_id: row for row in reader.rows(query)}
     if not rows:
         return
-    wanted = Wanted(np.array(list(rows)), np.array([row.last_offset for row in rows.values()]))
+    wanted = ResponseSelection(
+        np.array(list(rows)), np.array([row.last_offset for row in rows.values()])
+    )
     first = min(row.first_offset for row in rows.values())
     for key, response in read_responses(reader.journal, wanted, first):
         row = rows[key]
@@ -71,8 +66,8 @@ def group_answers(run_dir: Path) -> Iterator[GroupAnswer]:
 
 
 def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
-    """How each of these answers begins, of those that have begun; of none where there is no
-    tokenizer, or where they lie more than NEAR records apart."""
+    """The first tokens of these answers as text. Answers without tokens are left out; so are all
+    without a tokenizer, or where they lie more than MAX_DISTANCE records apart."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
     query = select(Trajectory.trajectory_id, Trajectory.first_offset).where(
         Trajectory.run == reader.key,
@@ -89,20 +84,20 @@ def beginnings(run_dir: Path, ids: Sequence[int]) -> dict[int, str]:
         )
         for key, tokens in pairs:
             if key not in found:
-                found[key] = decoder.text(np.array(tokens[:BEGINNING], np.int32))
+                found[key] = decoder.text(np.array(tokens[:BEGINNING_TOKENS], np.int32))
     return found
 
 
 def near_chunks(
     reader: RunReader, places: Mapping[int, tuple[int, int]]
 ) -> Iterator[pa.RecordBatch]:
-    """The chunks of some trajectories between the first and the last of their `places`, offsets by
-    id, some at a time; none where these lie more than NEAR records apart."""
+    """Chunks of some trajectories between the first and last of `places` (offsets by id), in
+    batches; none where these lie more than MAX_DISTANCE records apart."""
     first, last = (pick(chain(*places.values()), default=0) for pick in (min, max))
-    if not places or last - first > NEAR:
+    if not places or last - first > MAX_DISTANCE:
         return
-    wanted = Wanted(np.array(sorted(places)), np.full(len(places), last))
-    for batch in read_batches(reader.journal, first, _MARKS):
+    wanted = ResponseSelection(np.array(sorted(places)), np.full(len(places), last))
+    for batch in read_batches(reader.journal, first, _SEGMENT_INDEX):
         yield chunks_of(batch, wanted)
         if batch.column("offset")[batch.num_rows - 1].as_py() >= last:
             return

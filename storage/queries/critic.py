@@ -1,9 +1,9 @@
-"""What the value model said of answers that have ended, beside what came: a sample of them.
+"""Values that the critic gave to ended answers, beside their returns: a sample.
 
 In: a run and a range of updates. Out: one row per token and one row per cut, of answers whose last
 window was trained in the range. Promises: no return is a guess. The learner reports returns of last
-windows, where nothing is left to come; what a token of an earlier window got is the return at the
-last window's first token, discounted, and what was paid on the way. A divergence in the reward is
+windows, where nothing is left to come; the return of a token of an earlier window is the return at
+the last window's first token, discounted, and the rewards on the way. A divergence in the reward is
 reported in last windows only, so that of earlier ones is left out. The sample is the same for the
 same range, and bounded in answers, tokens and updates that are read.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOST_UPDATES = 48
-MOST_ANSWERS = 1200
-MOST_TOKENS = 400_000
+MAX_UPDATES = 48
+MAX_ANSWERS = 1200
+MAX_TOKENS = 400_000
 _TOKENS = (
     *("trajectory_id", "window", "position", "length", "left", "finished", "in_loss"),
     *("value", "advantage", "return", "lam"),
@@ -63,8 +63,8 @@ class CriticSample:
 
 
 def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
-    """A sample of the answers whose last window was trained in the updates from `first` to `last`,
-    both included; empty where the learner reported no values."""
+    """Sample the answers whose last window was trained in updates `first` to `last`. Empty where
+    the learner reported no values."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -95,7 +95,7 @@ def critic_sample(run_dir: Path, first: int, last: int) -> CriticSample:
 
 
 def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], int]:
-    """Rows (trajectory_id, length, sampled, rewards) of the sample by id, and of how many."""
+    """The sampled rows (trajectory_id, length, sampled, rewards) by id, and the number of all."""
     ended = (
         Window.run == reader.key,
         Window.final.is_(True),
@@ -106,7 +106,7 @@ def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], 
     updates = sorted(update for update, _ in counts)
     if not updates:
         return {}, 0
-    places = np.unique(np.linspace(0, len(updates) - 1, MOST_UPDATES).round().astype(int))
+    places = np.unique(np.linspace(0, len(updates) - 1, MAX_UPDATES).round().astype(int))
     chosen = [updates[place] for place in places]
     t = Trajectory
     # An order that has nothing to do with when an answer was begun, and does not change.
@@ -116,10 +116,10 @@ def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], 
         .join(Window, (Window.run == t.run) & (Window.trajectory_id == t.trajectory_id))
         .where(*ended, Window.update.in_(chosen))
         .order_by(order, t.trajectory_id)
-        .limit(MOST_ANSWERS)
+        .limit(MAX_ANSWERS)
     )
     rows: dict[int, Any] = {}
-    room = MOST_TOKENS
+    room = MAX_TOKENS
     for row in reader.rows(query):
         room -= row.sampled
         if room < 0 and rows:
@@ -145,8 +145,8 @@ def _key(window: Any) -> WindowKey:
     return window.lineage, window.update, window.window_id
 
 
-class _Figures(NamedTuple):
-    """What was reported of the n sampled tokens of a trained window; `places` are theirs in it."""
+class _WindowFigures(NamedTuple):
+    """Reported figures of a trained window's sampled tokens, which are its `places`."""
 
     places: Ints
     values: Floats
@@ -155,11 +155,11 @@ class _Figures(NamedTuple):
     lam: float
 
 
-class _Part(NamedTuple):
+class _WindowReturns(NamedTuple):
     """A trained window with what came: of its tokens (`returns`), and after it."""
 
     window: Any
-    figures: _Figures
+    figures: _WindowFigures
     returns: Floats
     after: float
 
@@ -169,9 +169,8 @@ def _parts(
     seen: Mapping[WindowKey, TokenDiagnostics],
     points: Sequence[Sequence[float]],
     gamma: float,
-) -> list[_Part]:
-    """The trained windows of an answer with what came of their tokens; none where the learner said
-    nothing of its last window."""
+) -> list[_WindowReturns]:
+    """An answer's trained windows with returns; none without figures of its last window."""
     last, figures = windows[-1], [_figures(window, seen) for window in windows]
     final = figures[-1]
     if final is None or not last.final:
@@ -185,19 +184,16 @@ def _parts(
         if known is not None:
             index = np.arange(first, first + len(known.places) + 1)
             *returns, after = returns_before(index, border, closing, before, gamma)
-            parts.append(_Part(window, known, np.array(returns), float(after)))
-    return [*parts, _Part(last, final, final.returns, 0.0)]
+            parts.append(_WindowReturns(window, known, np.array(returns), float(after)))
+    return [*parts, _WindowReturns(last, final, final.returns, 0.0)]
 
 
 def returns_before(
-    index: Ints,
-    border: int,
-    closing: float,
-    paid: Sequence[tuple[int, float]],
-    gamma: float,
+    index: Ints, border: int, closing: float, paid: Sequence[tuple[int, float]], gamma: float
 ) -> Floats:
-    """Returns of an answer's sampled tokens before number `border`, whose return is `closing`;
-    `paid` are (number of the token, what it earned).
+    """Returns of an answer's sampled tokens before number `border`.
+
+    `closing`: return of token `border`; `paid`: (number of the token, its reward).
 
     R_i = gamma^(border - i) R_border + sum over tokens j, i <= j < border, of gamma^(j - i) r_j
     """
@@ -208,7 +204,7 @@ def returns_before(
     return found
 
 
-def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _Figures | None:
+def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _WindowFigures | None:
     """None where no values were reported, or no returns of a last window."""
     row = seen.get(_key(window)) if window.state == "trained" else None
     if row is None or not {"values", "returns"} <= set(row.columns):
@@ -220,17 +216,13 @@ def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _Figure
     )
     if not len(places) or (window.final and not np.isfinite(returns).all()):
         return None
-    return _Figures(places, values, advantages, returns, row.lam)
+    return _WindowFigures(places, values, advantages, returns, row.lam)
 
 
 def _earner(
-    windows: Sequence[Any],
-    firsts: Ints,
-    figures: Sequence[_Figures | None],
-    position: int,
+    windows: Sequence[Any], firsts: Ints, figures: Sequence[_WindowFigures | None], position: int
 ) -> int:
-    """The number of the sampled token that earned what was paid at a position: the last one there
-    or before."""
+    """Number of the sampled token that earned a reward at a position: the last up to there."""
     place = max(0, sum(window.start <= position for window in windows) - 1)
     known, inside = figures[place], position - windows[place].start
     if known is None:
@@ -240,7 +232,7 @@ def _earner(
     return int(firsts[place]) + before - 1
 
 
-def _token_columns(part: _Part, answer: int, length: int) -> dict[str, npt.NDArray[Any]]:
+def _token_columns(part: _WindowReturns, answer: int, length: int) -> dict[str, npt.NDArray[Any]]:
     window, figures = part.window, part.figures
     positions, size = window.start + figures.places, len(figures.places)
     in_loss = np.ones(size, bool)
@@ -261,7 +253,7 @@ def _token_columns(part: _Part, answer: int, length: int) -> dict[str, npt.NDArr
     }
 
 
-def _cut_rows(parts: Sequence[_Part], answer: int, length: int) -> list[tuple[Any, ...]]:
+def _cut_rows(parts: Sequence[_WindowReturns], answer: int, length: int) -> list[tuple[Any, ...]]:
     firsts = {part.window.index: float(part.figures.values[0]) for part in parts}
     return [
         (

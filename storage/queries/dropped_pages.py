@@ -48,13 +48,13 @@ def dropped_page(
     limit: int = 100,
     offset: int = 0,
 ) -> DroppedPage:
-    """Rows that lost tokens, for one of `reasons` (none: for any), of trajectories whose length is
-    within `lengths` (ends included).
+    """Rows that lost tokens, for one of `reasons` (none: for any).
 
-    A window's row: trajectory_id, window (its index), start, end, reasons (tokens by reason), lost
-    (of those reasons together), of (tokens sampled in it), update (empty where none had it), at,
-    and status, length and reward of its trajectory. A trajectory's row has windows (how many lost
-    tokens) in their place, and `of` counts all that the policy sampled.
+    `lengths`: bounds, included, of the trajectory's length. A window's row: trajectory_id, window
+    (its index), start, end, reasons (tokens by reason), lost (of those reasons together), of
+    (tokens sampled in it), update (empty where none had it), at, and status, length and reward of
+    its trajectory. A trajectory's row has windows (how many lost tokens) in their place, and `of`
+    counts all that the policy sampled.
     """
     reader = open_run(run_dir)
     wanted = [Window.run == reader.key, _for_any(reasons), *_within(lengths)]
@@ -91,7 +91,7 @@ def _windows(
             )
         )
     count = _joined(select(func.count())).where(*wanted)
-    return DroppedPage(pd.DataFrame(rows, columns=list(_WINDOW)), reader.rows(count)[0][0])
+    return DroppedPage(pd.DataFrame(rows, columns=list(_WINDOW)), reader.value(count))
 
 
 def _trajectories(
@@ -130,7 +130,7 @@ def _trajectories(
         for i, sampled, *about in found
     ]
     count = _joined(select(func.count(key.distinct()))).where(*wanted)
-    return DroppedPage(pd.DataFrame(rows, columns=list(_TRAJECTORY)), reader.rows(count)[0][0])
+    return DroppedPage(pd.DataFrame(rows, columns=list(_TRAJECTORY)), reader.value(count))
 
 
 def _joined(query: Any) -> Any:
@@ -156,7 +156,7 @@ def _within(lengths: tuple[int | None, int | None]) -> list[ColumnElement[bool]]
 
 
 def _reasons(window: Any, wanted: Sequence[str]) -> Counter[str]:
-    """What a row of the windows table lost: tokens by reason."""
+    """The tokens that a row of the windows table lost, by reason."""
     counts: Counter[str] = Counter()
     for reason, tokens in losses(window):
         if not wanted or reason in wanted:

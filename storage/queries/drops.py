@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Trajectory, Window
+from storage.journal.responses import Int64
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = npt.NDArray[np.int64]
 _ROWS = 50_000
 """Read at a time."""
 _COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "tokens", "at"]
 
 
 def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd.DataFrame":
-    """One row a dropped window or masked run of tokens, newest first: trajectory_id, window (its
-    index), start, end, update (empty where no update had it), reason, tokens, at."""
+    """One row per dropped window or masked run of tokens, newest first: trajectory_id, window (its
+    index), start, end, update (empty: none had it), reason, tokens, at."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -49,11 +48,7 @@ def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd
 
 def dropped_tokens(run_dir: Path) -> dict[str, int]:
     """Tokens by reason: what `ledger/dropped/REASON` counts."""
-    return count_dropped(open_run(run_dir))
-
-
-def count_dropped(reader: RunReader) -> dict[str, int]:
-    """`dropped_tokens` of a run that is open."""
+    reader = open_run(run_dir)
     counts: Counter[str] = Counter()
     whole = (
         select(Window.reason, func.sum(Window.tokens))
@@ -70,10 +65,11 @@ def count_dropped(reader: RunReader) -> dict[str, int]:
 
 
 def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
-    """Training answers that ended, the shortest first, in `parts` parts of as many answers each:
-    longest (tokens of the longest answer), tokens (of all of them), and a column for each reason
-    with the tokens that were not trained for it. Answers whose windows all lie in the value
-    model's warm-up are left out: no policy update could have had them."""
+    """Tokens that were not trained, by length and reason, in `parts` equal parts of answers.
+
+    Training answers that ended, the shortest first: longest (tokens of the part's longest answer),
+    tokens (of all of them), and a column for each reason. Answers whose windows all lie in the
+    value model's warm-up are left out: no policy update could have had them."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -91,8 +87,8 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=["longest", "tokens", *lost])
 
 
-def _ended(reader: RunReader) -> tuple[Ints, Ints]:
-    """Ids of the training answers that ended, rising, and how many tokens of each were sampled."""
+def _ended(reader: RunReader) -> tuple[Int64, Int64]:
+    """Ids of the training answers that ended, rising, and each one's sampled tokens."""
     query = (
         select(Trajectory.trajectory_id, Trajectory.sampled)
         .where(
@@ -108,13 +104,13 @@ def _ended(reader: RunReader) -> tuple[Ints, Ints]:
     return ids, sampled
 
 
-def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
+def _lost(reader: RunReader, ids: Int64) -> dict[str, Int64]:
     """By reason how many tokens each of the answers lost."""
     import pandas as pd
 
     columns = (Window.trajectory_id, Window.reason, Window.tokens, Window.state, Window.masked)
     query = select(*columns).where(Window.run == reader.key, lost_tokens())
-    found: dict[str, Ints] = {}
+    found: dict[str, Int64] = {}
     for rows in reader.stream(query, _ROWS):
         lost = pd.DataFrame(
             [(row.trajectory_id, reason, n) for row in rows for reason, n in losses(row)],
@@ -128,7 +124,7 @@ def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
 
 
 def losses(window: Any) -> list[tuple[str, int]]:
-    """What a row of the windows table lost: (reason, tokens) of it as a whole, or of each run."""
+    """(reason, tokens) that a row of the windows table lost: as a whole, or per run."""
     if window.state == "dropped":
         return [(window.reason, window.tokens)]
     return [(reason, tokens) for reason, _, _, tokens in window.masked]

@@ -10,7 +10,7 @@ from headrace.errors import UserError
 from storage.database.filters import parse
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import (
-    EVALUATED,
+    EVALUATION_GROUPS,
     Evaluation,
     Group,
     Metric,
@@ -31,9 +31,10 @@ _TOKEN_BYTES = 4
 
 
 def evaluations(run_dir: Path) -> "pd.DataFrame":
-    """One row an evaluation, in order: label, update, version, accuracy, lengths, seconds; wall_s
-    (seconds since the run began), trained_tokens (policy tokens that the run had trained) and cpu_s
-    (CPU seconds that it had used, as last sampled; empty where nobody looked)."""
+    """One row per evaluation, in order.
+
+    label, update, version, accuracy, lengths, seconds; wall_s (seconds since the run began),
+    trained_tokens (policy tokens trained before), cpu_s (CPU seconds as last sampled, or empty)."""
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
     began = select(Run.started_at).where(Run.id == reader.key).scalar_subquery()
@@ -76,10 +77,10 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
 
 
 def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
-    """Conditions of the trajectories of evaluation `number`, from 1; the number after the last one
-    has the answers of one that has not ended. An evaluation asks each of its prompts once in a
-    group, and what a coordinator before it gave up has groups of its own: those that counted are
-    the newest."""
+    """Conditions of the answers of evaluation `number`, from 1.
+
+    The number after the last one is an evaluation that has not ended. An evaluation asks each
+    prompt once in a group; of groups that a coordinator gave up and repeated the newest count."""
     ended = reader.rows(
         select(Evaluation.offset, Evaluation.num_prompts)
         .where(Evaluation.run == reader.key)
@@ -90,7 +91,7 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
     before, own = [*([None] if number == 1 else []), *ended, None, None][:2]
     groups = (
         select(Group.group_id)
-        .where(Group.run == reader.key, text(f"groups.{EVALUATED}"))
+        .where(Group.run == reader.key, text(f"groups.{EVALUATION_GROUPS}"))
         .where(Group.offset > (before.offset if before else -1))
         .order_by(Group.offset.desc())
     )
@@ -102,20 +103,21 @@ def answers_of(reader: RunReader, number: int) -> list[ColumnElement[bool]]:
 
 
 def asked_number(run_dir: Path) -> int:
-    """How many evaluations have asked something, the one that has not ended included."""
+    """Number of evaluations that have issued prompts, an unfinished one included."""
     reader = open_run(run_dir)
     (ended, last) = reader.rows(
         select(func.count(), func.max(Evaluation.offset)).where(Evaluation.run == reader.key)
     )[0]
     newest = select(func.max(Group.offset)).where(
-        Group.run == reader.key, text(f"groups.{EVALUATED}")
+        Group.run == reader.key, text(f"groups.{EVALUATION_GROUPS}")
     )
-    (asked,) = reader.rows(newest)[0]
+    asked = reader.value(newest)
     return int(ended) + (asked is not None and asked > (-1 if last is None else last))
 
 
 def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.DataFrame":
-    """All answers to a prompt in the order in which they were begun, at most the newest `most`:
+    """The newest answers to a prompt, at most `most`, in the order of their beginning.
+
     trajectory_id, group_id, attempt, purpose, status, length, reward, correct, update (of the
     weights that began it, empty without a token) and evaluation (its number; empty in training)."""
     reader, t = open_run(run_dir), Trajectory
@@ -147,10 +149,11 @@ def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.Da
 
 
 def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
-    """One row an answer to a held-out prompt, in order: version (of the weights that gave it, empty
-    without a token), prompt_id, info (of the prompt's row, as JSON), prompt_tokens, length (tokens
-    of the answer), correct (False where it could not be scored), first_token_at and finished_at
-    (seconds since the epoch)."""
+    """One row per answer to a held-out prompt, in order.
+
+    version (of its weights, empty without a token), prompt_id, info (of the prompt's row, as JSON),
+    prompt_tokens, length (tokens), correct (False where it could not be scored), first_token_at and
+    finished_at (seconds since the epoch)."""
     reader = open_run(run_dir)
     query = (
         joined(
@@ -173,8 +176,7 @@ def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
 
 
 def prompt_scores(run_dir: Path) -> "pd.DataFrame":
-    """One row a prompt that evaluations asked, as the export `scores` has it, with its answer.
-    UserError where there is none."""
+    """Rows of the export `scores` for evaluated prompts, with answers. UserError: none."""
     reader = open_run(run_dir)
     rows = ScoreRows(reader, parse("purpose = 'eval'"), None)
     batches = [part.rows.batch() for part in rows.parts()]
@@ -186,8 +188,7 @@ def prompt_scores(run_dir: Path) -> "pd.DataFrame":
 
 
 def score_summary(run_dir: Path) -> list[dict[str, Any]]:
-    """By source of rewards: prompts, answers, those without a score, the mean score of a prompt,
-    and prompts of which no answer was right."""
+    """Per source of rewards: prompts, answers, failures, mean score, never solved prompts."""
     found = prompt_scores(run_dir)
     return [
         {

@@ -9,7 +9,7 @@ from sqlalchemy.orm import aliased
 
 from headrace.metrics.registry import METRICS
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import AnySelect, Metric, MetricArray, Run, Update
+from storage.database.tables import AnySelect, Metric, MetricArray, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,9 +39,10 @@ def metric_series(
     samples: bool = False,
     points: int | None = None,
 ) -> "pd.DataFrame":
-    """Columns x, name, value in order of x, and update where x is another axis. Rows are the
-    updates of the surviving lineage, over `cpu` those whose CPU seconds are known; `samples` are
-    the gauges between updates instead (x update or wall only).
+    """Metrics as columns x, name, value in order of x, and update where x is another axis.
+
+    Rows are the updates of the surviving lineage, over `cpu` those whose CPU seconds are known;
+    `samples` are the gauges between updates instead (x update or wall only).
 
     `points` bounds the rows of one name: where there are more, the least and the largest of each
     stretch stay, at their own x, and so do the first and the last of all; a further column `mean`
@@ -52,24 +53,21 @@ def metric_series(
 
 
 def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd.DataFrame":
-    """Columns update, bin (its name), value of a metric that is an array, in order, over the
-    updates of the surviving lineage. `points` bounds the updates: of more, some are left out."""
+    """An array metric over the surviving updates, in order: update, bin (its name), value. `points`
+    bounds the updates: of more, some are left out."""
     import pandas as pd
 
     reader = open_run(run_dir)
+    mine = (Update.run == reader.key, Update.abandoned.is_(False))
     query = (
         select(Update.update, MetricArray.values)
         .join(Update, same_update(MetricArray))
-        .where(Update.run == reader.key, Update.abandoned.is_(False), MetricArray.name == name)
+        .where(*mine, MetricArray.name == name)
         .order_by(Update.update)
     )
     if points:
-        (last,) = reader.rows(
-            select(func.max(Update.update)).where(
-                Update.run == reader.key, Update.abandoned.is_(False)
-            )
-        )[0]
-        query = query.where(Update.update % -(-max(last or 0, 1) // points) == 0)
+        last = reader.value(select(func.max(Update.update)).where(*mine)) or 0
+        query = query.where(Update.update % -(-max(last, 1) // points) == 0)
     rows = reader.rows(query)
     bins = METRICS[name].bins
     return pd.DataFrame(
@@ -89,7 +87,7 @@ def _updates(
     axes: dict[str, Any] = {
         "update": Update.update,
         "train_time": Update.train_time_s,
-        "wall": Update.committed_at - _start(reader),
+        "wall": Update.committed_at - reader.started_at(),
         "tokens": Update.trained_tokens,
         "cpu": used.value,
     }
@@ -119,7 +117,7 @@ def _updates(
 def _samples(
     reader: RunReader, names: Sequence[str], x: Axis, points: int | None
 ) -> "pd.DataFrame":
-    start = _start(reader)
+    start = reader.started_at()
     axis: Any = Metric.update if x == "update" else Metric.wall_time - start
     mine = (Metric.run == reader.key, Metric.name.in_(names), Metric.lineage.is_(None))
     query = select(axis.label("x"), Metric.name, Metric.value).where(*mine).order_by(Metric.offset)
@@ -145,8 +143,7 @@ def _samples(
 
 
 def _stretches(points: int) -> int:
-    """Into how many stretches a line is cut: two rows of each stay, beside the first and the last
-    of all."""
+    """Number of stretches of a line: of each two rows stay, and the first and last of all."""
     return max(1, (points - 2) // 2)
 
 
@@ -157,8 +154,8 @@ def _thinned(
     is_end: ColumnElement[bool],
     *others: Any,
 ) -> AnySelect:
-    """The same query with the least and the largest value of each name and bucket, and what
-    `is_end` says must stay; `others` are columns that it has besides."""
+    """The query with the least and largest value of each name and bucket, and rows that are
+    `is_end`; `others` are further columns."""
     group = (Metric.name, bucket)
     rows = (
         query.with_only_columns(
@@ -209,8 +206,8 @@ def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None
 
 
 def _names(run: int) -> CTE:
-    """Distinct names and one null at the end. Each is one step in the primary key, because a scan
-    would read every value of a long run."""
+    """Distinct names and a final null, each by one step in the primary key: a scan would read every
+    value."""
     names = (
         select(func.min(Metric.name).label("name"))
         .where(Metric.run == run)
@@ -225,14 +222,9 @@ def _names(run: int) -> CTE:
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
-def _start(reader: RunReader) -> float:
-    (started_at,) = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0]
-    return float(started_at or 0.0)
-
-
 def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
-    """Joins rows of metrics to their updates. Metrics are to be found by their names: where SQLite
-    may begin with updates it reads all metrics of each, which the sum keeps it from."""
+    """Join metrics to their updates. The sum keeps SQLite from reading all metrics of each
+    update."""
     return and_(
         Update.run == table.run,
         Update.lineage == table.lineage,

@@ -1,5 +1,4 @@
-"""Processes and events: what happened, how each process is, what the run waits for, and which
-weights the generators have.
+"""Processes and events, status of a run, and weights of its generators.
 
 In: the journal's processes, gauges and events, the supervisor's starts and deaths, `now.json`.
 """
@@ -31,14 +30,14 @@ _STATES = {
     **{"started": "up", "restarted": "up", "left": "gone", "died": "lost", "gave_up": "given up"},
     "ended": "gone",
 }
-"""What the supervisor's words make of a process."""
+"""State of a process by the supervisor's last event of it."""
 _BY_THE_SUPERVISOR = ("supervisor", "dashboard")
 """Names in its events that are no process of the run's work."""
 _SUPERVISOR_LEVELS = {"died": "warning", "restarted": "warning", "gave_up": "error"}
 
 
 def process_table(run_dir: Path) -> "pd.DataFrame":
-    """One row a process: name, role, pid, host, state, detail, first_seen_at, changed_at, starts"""
+    """Processes: name, role, pid, host, state, detail, first_seen_at, changed_at, starts."""
     reader = open_run(run_dir)
     columns = [c for c in Process.__table__.columns if c.name != "run"]
     query = select(*columns).where(Process.run == reader.key).order_by(Process.role, Process.name)
@@ -48,9 +47,10 @@ def process_table(run_dir: Path) -> "pd.DataFrame":
 def events(
     run_dir: Path, *, limit: int = 500, level: str | None = None, kind: str | None = None
 ) -> "pd.DataFrame":
-    """The newest events, newest first: at, level, kind, text. The supervisor's are of kind
-    `supervisor` (so that a dead coordinator is on record too), but for a judge that stays away:
-    that is an alert of the rewards."""
+    """The newest events, newest first: at, level, kind, text.
+
+    The supervisor's are of kind `supervisor`, so that a dead coordinator is on record too, but for
+    a missing judge, which is an alert of the rewards."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -71,8 +71,7 @@ def events(
 
 
 def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of supervisor.jsonl with `level`, `kind` and `text` added; a torn last line is left
-    out."""
+    """Lines of supervisor.jsonl with `level`, `kind`, `text`; a torn last line is left out."""
     path = run_dir / EVENTS_FILE
     lines: list[dict[str, Any]] = []
     for text in path.read_text().splitlines() if path.exists() else []:
@@ -95,8 +94,8 @@ def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weight_versions(run_dir: Path) -> "pd.DataFrame":
-    """One row a load: version, lineage, update, published_at, generator, loaded_at, gap_s, load_s
-    (generator and the rest are empty for a version nobody loaded)."""
+    """One row per load: version, lineage, update, published_at, generator, loaded_at, gap_s,
+    load_s. From generator on all are empty for a version that was not loaded."""
     reader = open_run(run_dir)
     query = (
         select(
@@ -124,10 +123,10 @@ def weight_versions(run_dir: Path) -> "pd.DataFrame":
 
 
 @dataclass(frozen=True)
-class Word:
-    """The coordinator's last word on how the run is. `at`: when; `waits`: what is waited for, in
-    words with its owner, and the seconds since that last moved; `heard`: the seconds since each
-    process was; `updates`, and the journal's `records`; `sql`: why SQL lacks some of these."""
+class CoordinatorStatus:
+    """Status that the coordinator wrote last. `at`: when; `waits`: what is waited for, with its
+    owner, and the seconds since it last moved; `heard`: seconds since each process's last message;
+    `updates`, and the journal's `records`; `sql`: why SQL lacks some of these."""
 
     at: float
     phase: str
@@ -138,8 +137,8 @@ class Word:
     sql: str = ""
 
     def lag(self, records: int, last_at: float | None) -> str:
-        """The warning that SQL has only this many of the records, the last of this time; empty if
-        it has all or lacks only those of a moment ago."""
+        """Warn that SQL has only this many records, the last one at `last_at`. Empty if it has all,
+        or lacks only those of a moment ago."""
         if records >= self.records or not (self.sql or self.phase in FINAL_PHASES):
             return ""
         why = self.sql or "SQL lacks the run's end, which a resume or `audit --repair` brings"
@@ -148,9 +147,11 @@ class Word:
 
 
 def process_health(run_dir: Path) -> "pd.DataFrame":
-    """One row a process, with COLUMNS. `state`: up, gone (in good order), lost, given up. `starts`
-    and `deaths` count those that coordinator or supervisor saw, `last_death` says how the last one
-    came. `heartbeat_s` and `memory_bytes` are as of the run's newest sample; None: not known."""
+    """One row per process, with COLUMNS.
+
+    `state`: up, gone (in good order), lost, given up. `starts` and `deaths` count those that
+    coordinator or supervisor saw, `last_death` is the last one's cause. `heartbeat_s` and
+    `memory_bytes` are as of the run's newest sample; None: not known."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -169,8 +170,8 @@ def process_health(run_dir: Path) -> "pd.DataFrame":
     return pd.DataFrame(ordered, columns=list(COLUMNS))
 
 
-def last_word(run_dir: Path) -> Word | None:
-    """How the coordinator last said that the run is; None where it said nothing."""
+def coordinator_status(run_dir: Path) -> CoordinatorStatus | None:
+    """Read the run's status that the coordinator wrote last; None where there is none."""
     try:
         said = json.loads((run_dir / LIVE_STATE_FILE).read_text())
         waits = {str(wait["for"]): float(wait["age_s"]) for wait in said["waits"]}
@@ -178,7 +179,7 @@ def last_word(run_dir: Path) -> Word | None:
         counts = (int(said.get("updates", 0)), int(said.get("records", 0)))
         sql = said.get("sql")
         why = f"{sql['text']} ({float(sql['age_s']):.0f} s by {_moment(said['at'])})" if sql else ""
-        return Word(float(said["at"]), str(said["phase"]), waits, heard, *counts, why)
+        return CoordinatorStatus(float(said["at"]), str(said["phase"]), waits, heard, *counts, why)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -188,7 +189,7 @@ def _moment(at: float) -> str:
 
 
 def _known(reader: RunReader) -> list[dict[str, Any]]:
-    """Who said Hello."""
+    """Rows of the processes that said Hello."""
     columns = [c for c in Process.__table__.columns if c.name not in ("run", "first_seen_at")]
     rows = reader.rows(select(*columns).where(Process.run == reader.key))
     return [{**row._mapping, "deaths": 0, "last_death": None} for row in rows]
@@ -202,8 +203,8 @@ def _unheard(name: str) -> dict[str, Any]:
 
 
 def _with_life(row: dict[str, Any], life: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row with what the supervisor saw of the process. Its word on the state counts where it is
-    newer: a process that was killed says no Goodbye."""
+    """Add the supervisor's view of a process to its row. Its state counts where it is newer: a
+    process that was killed says no Goodbye."""
     deaths = [event for event in life if event["event"] == "died"]
     starts = [event for event in life if event["event"] in ("started", "restarted")]
     row |= {"deaths": len(deaths), "starts": max(row["starts"], len(starts))}

@@ -25,7 +25,7 @@ WITHOUT_UPDATES = ("reward model", "fine-tuning")
 
 
 def reward_model_status(run_dir: Path) -> RewardModelStatus:
-    """How the run stands: `lost` where it should be going on and no process holds it."""
+    """The run's status; `lost` where it should be going on and no process holds it."""
     status = read_status(run_dir)
     if status.status in _GOING_ON and not is_running(run_dir):
         return RewardModelStatus(
@@ -80,9 +80,10 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def reward_model_curves(run_dir: Path, points: int | None = None) -> "pd.DataFrame":
-    """Columns x (the step), name, value: `loss`, `grad_norm`, `lr` of the steps, and each figure of
-    the held-out examples as `held_out/NAME`. `points` bounds the rows of one name: of more, the
-    least and the largest of each stretch stay, and the first and the last of all."""
+    """Curves as columns x (step), name, value: `loss`, `grad_norm`, `lr`, `held_out/NAME`.
+
+    `points` bounds the rows of one name: of each stretch the extremes stay, and the first and last
+    of all."""
     import pandas as pd
 
     rows: list[tuple[int, str, float | None]] = []
@@ -116,8 +117,3 @@ def reward_model_page(run_dir: Path) -> str | None:
     """The report in Markdown, once there is one."""
     path = run_dir / REPORT_PAGE
     return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def reward_model_report(run_dir: Path) -> dict[str, Any] | None:
-    """The report as data, once there is one."""
-    return read_report(run_dir)

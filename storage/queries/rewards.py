@@ -1,7 +1,6 @@
-"""Sources of rewards: how each has scored, what an audit says of it, how length and reward go
-together."""
+"""Sources of rewards: scorings, audits, alerts, reward over length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import CTE, ColumnElement, case, func, literal, select
 
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import Event, Run, Trajectory, Update
+from storage.database.tables import Event, Trajectory, Update
 from storage.queries.evaluations import answers_of
 
 if TYPE_CHECKING:
@@ -17,18 +16,18 @@ if TYPE_CHECKING:
 
 ALERT = "reward_alert"
 """The kind of event that the monitors of rewards write."""
-MOST_SCORINGS = 20_000
+MAX_SCORINGS = 20_000
 SCORES = ("ok", "timeout", "crashed", "invalid")
 _COUNTS = ("audits", "audits_failed", "paid_more", "paid_less")
 
 
 def reward_sources(run_dir: Path, evaluation: int | None = None) -> "pd.DataFrame":
-    """One row a source that has scored training answers, or those of an evaluation: source,
-    answers, ok, timeout, crashed, invalid (how many), reward, correct, length (means), seconds and
-    slowest (mean and most seconds of a scoring), error (the newest), audits, audits_failed (how
-    many were audited, and in vain), audit_error (the newest), gap (mean reward less mean audited
-    reward of those audited), paid_more and paid_less (how many earned more and less than the audit
-    gave)."""
+    """One row per source of rewards, over training answers or those of an evaluation.
+
+    source, answers, ok, timeout, crashed, invalid (numbers of answers), reward, correct, length
+    (means), seconds and slowest (mean and maximum of a scoring), error (the newest), audits,
+    audits_failed (numbers), audit_error (the newest), gap (mean of reward less audited reward),
+    paid_more and paid_less (numbers of answers that earned more and less than the audit gave)."""
     import pandas as pd
 
     return pd.DataFrame(source_rows(open_run(run_dir), evaluation))
@@ -59,7 +58,9 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
         .group_by(t.reward_source)
         .order_by(t.reward_source)
     )
-    rows = [_plain(row._mapping) for row in reader.rows(query)]
+    rows = [
+        {name: _number(name, x) for name, x in row._mapping.items()} for row in reader.rows(query)
+    ]
     for row in rows:
         for column, error in (("error", t.reward_error), ("audit_error", t.audit_error)):
             row[column] = _newest(reader, [*scored, t.reward_source == row["source"]], error)
@@ -69,8 +70,8 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
 def reward_lengths(
     run_dir: Path, evaluation: int | None = None, *, newest: int = 1000
 ) -> "pd.DataFrame":
-    """Columns trajectory_id, source, length (sampled tokens), reward, correct of the newest
-    training answers with a reward, or of those of an evaluation, newest first."""
+    """trajectory_id, source, length (sampled tokens), reward, correct of scored answers. Newest
+    first: training answers, or those of an evaluation."""
     reader = open_run(run_dir)
     t = Trajectory
     query = (
@@ -89,16 +90,16 @@ def reward_lengths(
 
 
 def reward_sample(
-    run_dir: Path, evaluation: int | None = None, *, most: int = MOST_SCORINGS
+    run_dir: Path, evaluation: int | None = None, *, most: int = MAX_SCORINGS
 ) -> "pd.DataFrame":
-    """Columns x (seconds since the run's first record), source, status, reward, correct, seconds,
-    parts (a dict, or None) of scored training answers, or of those of an evaluation, in the order
-    in which they were scored: all of them, or, of more than `most`, every n-th by its id."""
+    """Scorings of training answers or of an evaluation, in order; at most about `most`.
+
+    x (seconds since the run's first record), source, status, reward, correct, seconds, parts (a
+    dict, or None). Of more than `most` every n-th is taken, by its id."""
     reader, t = open_run(run_dir), Trajectory
-    started_at = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
-    last = reader.rows(select(func.max(t.trajectory_id)).where(t.run == reader.key))[0][0] or 0
+    last = reader.value(select(func.max(t.trajectory_id)).where(t.run == reader.key)) or 0
     query = select(
-        (t.rewarded_at - started_at).label("x"),
+        (t.rewarded_at - reader.started_at()).label("x"),
         t.reward_source.label("source"),
         t.reward_status.label("status"),
         t.reward,
@@ -114,9 +115,8 @@ def reward_sample(
     return reader.frame(query.order_by(t.rewarded_at, t.trajectory_id))
 
 
-class Failures(NamedTuple):
-    """Scorings of a source that gave no score in one way (`status`): how many, and the newest
-    trajectory among them."""
+class RewardFailures(NamedTuple):
+    """Scorings of a source that failed in one way: number, and newest trajectory."""
 
     source: str
     status: str
@@ -124,7 +124,7 @@ class Failures(NamedTuple):
     trajectory_id: int
 
 
-def reward_failures(run_dir: Path) -> list[Failures]:
+def reward_failures(run_dir: Path) -> list[RewardFailures]:
     """The scorings of training and of evaluations that gave no score, most first."""
     reader, t = open_run(run_dir), Trajectory
     query = (
@@ -133,12 +133,12 @@ def reward_failures(run_dir: Path) -> list[Failures]:
         .group_by(t.reward_source, t.reward_status)
         .order_by(func.count().desc(), t.reward_source)
     )  # fmt: skip
-    return [Failures(*row) for row in reader.rows(query)]
+    return [RewardFailures(*row) for row in reader.rows(query)]
 
 
-class Alerted(NamedTuple):
-    """An alert of the monitors, the source that it is of, and between which times (seconds since
-    the run's first record; at `since` the update before was committed) it was raised."""
+class RewardAlert(NamedTuple):
+    """An alert of a source. `at`, `since`, `until`: seconds since the run's first record; it was
+    raised between the last two, of which `since` is the commit of the update before."""
 
     at: float
     text: str
@@ -147,10 +147,10 @@ class Alerted(NamedTuple):
     until: float
 
 
-def reward_alerts(run_dir: Path, most: int) -> list[Alerted]:
+def reward_alerts(run_dir: Path, most: int) -> list[RewardAlert]:
     """The newest alerts of the monitors of rewards, newest first."""
     reader = open_run(run_dir)
-    began = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
+    began = reader.started_at()
     before = (
         select(func.max(Update.committed_at))
         .where(Update.run == Event.run, Update.committed_at < Event.at)
@@ -163,13 +163,13 @@ def reward_alerts(run_dir: Path, most: int) -> list[Alerted]:
         .limit(most)
     )
     return [
-        Alerted(at, said, said.partition(": ")[0], (since or began) - began, at - began)
+        RewardAlert(at, said, said.partition(": ")[0], (since or began) - began, at - began)
         for at, said, since in reader.rows(query)
     ]
 
 
 def alert_texts(reader: RunReader) -> list[str]:
-    """What the monitors of rewards said, in order."""
+    """Texts of the alerts of the reward monitors, in order."""
     query = (
         select(Event.text)
         .where(Event.run == reader.key, Event.kind == ALERT)
@@ -188,12 +188,8 @@ def _one(condition: ColumnElement[bool]) -> Any:
     return case((condition, 1), else_=0)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """PostgreSQL sums and averages to decimals."""
-    return {name: _number(name, value) for name, value in row.items()}
-
-
 def _number(name: str, value: Any) -> Any:
+    """The number of a Decimal, which PostgreSQL sums and averages to; others as they are."""
     if not isinstance(value, Decimal):
         return value
     return int(value) if name in (*SCORES, *_COUNTS) else float(value)
@@ -212,7 +208,7 @@ def _newest(reader: RunReader, scored: Sequence[ColumnElement[bool]], error: Any
 
 
 def _every(step: int, last: int) -> CTE:
-    """0, step, 2 step and so on up to `last`: each id is one step in the primary key, where a scan
-    would read every answer of a long run."""
+    """0, step, 2 step, ... up to `last`. Each id is one step in the primary key; a scan would read
+    every answer."""
     ids = select(literal(0).label("id")).cte("ids", recursive=True)
     return ids.union_all(select(ids.c.id + step).where(ids.c.id + step <= last))

@@ -1,4 +1,4 @@
-"""Which runs there are, and what state they are in."""
+"""Runs under a root, and the state of each."""
 
 import json
 import os
@@ -20,7 +20,6 @@ from headrace.run_files.run_folder import (
     is_evaluation,
     is_reward_model,
     is_running,
-    latest_name,
     run_folders,
 )
 from headrace.run_files.run_notes import RunNotes, read_notes
@@ -28,7 +27,7 @@ from storage.database.reader import RunReader, open_run, read_config
 from storage.database.tables import Evaluation, Event, Metric, Projection, Run, Update
 from storage.journal.segments import end_of
 from storage.projection.history import FINAL_PHASES
-from storage.queries.processes import Word, last_word
+from storage.queries.processes import CoordinatorStatus, coordinator_status
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 
 _SILENCE_S = 30.0
@@ -40,12 +39,13 @@ _ASKED = {"interrupted": "interrupted by Ctrl-C or a signal", "stopped": "asked 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list of runs. Accuracies are held-out; None: not evaluated; `accuracy` is the
-    newest. `kind` is training, evaluation (of a model that nobody trains: its accuracy is that
-    before), or reward model, whose updates are optimizer steps. `detail`: why it ended, or why it
-    cannot be read. `lineage`: how often training went back to a checkpoint. `notes`: what people
-    noted on it. `sql`: why SQL lacks some of the run, and as of when its figures are; status and
-    updates are then as the coordinator last said."""
+    """One run in a list of runs.
+
+    Accuracies are held-out; None: not evaluated; `accuracy` is the newest. `kind` is training,
+    evaluation (of an untrained model: its accuracy is that before), or reward model, whose updates
+    are optimizer steps. `detail`: why it ended, or is unreadable. `lineage`: how often training
+    went back to a checkpoint. `notes`: those of people. `sql`: why SQL lacks some of the run, and
+    the time of its figures; status and updates are then as the coordinator last wrote."""
 
     run_id: str
     run_dir: Path
@@ -87,15 +87,16 @@ class RunState:
 
 
 def list_runs(root: Path) -> list[RunLine]:
-    """Runs under a root, newest first. A folder that cannot be read is a line of its own, with the
-    reason in `detail`; one that holds no run is none. Runs that have ended are read again only
-    when something was written to their folders."""
+    """Runs under a root, newest first.
+
+    An unreadable run is a line with the reason in `detail`; folders without a run are left
+    out. Ended runs are read again only when something was written to their folders."""
     lines = [_known_line(folder) for folder in run_folders(root)]
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
 
 
 _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
-"""Lines of runs that have ended, each with the times of its files when it was read."""
+"""Lines of ended runs, each with the times of its files when it was read."""
 _MOST_ENDED = 10_000
 _WRITTEN = (
     *("resolved.json", "headrace.sqlite", COORDINATOR_FILE, LIVE_STATE_FILE),
@@ -130,8 +131,7 @@ def _times(run_dir: Path) -> tuple[float, ...]:
 
 
 def any_line(run_dir: Path) -> RunLine:
-    """`run_line`, or a line that says why there is none. This is the boundary at which a broken
-    folder is contained: whatever is wrong in one must not hide the others."""
+    """`run_line`, or a line with the error: an unreadable folder must not hide the others."""
     try:
         return run_line(run_dir)
     except Exception as error:
@@ -145,18 +145,13 @@ def run_line(run_dir: Path) -> RunLine:
     return _line(open_run(run_dir))
 
 
-def latest_run(root: Path) -> str | None:
-    """The name of the run that `latest` means; None where there is none."""
-    return latest_name(root)
-
-
 def run_config(run_dir: Path) -> dict[str, Any]:
     """The resolved configuration of a run."""
     return reward_model_config(run_dir) if is_reward_model(run_dir) else read_config(run_dir)
 
 
 def run_state(reader: RunReader) -> RunState:
-    """Where a run stands now."""
+    """The present state of a run."""
     about = (Run.status, Run.detail, Run.name, Run.lineage, Run.started_at)
     query = (
         select(*about, Projection.last_at, Projection.next_offset)
@@ -164,7 +159,7 @@ def run_state(reader: RunReader) -> RunState:
         .where(Run.id == reader.key)
     )
     status, detail, name, lineage, started_at, last_at, known = reader.rows(query)[0]
-    word = last_word(reader.run_dir)
+    word = coordinator_status(reader.run_dir)
     sql = word.lag(known, last_at) if word is not None else ""
     if word is not None and sql and known < end_of(reader.run_dir / "journal").rows:
         status = _phase(reader.run_dir, word)
@@ -178,7 +173,7 @@ def run_state(reader: RunReader) -> RunState:
 
 
 def surviving(reader: RunReader) -> list[ColumnElement[bool]]:
-    """Conditions for the updates that count: ended, and of no lineage that was given up."""
+    """Conditions for updates that ended, on a lineage that was not given up."""
     return [
         Update.run == reader.key,
         Update.state.in_(["committed", "skipped"]),
@@ -187,7 +182,7 @@ def surviving(reader: RunReader) -> list[ColumnElement[bool]]:
 
 
 def _why_ended(reader: RunReader, status: str, detail: str) -> str:
-    """What ended a run: the condition that was reached, who asked for it, or what went wrong."""
+    """Return why a run ended: the condition reached, who asked for it, or the error."""
     if status in ("interrupted", "stopped"):
         return detail or _ASKED[status]
     if status not in FINAL_PHASES or detail:
@@ -203,8 +198,8 @@ def _why_ended(reader: RunReader, status: str, detail: str) -> str:
     return found[0][0].partition(": ")[2] if found else ""
 
 
-def _phase(run_dir: Path, word: Word) -> str:
-    """Where a run stands by its coordinator's last word."""
+def _phase(run_dir: Path, word: CoordinatorStatus) -> str:
+    """The phase that the coordinator wrote last, or `lost`."""
     if word.phase not in FINAL_PHASES and _is_gone(run_dir, word.at):
         return "lost"
     return word.phase
@@ -225,7 +220,7 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
 
 
 def _unread_line(run_dir: Path, error: Exception) -> RunLine:
-    """A folder without figures. Where a supervisor holds it, its database is still to come."""
+    """A line without figures. If a supervisor holds the folder, its database is still to come."""
     reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     with suppress(OSError, UserError):
         if line := line_of_folder(run_dir, " ".join(reason.split())[:_LONGEST_REASON]):
@@ -246,9 +241,8 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
 
 
 def line_of_folder(run_dir: Path, trouble: str) -> RunLine | None:
-    """What the folder itself says of a run whose server cannot be asked, and why that is so; None
-    where it says nothing."""
-    word, config = last_word(run_dir), read_config(run_dir)
+    """A run's line from its folder alone, where its server cannot be asked; `trouble` says why."""
+    word, config = coordinator_status(run_dir), read_config(run_dir)
     if word is None or not word.records or config.get("storage", {}).get("database") is None:
         return None
     begun = (run_dir / RESOLVED).stat().st_ctime
@@ -305,7 +299,7 @@ def _line(reader: RunReader) -> RunLine:
 
 
 def _chosen(run_dir: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a line people chose."""
+    """The fields of a line that people chose."""
     return {
         "kind": "evaluation" if is_evaluation(run_dir) else "training",
         "algorithm": str(config.get("algorithm", {}).get("name", "")),

@@ -95,8 +95,8 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def run_figures(run_dir: Path) -> dict[str, Any]:
-    """Those of `run_summary` for which neither answers nor windows have to be counted: what a page
-    can ask for at every record of a long run. Of a reward model's run all of them."""
+    """`run_summary` without counts of answers and windows, fast enough for every record of a long
+    run. Of a reward model's run all figures."""
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
     reader = open_run(run_dir)
@@ -114,7 +114,7 @@ def run_figures(run_dir: Path) -> dict[str, Any]:
 def _standing(
     reader: RunReader, recipe: str | None, seed: int | None, mode: str | None
 ) -> dict[str, Any]:
-    """What run it is, and how far it has come."""
+    """The run's identity, and its progress."""
     state = run_state(reader)
     return {
         "run_id": reader.run_id,
@@ -135,7 +135,7 @@ def _standing(
 def _tokens(reader: RunReader, latest: dict[str, float | None]) -> dict[str, Any]:
     """The ledger, and what is not in its balance."""
     return {
-        **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
+        **{name: int(latest.get(f"ledger/{name}") or 0) for name in _TOKENS},
         **_outside(reader),
         "dropped": {
             name.removeprefix(_DROPPED): int(value or 0)
@@ -151,7 +151,7 @@ def _ages(reader: RunReader) -> dict[str, Any]:
     mean, largest = found["staleness/mean"], found["staleness/max"]
     query = select(func.max(WeightVersion.version)).where(WeightVersion.run == reader.key)
     return {
-        "weight_version": reader.rows(query)[0][0],
+        "weight_version": reader.value(query),
         "staleness": {
             "mean": sum(mean) / len(mean) if mean else None,
             "max": max(largest, default=None),
@@ -160,7 +160,7 @@ def _ages(reader: RunReader) -> dict[str, Any]:
 
 
 def _lives(run_dir: Path, name: str) -> dict[str, int]:
-    """How often a judge of the run was started, died, and was given up."""
+    """Numbers of starts and deaths of a judge, and of times that it was given up."""
     own = [e.get("event") for e in supervisor_events(run_dir) if e.get("name") == f"judge-{name}"]
     return {
         "starts": own.count("started") + own.count("restarted"),
@@ -170,33 +170,26 @@ def _lives(run_dir: Path, name: str) -> dict[str, int]:
 
 
 def _source(row: dict[str, Any]) -> dict[str, Any]:
-    """What a screen says of a source of rewards."""
+    """The figures of a source of rewards for one screen."""
     names = ("answers", "reward", "correct", "seconds", "audits", "gap", "error")
     return {"failed": row["answers"] - row["ok"], **{name: row[name] for name in names}}
 
 
-def _count(latest: dict[str, float | None], name: str) -> int:
-    return int(latest.get(name) or 0)
-
-
 def _outside(reader: RunReader) -> dict[str, int]:
-    """Tokens that are not in the balance: inserted by others than the policy, thrown away at a
-    hold, lost on the way."""
+    """Tokens outside the balance: inserted by others, thrown away at a hold, lost on the way."""
     inserted = select(func.sum(Trajectory.inserted)).where(
         Trajectory.run == reader.key,
         Trajectory.purpose == "train",
         Trajectory.inserted > literal(0, literal_execute=True),  # they have an index
     )
-    losses = dict(
-        (reason, int(tokens))
-        for reason, tokens in reader.rows(
-            select(TokenLoss.reason, func.sum(TokenLoss.tokens))
-            .where(TokenLoss.run == reader.key)
-            .group_by(TokenLoss.reason)
-        )
+    by_reason = (
+        select(TokenLoss.reason, func.sum(TokenLoss.tokens))
+        .where(TokenLoss.run == reader.key)
+        .group_by(TokenLoss.reason)
     )
+    losses = {reason: int(tokens) for reason, tokens in reader.rows(by_reason)}
     return {
-        "inserted": int(reader.rows(inserted)[0][0] or 0),
+        "inserted": int(reader.value(inserted) or 0),
         "discarded_at_hold": losses.get("held", 0),
         "lost": sum(tokens for reason, tokens in losses.items() if reason != "held"),
     }
@@ -239,20 +232,14 @@ def _per_update(reader: RunReader, *names: str) -> dict[str, list[float]]:
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:
-    """Training trajectories by status. `unfinished` had not ended when the run did, which is no
-    failure; `dropped` counts those with a dropped window that no update had."""
+    """Training trajectories by status. `unfinished`: cut off by the run's end, no failure;
+    `dropped`: with a dropped window that no update had."""
     mine = (Trajectory.run == reader.key, Trajectory.purpose == "train")
-    counts = dict(
-        (status, count)
-        for status, count in reader.rows(
-            select(Trajectory.status, func.count()).where(*mine).group_by(Trajectory.status)
-        )
+    by_status = select(Trajectory.status, func.count()).where(*mine).group_by(Trajectory.status)
+    counts: dict[str, int] = {status: count for status, count in reader.rows(by_status)}
+    dropped = select(func.count(Window.trajectory_id.distinct())).where(
+        Window.run == reader.key, Window.state == "dropped", Window.update.is_(None)
     )
-    (dropped,) = reader.rows(
-        select(func.count(Window.trajectory_id.distinct())).where(
-            Window.run == reader.key, Window.state == "dropped", Window.update.is_(None)
-        )
-    )[0]
     return {
         "issued": sum(counts.values()),
         "running": counts.get("running", 0) + counts.get("issued", 0),
@@ -260,7 +247,7 @@ def _trajectories(reader: RunReader) -> dict[str, int]:
         "truncated": counts.get("truncated", 0),
         "failed": counts.get("failed", 0),
         "unfinished": counts.get("aborted", 0),
-        "dropped": dropped,
+        "dropped": reader.value(dropped),
     }
 
 
@@ -271,8 +258,9 @@ def _evaluations(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def _checkpoints(reader: RunReader) -> list[dict[str, Any]]:
-    """Checkpoints in order, each with the accuracy of its own weights or none: an evaluation of the
-    same update on a lineage that was given up is another policy's."""
+    """Checkpoints in order, each with the accuracy of its own weights or none.
+
+    An evaluation of the same update on a lineage that was given up is another policy's."""
     query = (
         select(Checkpoint.update, Checkpoint.lineage, Checkpoint.path, Checkpoint.accuracy)
         .where(Checkpoint.run == reader.key)

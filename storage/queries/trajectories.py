@@ -19,8 +19,8 @@ from storage.database.reader import RunReader, open_run
 from storage.database.tables import AnySelect, Group, Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import EMPTY, Wanted, read_responses
-from storage.journal.segment_index import Marks
+from storage.journal.responses import EMPTY_RESPONSE, ResponseSelection, read_responses
+from storage.journal.segment_index import SegmentIndex
 from storage.queries import trajectory_index
 from storage.queries.evaluations import answers_of
 from storage.text.detokenize import text_decoder
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 _LARGEST_ID = 2**63 - 1
-_MARKS = Marks()
+_SEGMENT_INDEX = SegmentIndex()
 _MANY = 500
-"""From this many values on a list is written into the query, because parameters are limited."""
+"""Longer lists are written into the query, because parameters are limited."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ class TrajectoryPage:
 
 @dataclass(frozen=True)
 class TrajectoryDetail:
-    """One trajectory. `row` has the scalar columns; `rewards` are (value, position) where more than
-    the last token earned something; `images` are the files of the prompt's; `pieces` one text per
-    token (None: there is no tokenizer); `windows` and `siblings` (the group's trajectories, itself
-    included) are frames."""
+    """One trajectory.
+
+    `row`: scalar columns; `rewards`: (value, position), where more than the last token earned
+    something; `images`: files of the prompt's; `pieces`: one text per token (None: no tokenizer);
+    `windows` and `siblings` (the group's trajectories, with itself): frames."""
 
     row: dict[str, Any]
     reward_parts: dict[str, float | None]
@@ -77,11 +78,12 @@ def trajectory_page(
     limit: int = 50,
     offset: int = 0,
 ) -> TrajectoryPage:
-    """A page of trajectories. `where` is the filter language, `filters` equality by column (a list
-    means any of), `search` a text in prompt, answer or id of the prompt, `updates` the first and
-    the last one in which tokens of the trajectory were trained, `evaluation` the number of the one
-    whose answers they are, from 1; of the matching training trajectories, `newest` keeps this many
-    of those scored last."""
+    """A page of trajectories.
+
+    `where`: the filter language; `filters`: equality by column (a list means any of); `search`: a
+    text in prompt, answer or prompt id; `updates`: first and last one that trained its tokens;
+    `evaluation`: the number, from 1, of the one it answered; `newest`: of the matching training
+    trajectories, keep this many of those scored last."""
     reader = open_run(run_dir)
     check_column(sort, COLUMNS, "sort")
     tree = parse(where) if where else None
@@ -102,14 +104,14 @@ def trajectory_page(
         conditions.append(Trajectory.trajectory_id.in_(_trained_in(reader, updates)))
     order = COLUMNS[sort].desc() if descending else COLUMNS[sort].asc()
     query = (
-        joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
+        _rows(reader)
         .where(*conditions)
         .order_by(order.nulls_last(), Trajectory.trajectory_id)
         .limit(limit)
         .offset(offset)
     )
     count = joined(select(func.count()), reader.key).where(*conditions)
-    return TrajectoryPage(rows=reader.frame(query), total=reader.rows(count)[0][0])
+    return TrajectoryPage(rows=reader.frame(query), total=reader.value(count))
 
 
 def _expressions(
@@ -119,7 +121,7 @@ def _expressions(
     search: str | None,
     updates: tuple[int, int] | None,
 ) -> list[pc.Expression]:
-    """What is asked for, as conditions on the trajectories in memory."""
+    """Conditions on the trajectories in memory."""
     found = [] if tree is None else [to_arrow(tree, trajectory_index.WIDE)]
     for name, value in filters.items():
         every = list(value) if isinstance(value, list | tuple | set) else [value]
@@ -140,13 +142,14 @@ def _expressions(
     return found
 
 
+def _rows(reader: RunReader) -> AnySelect:
+    """The scalar columns of all trajectories of a run."""
+    return joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
+
+
 def _rows_of(reader: RunReader, ids: Sequence[int]) -> "pd.DataFrame":
     """The rows of these trajectories, in this order."""
-    query = joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
-    every: BindParameter[Any] = bindparam(
-        None, list(ids), expanding=True, literal_execute=len(ids) > _MANY
-    )
-    rows = reader.frame(query.where(Trajectory.trajectory_id.in_(every)))
+    rows = reader.frame(_rows(reader).where(_is_in(Trajectory.trajectory_id, ids)))
     places = {key: place for place, key in enumerate(ids)}
     order = rows["trajectory_id"].map(places).argsort()
     return rows.iloc[order].reset_index(drop=True)
@@ -162,8 +165,8 @@ def _trained_in(reader: RunReader, updates: tuple[int, int]) -> AnySelect:
 def search_responses(
     run_dir: Path, text: str, *, purpose: str | None = None, newest: int | None = None
 ) -> list[int]:
-    """Ids of the trajectories whose response contains `text`, in order; none where there is no
-    tokenizer. All responses are read, or those of one purpose, or a number of the newest."""
+    """Ids of the trajectories whose response contains `text`, in order. None without a tokenizer.
+    `purpose`, `newest`: bounds of the responses read."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
     query = (
         select(Trajectory.trajectory_id, Trajectory.first_offset, Trajectory.last_offset)
@@ -177,7 +180,9 @@ def search_responses(
     if decoder is None or not places:
         return []
     ids, first_offsets, last_offsets = (np.array(column) for column in zip(*places, strict=True))
-    responses = read_responses(reader.journal, Wanted(ids, last_offsets), int(first_offsets.min()))
+    responses = read_responses(
+        reader.journal, ResponseSelection(ids, last_offsets), int(first_offsets.min())
+    )
     return sorted(key for key, response in responses if text in decoder.text(response.token_ids))
 
 
@@ -199,10 +204,10 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     if not found:
         raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     row = found[0]
-    response = EMPTY
+    response = EMPTY_RESPONSE
     if row.last_offset is not None:
-        wanted = Wanted(np.array([trajectory_id]), np.array([row.last_offset]))
-        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _MARKS)
+        wanted = ResponseSelection(np.array([trajectory_id]), np.array([row.last_offset]))
+        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _SEGMENT_INDEX)
         response = next(found_tokens)[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     window_query = (
@@ -251,16 +256,19 @@ def _conditions(
     for name, value in filters.items():
         check_column(name, COLUMNS, "filter")
         if isinstance(value, list | tuple | set):
-            every = list(value)
-            some: BindParameter[Any] = bindparam(
-                None, every, expanding=True, literal_execute=len(every) > _MANY
-            )
-            conditions.append(COLUMNS[name].in_(some))
+            conditions.append(_is_in(COLUMNS[name], list(value)))
         else:
             conditions.append(COLUMNS[name] == value)
     if search:
         conditions.append(_says(search))
     return conditions
+
+
+def _is_in(column: Any, values: Sequence[Any]) -> ColumnElement[bool]:
+    is_long = len(values) > _MANY
+    some: BindParameter[Any] = bindparam(None, values, expanding=True, literal_execute=is_long)
+    condition: ColumnElement[bool] = column.in_(some)
+    return condition
 
 
 def _says(text: str) -> ColumnElement[bool]:
@@ -270,9 +278,10 @@ def _says(text: str) -> ColumnElement[bool]:
 
 
 def episode_ends(run_dir: Path) -> dict[str, int]:
-    """Training episodes by how they ended, the most frequent first: `finished`, the key of the
-    limit that cut them short, what an environment failed by (`environment_timeout`), or `failed`;
-    `issued` and `running` are those that go on."""
+    """Training episodes by their end, the most frequent first.
+
+    `finished`, the key of the limit that cut them short, an environment's failure
+    (`environment_timeout`), or `failed`; `issued` and `running` are those that go on."""
     reader, counts = open_run(run_dir), Counter[str]()
     query = (
         select(Trajectory.status, Trajectory.error, func.count())

@@ -19,7 +19,6 @@ from operator import and_
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import select
@@ -28,6 +27,7 @@ from storage.database.reader import RunReader
 from storage.database.tables import Projection, Trajectory
 from storage.database.trajectory_rows import COLUMNS as COLUMNS_OF
 from storage.exports.columns import WORD, array_of
+from storage.journal.responses import Int64
 
 SCHEMA = pa.schema(
     [
@@ -50,25 +50,23 @@ WIDE = pa.schema(
         pa.field("rewarded_at", pa.float64()),
     ]
 )
-"""What takes longer to read, and is read when somebody asks for it."""
+"""Columns of which some take longer to read; these are read on demand."""
 COLUMNS = frozenset(WIDE.names)
-"""What can be asked for."""
+"""Columns that a filter may name."""
 ORDERED = frozenset(kind.name for kind in WIDE if kind.type in (pa.int64(), pa.float64()))
-"""What can be sorted by."""
-MOST_RUNS = 4
+"""Columns that rows can be sorted by."""
+MAX_RUNS = 4
 _ROWS = 50_000
 """Read at a time."""
 _CHUNKS = 32
 """Pieces of the table, one for each time that it was read on."""
 _OPEN = ("issued", "running")
 _WAITING = ("finished", "truncated")
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass
-class _Known:
-    """What is known of a run: its rows up to record `offset`, in order of their ids; from `settled`
-    on they may change."""
+class _IndexedRun:
+    """The rows of a run up to record `offset`, by id; from id `settled` on they may change."""
 
     schema: pa.Schema
     rows: pa.Table
@@ -77,7 +75,7 @@ class _Known:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_KNOWN: OrderedDict[tuple[str, int, bool], _Known] = OrderedDict()
+_KNOWN: OrderedDict[tuple[str, int, bool], _IndexedRun] = OrderedDict()
 _ALL = threading.Lock()
 
 
@@ -92,9 +90,10 @@ def matching(
     asked: AbstractSet[str] = frozenset(),
     newest: int | None = None,
 ) -> tuple[list[int], int]:
-    """(ids of some of the training trajectories that meet all conditions, how many do), sorted by a
-    column and then by id, those without a value last. `asked`: the columns that conditions name;
-    `newest`: of those that meet them, how many of the last scored."""
+    """(ids of some of the matching training trajectories, number of all that match).
+
+    Sorted by a column and then by id, those without a value last. `asked`: the columns that
+    conditions name; `newest`: of those that meet them, how many of the last scored."""
     wide = newest is not None or not {sort, *asked} <= set(SCHEMA.names)
     found = _rows(reader, WIDE if wide else SCHEMA)
     if every := list(conditions):
@@ -119,9 +118,8 @@ def is_of(ids: Iterable[int], column: str = "trajectory_id") -> pc.Expression:
     return pc.field(column).isin(pa.array(list(ids), pa.int64()))
 
 
-def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Ids:
-    """Places of the `most` first values; of equal ones the first. Only those that can be among them
-    are sorted."""
+def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Int64:
+    """Places of the `most` first values; of equal ones the first. Others are not sorted."""
     known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null().to_numpy(zero_copy_only=False)
     keys = -values if descending else values
@@ -139,14 +137,13 @@ def _rows(reader: RunReader, schema: pa.Schema) -> pa.Table:
     """These columns of all training trajectories of a run, as they are now."""
     key = (str(reader.run_dir.resolve()), reader.key, schema is WIDE)
     with _ALL:
-        known = _KNOWN.setdefault(key, _Known(schema, schema.empty_table()))
+        known = _KNOWN.setdefault(key, _IndexedRun(schema, schema.empty_table()))
         _KNOWN.move_to_end(key)
-        if len(_KNOWN) > MOST_RUNS:
+        if len(_KNOWN) > MAX_RUNS:
             _KNOWN.popitem(last=False)
     with known.lock:
-        (offset,) = reader.rows(select(Projection.next_offset).where(Projection.run == reader.key))[
-            0
-        ]
+        newest = select(Projection.next_offset).where(Projection.run == reader.key)
+        offset = reader.value(newest)
         if offset < known.offset:  # the run was cut: nothing of it is certain
             known.rows, known.settled = schema.empty_table(), 0
         if offset != known.offset:
@@ -155,12 +152,16 @@ def _rows(reader: RunReader, schema: pa.Schema) -> pa.Table:
         return known.rows
 
 
-def _read_on(reader: RunReader, known: _Known) -> None:
+def _may_change(status: str, score: str | None) -> bool:
+    """Return whether a trajectory has not ended, or waits for its reward."""
+    return status in _OPEN or (status in _WAITING and score is None)
+
+
+def _read_on(reader: RunReader, known: _IndexedRun) -> None:
     """Read all rows again that may have changed."""
     ids = known.rows.column("trajectory_id").to_numpy()
     kept = int(np.searchsorted(ids, known.settled))
     t, schema = Trajectory, known.schema
-    scored = len(schema.names)
     query = (
         select(*(COLUMNS_OF[name] for name in schema.names), t.reward_status)
         .where(t.run == reader.key, t.purpose == "train", t.trajectory_id >= known.settled)
@@ -176,16 +177,8 @@ def _read_on(reader: RunReader, known: _Known) -> None:
         tables.append(pa.Table.from_arrays(arrays, schema=schema))
         newest = columns[0][-1]
         if first_open is None:
-            first_open = next(
-                (
-                    key
-                    for key, status, score in zip(
-                        columns[0], columns[2], columns[scored], strict=True
-                    )
-                    if status in _OPEN or (status in _WAITING and score is None)
-                ),
-                None,
-            )
+            triples = zip(columns[0], columns[2], columns[-1], strict=True)
+            first_open = next((key for key, *about in triples if _may_change(*about)), None)
     # A dictionary of its own for each piece would not do for what is asked of the column.
     known.rows = pa.concat_tables(tables).unify_dictionaries()
     if len(tables) > 2 or known.rows.column(0).num_chunks > _CHUNKS:

@@ -9,13 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from headrace.errors import UserError
 from headrace.protocol.token_spans import Int32
 from storage.database.reader import read_config
+from storage.journal.responses import Int64
 
-Int64 = npt.NDArray[np.int64]
 _FILE = "tokenizer.json"
 
 
@@ -31,8 +31,7 @@ class TextDecoder:
         return text
 
     def texts(self, token_ids: Int32, borders: Int64) -> list[str]:
-        """Responses as texts, without special tokens: response i has the tokens from borders[i] to
-        borders[i + 1]."""
+        """Responses as texts without special tokens; response i is borders[i] to borders[i + 1]."""
         ids = token_ids.tolist()
         responses = [ids[first:end] for first, end in pairwise(borders.tolist())]
         texts: list[str] = self._tokenizer.decode_batch(responses, skip_special_tokens=True)
@@ -50,7 +49,8 @@ class TextDecoder:
 def text_decoder(run_dir: Path) -> TextDecoder | None:
     """The decoder of a run's model, or None where its tokenizer cannot be found."""
     model = str(read_config(run_dir)["model"]["path"])
-    for path in (*_checkpoints(run_dir), Path(model) / _FILE):
+    newest_first = sorted((run_dir / "checkpoints").glob(f"step_*/policy/{_FILE}"), reverse=True)
+    for path in (*newest_first, Path(model) / _FILE):
         if path.is_file():
             return _decoder(path.resolve())
     if model.count("/") <= 1 and not Path(model).is_absolute():
@@ -62,8 +62,14 @@ def text_decoder(run_dir: Path) -> TextDecoder | None:
     return None
 
 
-def _checkpoints(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / "checkpoints").glob(f"step_*/policy/{_FILE}"), reverse=True)
+def required_decoder(run_dir: Path) -> TextDecoder:
+    """The decoder of a run's model; UserError where its tokenizer cannot be found."""
+    if (decoder := text_decoder(run_dir)) is None:
+        raise UserError(
+            f"{run_dir.name} has no tokenizer beside its checkpoints or its model: its answers "
+            "cannot be read as text"
+        )
+    return decoder
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import DropReason
 from headrace.protocol.token_spans import Float32, Int32, MarkName, Source, Streams
-from storage.journal.diagnostics import Seen, WindowKey
+from storage.journal.diagnostics import WindowDiagnostics, WindowKey
 from storage.journal.responses import Int64, Response, Responses, covered
 
 Codes = npt.NDArray[np.int8]
@@ -26,19 +26,19 @@ _REASONS = {reason: code for code, reason in enumerate(REASONS)}
 
 
 class TokenTable(NamedTuple):
-    """One entry a token, [T] each."""
+    """Arrays with one entry per token, [T] each."""
 
     token_ids: Int32
     logprobs: Float32
     versions: Int64
     """-1: not sampled."""
     sources: Codes
-    """Who wrote it, of SOURCES."""
+    """The token's author, of SOURCES."""
     turns: Int32
     marks: Codes
-    """What is special about how it was made, of MARKS."""
+    """The mark on its sampling, of MARKS."""
     loss_weights: Float32
-    """How much it counts in a loss that it is in; 0 where it was not sampled."""
+    """Its weight in a loss that it is in; 0 where it was not sampled."""
     window_index: Int32
     """-1: in no complete window."""
     trained_at_update: Int64
@@ -46,14 +46,14 @@ class TokenTable(NamedTuple):
     loss_mask: npt.NDArray[np.uint8]
     """1: the token was in the policy loss of a committed update."""
     mask_reasons: Codes
-    """Why it is kept out of every loss, of REASONS."""
+    """The reason that keeps it out of every loss, of REASONS."""
     figures: dict[str, Float32]
-    """What the learner reported, by the names of `headrace.protocol.messages.diagnostics`."""
+    """The learner's figures, by the names of `headrace.protocol.messages.diagnostics`."""
 
 
 class WindowColumns(NamedTuple):
-    """Rows of the windows table as columns; `whose` is the place of the response among several, and
-    `numbers` are the windows' own in their responses."""
+    """Rows of the windows table as columns. `whose`: the response's place; `numbers`: the window's
+    in it."""
 
     whose: Int64
     starts: Int64
@@ -71,9 +71,7 @@ def names_of(codes: Codes, names: tuple[str, ...]) -> npt.NDArray[np.object_]:
 
 
 def token_table(
-    response: Response,
-    windows: Sequence[Any],
-    diagnostics: Mapping[WindowKey, TokenDiagnostics],
+    response: Response, windows: Sequence[Any], diagnostics: Mapping[WindowKey, TokenDiagnostics]
 ) -> TokenTable:
     """Join a response with rows of the windows table and their diagnostics."""
     responses = Responses(
@@ -95,7 +93,7 @@ def token_table(
     )
     keys = [(window.lineage, window.update, window.window_id) for window in windows]
     seen = [
-        Seen(
+        WindowDiagnostics(
             np.array([place]),
             {
                 name: (np.array([len(values)]), values)
@@ -108,9 +106,10 @@ def token_table(
     return token_tables(responses, rows, seen)
 
 
-def token_tables(responses: Responses, windows: WindowColumns, seen: Iterable[Seen]) -> TokenTable:
-    """The tokens of several responses, one response after the other, each joined with its rows of
-    the windows table and what the learner saw of them."""
+def token_tables(
+    responses: Responses, windows: WindowColumns, seen: Iterable[WindowDiagnostics]
+) -> TokenTable:
+    """Join responses, one after the other, with their window rows and diagnostics."""
     size = len(responses.token_ids)
     sampled = responses.versions >= 0
     table = TokenTable(
@@ -137,7 +136,9 @@ def token_tables(responses: Responses, windows: WindowColumns, seen: Iterable[Se
     return table
 
 
-def _place(table: TokenTable, borders: Int64, windows: WindowColumns, seen: Iterable[Seen]) -> None:
+def _place(
+    table: TokenTable, borders: Int64, windows: WindowColumns, seen: Iterable[WindowDiagnostics]
+) -> None:
     """Write rows of windows on the tokens that they are of."""
     firsts, lasts = borders[windows.whose], borders[windows.whose + 1]
     starts = np.minimum(firsts + windows.starts, lasts)

@@ -1,8 +1,8 @@
 """Finished answers in a file, to be scored without a run.
 
 In: a file of rows with a prompt, a completion and an answer, such as a run's exported trajectories.
-Out: `Answered` rows. Prompt and answer may be absent, because not every reward needs them; a row
-without a completion is a UserError that names the file and the row.
+Out: `FinishedAnswer` rows. Prompt and answer may be absent, because not every reward needs them; a
+row without a completion is a UserError that names the file and the row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OWN_KEYS = ("finished", "prompt_ids", "completion_ids", "id")
 
 
 @dataclass(frozen=True)
-class Answered:
+class FinishedAnswer:
     """One finished answer. Paths of images in its prompt are relative to `folder`."""
 
     prompt: str | list[Message]
@@ -46,9 +46,9 @@ class Answered:
 
 def read_answers(
     path: str, *, prompt_key: str | None = None, answer_key: str | None = None
-) -> list[Answered]:
-    """All rows of a file, in order. Keys as for a dataset; the completion is `completion`,
-    `response` or `output`, a text or chat messages, of which the last counts."""
+) -> list[FinishedAnswer]:
+    """All rows of a file, in order; keys as for a dataset. The completion (`completion`, `response`
+    or `output`) is a text or chat messages, of which the last counts."""
     prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
     answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
     rows = [
@@ -66,7 +66,7 @@ def read_answers(
 
 def _answered(
     record: Record, prompt_keys: Sequence[str], answer_keys: Sequence[str], where: str
-) -> Answered:
+) -> FinishedAnswer:
     record = _unfolded(record)
     key = next((name for name in COMPLETION_KEYS if record.get(name) is not None), None)
     if key is None:
@@ -83,7 +83,7 @@ def _answered(
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
     hidden = (prompt_key, key, *OWN_KEYS, *image_columns(prompt))
-    return Answered(
+    return FinishedAnswer(
         prompt,
         _completion(record[key], where),
         as_text(truth),
@@ -95,7 +95,7 @@ def _answered(
 
 
 def _unfolded(record: Record) -> Record:
-    """The record with its columns in the place of an export's `info`, which is JSON as text."""
+    """The record with the columns of an export's `info`, which is JSON as text."""
     folded = record.get("info")
     if not isinstance(folded, str):
         return record

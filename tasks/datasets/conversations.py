@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.data.media import SOURCES
-from tasks.rows import Message, Part, images_in
+from tasks.rows import Message, MessagePart, images_in
 
 ROLES = {"human": "user", "gpt": "assistant"}
 """ShareGPT's names of the roles."""
@@ -22,12 +22,11 @@ IMAGE_TYPES = ("image", "image_url")
 
 
 class NoPromptError(Exception):
-    """What a row has is no prompt; the text says why."""
+    """Raised where a row holds no usable prompt; the text says why."""
 
 
 def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
-    """The prompt in one form; NoPromptError where it is none, or where its images are not those of
-    the row."""
+    """The prompt in one form; NoPromptError: it is none, or its images are not the row's."""
     waiting = iter(images if isinstance(images, list) else [])
     has_images = isinstance(images, list) and bool(images)
     if isinstance(prompt, str) and not has_images:
@@ -64,9 +63,9 @@ def _message(turn: Any, waiting: Iterator[Any], *, placed: bool) -> Message:
     return {"role": role, "content": parts}
 
 
-def _split(text: str) -> list[Part]:
+def _split(text: str) -> list[MessagePart]:
     """A text with placeholders as texts and images."""
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     for index, piece in enumerate(text.split(PLACEHOLDER)):
         if index:
             parts.append({"type": "image"})
@@ -75,7 +74,7 @@ def _split(text: str) -> list[Part]:
     return parts
 
 
-def _part(part: Any, waiting: Iterator[Any]) -> Part:
+def _part(part: Any, waiting: Iterator[Any]) -> MessagePart:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -96,7 +95,7 @@ def _part(part: Any, waiting: Iterator[Any]) -> Part:
 
 
 def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
-    """The messages, the user's last text put into a template, its other parts unchanged."""
+    """The messages with the user's last text in a template; its other parts stay."""
     wrapped = [dict(message) for message in messages]
     for message in reversed(wrapped):
         if message["role"] == "user":
@@ -109,8 +108,8 @@ def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
     return wrapped
 
 
-def _around(content: list[Part], texts: list[str]) -> list[Part]:
-    parts: list[Part] = []
+def _around(content: list[MessagePart], texts: list[str]) -> list[MessagePart]:
+    parts: list[MessagePart] = []
     for index, text in enumerate(texts):
         parts += content if index else []
         parts += [{"type": "text", "text": text}] if text else []

@@ -1,6 +1,6 @@
 """Dataset files to rows, as the field writes them.
 
-In: a path (or a glob) and optionally the names of the columns. Out: `Row`s in the files' order,
+In: a path (or a glob) and optionally the names of the columns. Out: `TaskRow`s in the files' order,
 with every column but the prompt's and its images' in `info`. Files of TRL, verl, OpenRLHF, AReaL,
 open-instruct, slime, SkyRL, verifiers and ORZ are read unchanged.
 
@@ -19,7 +19,7 @@ from typing import Any
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt, wrap_last_user
 from tasks.datasets.records import Record, find_files, read_records
-from tasks.rows import Message, Row, images_in
+from tasks.rows import Message, TaskRow, images_in
 
 PROMPT_KEYS = (
     "prompt", "question", "problem", "messages", "context_messages", "conversations", "input",
@@ -29,7 +29,7 @@ ANSWER_KEYS = (
     "final_answer", "expected_answer", "solution", "solutions", "label",
 )  # fmt: skip
 TURNS = "conversations"
-"""Turns of a conversation, of which the last may hold the answer instead of a text (ORZ)."""
+"""Turns of a conversation; the last may hold the answer instead of a text (ORZ)."""
 IMAGES, IMAGE = "images", "image"
 """Columns with a list of images, or one of them; the latter only as Hugging Face datasets store
 it, since texts of that name are often something else."""
@@ -42,7 +42,7 @@ def read_dataset(
     answer_key: str | None = None,
     prompt_template: str | None = None,
     limit: int | None = None,
-) -> list[Row]:
+) -> list[TaskRow]:
     """All rows of the file or files at `path`, at most `limit` of them.
 
     Keys may reach into nested columns with dots. Without them the first known alias present in a
@@ -53,7 +53,7 @@ def read_dataset(
     prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
     given = (answer_key,) if answer_key else ()
     answer_keys = ANSWER_KEYS if answer_key is None else given
-    rows: list[Row] = []
+    rows: list[TaskRow] = []
     for file in find_files(path):
         left = None if limit is None else limit - len(rows)
         for number, record in islice(read_records(file), left):
@@ -83,9 +83,9 @@ def make_row(
     *,
     file: Path,
     number: int,
-) -> Row:
-    """One record as a `Row`; without `answer_keys` its answer is empty. An id is made of file and
-    number where the record has none."""
+) -> TaskRow:
+    """One record as a `TaskRow`. Without `answer_keys` its answer is empty; an id is made of file
+    and number where the record has none."""
     where = f"{file}, row {number}"
     record = _with_answer(record)
     prompt_key, prompt = _first(record, prompt_keys, "prompt", where)
@@ -96,7 +96,7 @@ def make_row(
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
     hidden = (prompt_key, "id", *image_columns(read))
-    return Row(
+    return TaskRow(
         id=f"{file.name}:{number}" if identity is None else str(identity),
         prompt=read,
         answer=as_text(answer),
@@ -106,7 +106,7 @@ def make_row(
 
 
 def image_columns(prompt: str | list[Message]) -> tuple[str, ...]:
-    """Those that are no columns for reward functions: files would travel with every answer."""
+    """Columns that reward functions do not get: files would travel with every answer."""
     return (IMAGES, IMAGE) if images_in(prompt) else ()
 
 
@@ -121,8 +121,7 @@ def images_of(record: Record) -> list[Any]:
 
 
 def _with_answer(record: Record) -> Record:
-    """The record with what its last turn holds as a column: the right answer in the place of a
-    response."""
+    """The record with a column for the right answer that its last turn may hold."""
     turns = record.get(TURNS)
     last = turns[-1] if isinstance(turns, list) and turns else None
     truth = last.get("ground_truth") if isinstance(last, dict) else None
@@ -167,8 +166,8 @@ def check_template(template: str | None) -> None:
         raise UserError(f"task.prompt_template {template!r} does not contain {{prompt}}")
 
 
-def apply_template(row: Row, template: str | None) -> Row:
-    """The row with its prompt, or the last user message of it, wrapped in the template."""
+def apply_template(row: TaskRow, template: str | None) -> TaskRow:
+    """The row with its prompt, or the last user message, in the template."""
     if template is None:
         return row
     prompt = (

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-
+TURN_KEYS = {"from", "value", "ground_truth"}
 Record = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ def find_files(path: str) -> list[Path]:
 
 def read_records(file: Path) -> Iterator[tuple[int, Record]]:
     """(number, record) in the file's order, from 1. JSONL counts lines and skips blank ones; a
-    .json file is a list of rows, or lines all the same."""
+    .json file is a list of rows, or lines."""
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
         return
@@ -57,7 +57,7 @@ def read_records(file: Path) -> Iterator[tuple[int, Record]]:
 
 
 def _is_list(file: Path, stream: TextIO) -> bool:
-    """Whether a .json file begins as a list of rows does; lines of lists (ORZ's rows) do too, and
+    """Return whether a .json file is one list of rows. Lines of lists (ORZ's rows) begin alike, and
     are recognized by the text after the first one."""
     if file.suffix != ".json":
         return False
@@ -76,14 +76,9 @@ def _is_row(line: str) -> bool:
         row = json.loads(line)
     except json.JSONDecodeError:
         return False
-    return (
-        isinstance(row, list)
-        and bool(row)
-        and all(
-            isinstance(turn, dict) and turn.keys() <= {"from", "value", "ground_truth"}
-            for turn in row
-        )
-    )
+    if not isinstance(row, list) or not row:
+        return False
+    return all(isinstance(turn, dict) and turn.keys() <= TURN_KEYS for turn in row)
 
 
 def _read_list(file: Path, stream: TextIO) -> Iterator[tuple[int, Record]]:

@@ -1,10 +1,9 @@
-"""Which prompts a policy is to train on: those on which it scores lowest (Pre-PPO).
+"""Selection of training prompts: those on which a policy scores lowest (Pre-PPO).
 
-In: what the answers to each prompt earned, before training. Out: ids of the prompts that are kept,
-and of those whose reference seems broken. Source: Data scaling (arXiv 2503.22230) section 3.2.
-Changed: the mean of several answers counts where the paper's number of answers is not known, and
-prompts that nobody ever solves are left out, because the lowest scores are those of wrong
-references first.
+In: the rewards of the answers to each prompt, before training. Out: ids of the prompts that are
+kept, and of those whose reference seems broken. Source: Data scaling (arXiv 2503.22230) section
+3.2. Changed: the mean of several answers counts where the paper's number of answers is not known,
+and prompts that no answer ever solves are left out, because wrong references score lowest.
 """
 
 import math
@@ -19,13 +18,13 @@ from headrace.errors import UserError
 
 Norm = Literal["raw", "quantile", "zscore"]
 GUARD_SAMPLES = 16
-"""With fewer answers to a prompt a hard one looks as if nobody could solve it: at 4 the guard takes
-a fifth of the hard prompts away, at 1 two thirds."""
+"""Minimum number of answers per prompt for the guard: with fewer a hard prompt looks unsolvable. At
+4 the guard takes a fifth of the hard prompts away, at 1 two thirds."""
 
 
 class PromptScore(NamedTuple):
-    """What the scored answers to a prompt earned: how many there are, their mean, the lowest and
-    the highest. `domain`: whose scores can be compared."""
+    """Number, mean, lowest and highest reward of a prompt's scored answers. `domain`: whose scores
+    can be compared."""
 
     prompt_id: str
     domain: str

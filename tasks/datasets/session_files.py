@@ -4,8 +4,7 @@ In: `{"history": [{"query", "clicked"}, ...]}` with `query`, `candidates` and `l
 `clicked`, the right candidate's text or place) for a list; or lines of a label, queries and
 documents in turn, with tabs between them (AOL, Tiangong-ST), of which those with one history and
 query are a list. Out: sessions and lists. Promises: what cannot be read is a UserError that names
-file and row; what says nothing (no text, no relevant candidate, the same candidate twice) is left
-out and counted.
+file and row; what is empty (no text, no relevant or a repeated candidate) is left out and counted.
 """
 
 from collections import Counter
@@ -95,7 +94,7 @@ def _rows(path: str) -> Iterator[tuple[str, Record | list[str]]]:
 
 
 def _files(path: str) -> list[Path]:
-    """What a path names; one file may have any name."""
+    """The files that a path names; one file may have any name."""
     direct = Path(path).expanduser()
     return [direct] if direct.is_file() else find_files(path)
 

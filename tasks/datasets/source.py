@@ -18,7 +18,7 @@ from typing import Protocol
 from headrace.config.sections.task import DatasetConfig, TaskConfig, members
 from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
-from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt_row
+from tasks.procedural.base import ProceduralTask, PromptSizes, evaluation_rows, prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.first_digit import FIRST_DIGIT
 from tasks.procedural.graph_walk import GRAPH_WALK
@@ -29,7 +29,7 @@ from tasks.procedural.shapes import SHAPES, asking
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
-from tasks.rows import Row, files_of, prompt_hash, prompt_text
+from tasks.rows import TaskRow, files_of, prompt_hash, prompt_text
 
 PROCEDURAL_TASKS = {
     task.name: task
@@ -48,22 +48,22 @@ PROCEDURAL_TASKS = {
 }
 
 
-MOST_MADE = 1_000_000
+MAX_GENERATED = 1_000_000
 """Number of problems generated at a time."""
 
 
 class PromptSource(Protocol):
-    """Where the coordinator gets prompts from."""
+    """Supplier of the coordinator's prompts."""
 
-    def row_at(self, position: int) -> Row:
+    def row_at(self, position: int) -> TaskRow:
         """The training row at `position` >= 0 of the endless stream."""
         ...
 
-    def eval_rows(self, count: int) -> list[Row]:
+    def eval_rows(self, count: int) -> list[TaskRow]:
         """`count` held-out rows, or all there are when a dataset has fewer."""
         ...
 
-    def training_rows(self, count: int) -> list[Row]:
+    def training_rows(self, count: int) -> list[TaskRow]:
         """The first `count` training rows, each once, or all that a dataset has."""
         ...
 
@@ -71,7 +71,7 @@ class PromptSource(Protocol):
 class ProceduralSource:
     """Prompts made on the fly; see `tasks.procedural.base`."""
 
-    def __init__(self, task: ProceduralTask, sizes: Sizes, *, seed: int) -> None:
+    def __init__(self, task: ProceduralTask, sizes: PromptSizes, *, seed: int) -> None:
         if not sizes.min_terms <= sizes.max_terms or not 2 <= sizes.max_terms <= task.most_terms:
             raise UserError(
                 f"task.min_terms {sizes.min_terms} and task.max_terms {sizes.max_terms}: "
@@ -80,14 +80,14 @@ class ProceduralSource:
             )
         self._task, self._sizes, self._seed = task, sizes, seed
 
-    def row_at(self, position: int) -> Row:
+    def row_at(self, position: int) -> TaskRow:
         return prompt_row(self._task, position, self._seed, sizes=self._sizes)
 
-    def eval_rows(self, count: int) -> list[Row]:
+    def eval_rows(self, count: int) -> list[TaskRow]:
         return evaluation_rows(self._task, count, sizes=self._sizes)
 
-    def training_rows(self, count: int) -> list[Row]:
-        if count > MOST_MADE:
+    def training_rows(self, count: int) -> list[TaskRow]:
+        if count > MAX_GENERATED:
             raise UserError(
                 f"the prompts of {self._task.name} are made, and there is no end of them: say how "
                 "many with --prompts N"
@@ -98,7 +98,7 @@ class ProceduralSource:
 class DatasetSource:
     """Rows of a file, shuffled in every epoch by the seed and the epoch's number."""
 
-    def __init__(self, training: list[Row], evaluation: list[Row], *, seed: int) -> None:
+    def __init__(self, training: list[TaskRow], evaluation: list[TaskRow], *, seed: int) -> None:
         if not training:
             raise UserError(
                 "no training rows are left beside the held-out ones: lower task.eval_fraction, "
@@ -115,30 +115,30 @@ class DatasetSource:
         Random(f"dataset/{self._seed}/{epoch}").shuffle(order)
         return order
 
-    def row_at(self, position: int) -> Row:
+    def row_at(self, position: int) -> TaskRow:
         epoch, offset = divmod(position, len(self.training))
         return self.training[self._order(epoch)[offset]]
 
-    def eval_rows(self, count: int) -> list[Row]:
+    def eval_rows(self, count: int) -> list[TaskRow]:
         return self.evaluation[:count]
 
-    def training_rows(self, count: int) -> list[Row]:
+    def training_rows(self, count: int) -> list[TaskRow]:
         return self.training[:count]
 
 
 class DomainSource:
-    """The rows of a source as those of a domain: their ids and the column `domain` name it."""
+    """Rows of a source in a domain, which their ids and the column `domain` name."""
 
     def __init__(self, domain: str, source: PromptSource) -> None:
         self._domain, self._source = domain, source
 
-    def row_at(self, position: int) -> Row:
+    def row_at(self, position: int) -> TaskRow:
         return in_domain(self._domain, self._source.row_at(position))
 
-    def eval_rows(self, count: int) -> list[Row]:
+    def eval_rows(self, count: int) -> list[TaskRow]:
         return [in_domain(self._domain, row) for row in self._source.eval_rows(count)]
 
-    def training_rows(self, count: int) -> list[Row]:
+    def training_rows(self, count: int) -> list[TaskRow]:
         return [in_domain(self._domain, row) for row in self._source.training_rows(count)]
 
 
@@ -148,18 +148,18 @@ class MixtureSource:
     def __init__(self, domains: Mapping[str, PromptSource]) -> None:
         self.domains = {name: DomainSource(name, source) for name, source in domains.items()}
 
-    def row_at(self, position: int) -> Row:
+    def row_at(self, position: int) -> TaskRow:
         place, turn = divmod(position, len(self.domains))
         return list(self.domains.values())[turn].row_at(place)
 
-    def eval_rows(self, count: int) -> list[Row]:
+    def eval_rows(self, count: int) -> list[TaskRow]:
         return _in_turn([domain.eval_rows(count) for domain in self.domains.values()], count)
 
-    def training_rows(self, count: int) -> list[Row]:
+    def training_rows(self, count: int) -> list[TaskRow]:
         return _in_turn([domain.training_rows(count) for domain in self.domains.values()], count)
 
 
-def in_domain(domain: str, row: Row) -> Row:
+def in_domain(domain: str, row: TaskRow) -> TaskRow:
     """A row as one of a domain of a mixture, as it is where that has no name."""
     if not domain:
         return row
@@ -167,13 +167,13 @@ def in_domain(domain: str, row: Row) -> Row:
     return replace(row, id=f"{domain}/{row.id}", info=info, domain=domain)
 
 
-def _in_turn(lists: list[list[Row]], count: int) -> list[Row]:
+def _in_turn(lists: list[list[TaskRow]], count: int) -> list[TaskRow]:
     rows = (row for each in zip_longest(*lists) for row in each if row is not None)
     return list(islice(rows, count))
 
 
-def split_by_hash(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
-    """(training, held out): the hash of the prompt decides, so equal prompts stay together."""
+def split_by_hash(rows: list[TaskRow], fraction: float) -> tuple[list[TaskRow], list[TaskRow]]:
+    """(training, held out), by the hash of the prompt, so that equal prompts stay together."""
     bound = int(fraction * 2**64)
     training = [row for row in rows if prompt_hash(row.prompt) >= bound]
     return training, [row for row in rows if prompt_hash(row.prompt) < bound]
@@ -194,7 +194,7 @@ def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
     return DatasetSource(training, evaluation, seed=seed)
 
 
-def _read(task: DatasetConfig, path: str, limit: int | None) -> list[Row]:
+def _read(task: DatasetConfig, path: str, limit: int | None) -> list[TaskRow]:
     rows = read_dataset(
         path,
         prompt_key=task.prompt_key,
@@ -212,19 +212,18 @@ def _read(task: DatasetConfig, path: str, limit: int | None) -> list[Row]:
 
 
 def info_columns(task: TaskConfig) -> frozenset[str]:
-    """The columns beside prompt and answer, which reward functions get by name: those that the
-    first row of every file has."""
+    """Columns beside prompt and answer, for reward functions: those in the first row of every
+    file."""
     firsts = (frozenset(table[0].info) for table in _tables(task, first=True))
     return frozenset.intersection(*firsts)
 
 
-def every_row(task: TaskConfig) -> Iterator[Row]:
-    """All rows of a dataset, held-out ones included, or the first prompt of a procedural task; of a
-    mixture those of each domain."""
+def every_row(task: TaskConfig) -> Iterator[TaskRow]:
+    """All rows of a dataset, held out or not; the first prompt of a procedural task."""
     return (row for table in _tables(task, first=False) for row in table)
 
 
-def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[Row]]:
+def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[TaskRow]]:
     """The rows of each file, or the first one alone."""
     for domain, member in members(task).items():
         if member.kind != "dataset":
@@ -237,12 +236,12 @@ def _tables(task: TaskConfig, *, first: bool) -> Iterator[list[Row]]:
 
 
 def build_source(task: TaskConfig, seed: int) -> PromptSource:
-    """The source a task's configuration describes. UserError when its data cannot be used."""
+    """The source of a task's configuration. UserError: its data cannot be used."""
     if task.kind == "mixture":
         return MixtureSource({name: build_source(t, seed) for name, t in task.datasets.items()})
     if task.kind == "dataset":
         return load_dataset_source(task, seed)
-    sizes = Sizes(task.min_terms, task.max_terms, task.tail_exponent)
+    sizes = PromptSizes(task.min_terms, task.max_terms, task.tail_exponent)
     made = (
         asking(task.questions, blank=task.blank)
         if task.kind == "shapes"
@@ -251,9 +250,9 @@ def build_source(task: TaskConfig, seed: int) -> PromptSource:
     return ProceduralSource(made, sizes, seed=seed)
 
 
-def image_files(task: TaskConfig, row: Row, *, check: bool = False) -> list[bytes]:
-    """The files of the images in a row's prompt, in their order. MediaError, which names the row
-    and the image, where one cannot be had, or, with `check`, not be used."""
+def image_files(task: TaskConfig, row: TaskRow, *, check: bool = False) -> list[bytes]:
+    """The image files of a row's prompt, in order. MediaError, which names row and image: one is
+    missing or, with `check`, unusable."""
     member = members(task)[row.domain]
     urls = member.kind == "dataset" and member.image_urls
     return files_of(row.prompt, Path(row.folder), f"row {row.id}", urls=urls, check=check)

@@ -2,7 +2,7 @@
 
 In: how many, and a seed. Out: a JSONL file of rows with `prompt` (chat messages), `answer` (a whole
 number, 0 or more) and `kind`. Promises: the same number and seed give the same bytes, and no prompt
-stands in the file twice.
+comes twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-MOST = 100_000
+MAX_ROWS = 100_000
 NAMES = (
     "Amir", "Anna", "Ben", "Chloe", "David", "Elena", "Farid", "Grace", "Hana", "Ivan", "Julia",
     "Kofi", "Lena", "Marco", "Nina", "Omar", "Priya", "Rosa", "Sam", "Tom", "Uma", "Victor", "Wei",
@@ -45,7 +45,7 @@ def problem(rng: Random) -> dict[str, Any]:
 
 
 def problems(count: int, *, seed: int) -> list[dict[str, Any]]:
-    """`count` rows, at most MOST, with different prompts."""
+    """`count` rows, at most MAX_ROWS, with different prompts."""
     rng = Random(f"word problems/{seed}")
     found: dict[str, dict[str, Any]] = {}
     while len(found) < count:
@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=3000, metavar="N", help="how many (3000)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other problems (0)")
     options = parser.parse_args(arguments)
-    if not 1 <= options.rows <= MOST:
-        parser.error(f"--rows {options.rows}: from 1 to {MOST:,}")
+    if not 1 <= options.rows <= MAX_ROWS:
+        parser.error(f"--rows {options.rows}: from 1 to {MAX_ROWS:,}")
     rows = problems(options.rows, seed=options.seed)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)

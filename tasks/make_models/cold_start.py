@@ -1,9 +1,10 @@
-"""Make a cold-started policy: `python -m tasks.make_models.cold_start --task chain_sums --out DIR`.
+"""Make a cold-started policy.
 
-In: a procedural task, a number of steps and a seed. Out: a Hugging Face folder with a
-0.65M-parameter Llama and its character tokenizer, about 1.3 MB. The model answers as the task
-teaches it: chains of sums in a mixture of styles, as base models do, tracking with a slip in every
-fifth step, the shift register with slips and checks.
+Usage: `python -m tasks.make_models.cold_start --task chain_sums --out DIR`. In: a procedural task,
+a number of steps and a seed. Out: a Hugging Face folder with a 0.65M-parameter Llama and its
+character tokenizer, about 1.3 MB. The model answers as the task teaches it: chains of sums in a
+mixture of styles, as base models do, tracking with a slip in every fifth step, the shift register
+with slips and checks.
 
 Two phases, counted in steps so that a run reproduces: the skill alone, on short prompts and a few
 long ones (labels the model has never seen would break the switch), then the mixture on the task's
@@ -29,8 +30,8 @@ from transformers.utils.logging import disable_progress_bar
 from headrace.host.hardware import has_bfloat16
 from tasks.datasets.source import PROCEDURAL_TASKS
 from tasks.make_models.policy_check import check_policy, print_check
-from tasks.procedural.base import EOS, Phase, ProceduralTask, Sizes, draw_prompt, prompt_row
-from tasks.procedural.chain_sums import MIXTURE, Mixture, taught_in
+from tasks.procedural.base import EOS, Phase, ProceduralTask, PromptSizes, draw_prompt, prompt_row
+from tasks.procedural.chain_sums import MIXTURE, StyleMixture, taught_in
 from tasks.procedural.character_tokenizer import BOS, MAX_LENGTH, PAD, build_tokenizer
 
 STEPS = 1400
@@ -46,31 +47,30 @@ LONGEST_PROMPT = 128
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """What the model is shown.
+    """The examples that the model is taught.
 
     `first_phase` is a share of the steps. `long_shares` are the shares of each phase's examples
-    whose number of terms is uniform from 2 to the most there are; the others have 3 to 10 terms in
-    the first phase and follow `sizes` in the second. `first_cut` is the most tokens of an answer
-    that the first phase shows (None: all): how a long answer begins teaches what one of its steps
-    is, and costs no more than a short one.
-    """
+    whose number of terms is uniform from 2 to the maximum; the others have 3 to 10 terms in the
+    first phase and follow `sizes` in the second. `first_cut` is the maximum number of tokens of an
+    answer that the first phase shows (None: all): the beginning of a long answer teaches what one
+    of its steps is, and costs no more than a short one."""
 
     task: ProceduralTask
-    sizes: Sizes
+    sizes: PromptSizes
     first_phase: float = 0.48
     long_shares: tuple[float, float] = (0.25, 0.12)
     first_cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TrainingExample:
     """One supervised sequence: token ids, and where the response begins in them."""
 
     ids: list[int]
     response_start: int
 
 
-E = TypeVar("E", bound=Example)
+E = TypeVar("E", bound=TrainingExample)
 
 
 def build_model(
@@ -80,9 +80,10 @@ def build_model(
     mlp_width: int = MLP_WIDTH,
     layers: int = LAYERS,
 ) -> LlamaForCausalLM:
-    """A freshly initialised model with 0.65M parameters, or fewer with a narrower MLP, fp32."""
+    """A new model with 0.65M parameters in fp32, or fewer with a narrower MLP."""
     torch.manual_seed(seed)
     ids = tokenizer.convert_tokens_to_ids([PAD, BOS, EOS])
+    special = dict(zip(("pad_token_id", "bos_token_id", "eos_token_id"), ids, strict=True))
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -95,18 +96,10 @@ def build_model(
         rms_norm_eps=1e-6,
         initializer_range=0.05,
         tie_word_embeddings=True,
-        pad_token_id=ids[0],
-        bos_token_id=ids[1],
-        eos_token_id=ids[2],
+        **special,
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        pad_token_id=ids[0],
-        bos_token_id=ids[1],
-        eos_token_id=ids[2],
-        do_sample=True,
-        temperature=1.0,
-    )
+    model.generation_config = GenerationConfig(**special, do_sample=True, temperature=1.0)
     return model
 
 
@@ -136,16 +129,16 @@ def training_texts(
 
 def make_example(
     tokenizer: PreTrainedTokenizerFast, prompt: str, response: str, *, most: int | None = None
-) -> Example:
+) -> TrainingExample:
     """Prompt, response and end token, of which at most `most` follow the prompt."""
     text = prompt + (response if most is None else response[:most])
     ends = most is None or len(response) < most
     end = [tokenizer.eos_token_id] if ends else []
-    return Example([*tokenizer.encode(text), *end], len(prompt))
+    return TrainingExample([*tokenizer.encode(text), *end], len(prompt))
 
 
 def buckets(examples: list[E]) -> Iterator[list[E]]:
-    """The batch in groups of like length, so that padding stays under a third of a group."""
+    """The batch in groups of like length: padding stays under a third of a group."""
     group: list[E] = []
     for example in sorted(examples, key=lambda example: len(example.ids)):
         if group and len(example.ids) > 1.5 * len(group[0].ids):
@@ -156,12 +149,11 @@ def buckets(examples: list[E]) -> Iterator[list[E]]:
 
 
 def weighted_loss(
-    model: LlamaForCausalLM, group: list[Example], *, equals: int, weight: float
+    model: LlamaForCausalLM, group: list[TrainingExample], *, equals: int, weight: float
 ) -> tuple[torch.Tensor, float]:
     """Summed cross-entropy of the response tokens and the sum of their weights.
 
-    The token after an `=` inside the response, the result of a step, weighs `weight`; all others
-    weigh one.
+    The token after an `=` inside the response, a step's result, weighs `weight`, all others one.
     """
     length = max(len(example.ids) for example in group)
     ids = torch.zeros(len(group), length, dtype=torch.long)
@@ -281,8 +273,8 @@ def main(arguments: list[str] | None = None) -> None:
     began = time.monotonic()
     task = PROCEDURAL_TASKS[options.task]
     if task.name == "chain_sums":
-        task = taught_in(Mixture(*options.mixture))
-    sizes = Sizes(
+        task = taught_in(StyleMixture(*options.mixture))
+    sizes = PromptSizes(
         options.min_terms or task.min_terms,
         options.max_terms or task.max_terms,
         options.tail_exponent or task.tail_exponent,

@@ -1,9 +1,10 @@
-"""Make a tiny random vision-language model: `python -m tasks.make_models.image_model --out DIR`.
+"""Make a tiny random vision-language model.
 
-In: the name of a family, the characters of the task, a seed. Out: a Hugging Face folder with 1.5 to
-2.5 million random weights, a character-level tokenizer, a chat template and the family's processor,
-for images of a few ten pixels a side: 28 x 28 pixels are one token of a sequence, 56 x 56 are four
-(Idefics3 makes every image 56 x 56). Nothing is downloaded. Same seed, same weights.
+Usage: `python -m tasks.make_models.image_model --out DIR`. In: the name of a family, the characters
+of the task, a seed. Out: a Hugging Face folder with 1.5 to 2.5 million random weights, a
+character-level tokenizer, a chat template and the family's processor, for images of a few ten
+pixels a side: 28 x 28 pixels are one token of a sequence, 56 x 56 are four (Idefics3 makes every
+image 56 x 56). Nothing is downloaded. Same seed, same weights.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ,.?:\n"
 PATCH, MERGE = 14, 2
 """Pixels of a patch's side, and patches of an image token's side."""
 SIDE = PATCH * MERGE
-MOST_TOKENS = 64
+MAX_IMAGE_TOKENS = 64
 """Of one image; a larger image is made smaller."""
 WIDTH, LAYERS, HEAD = 128, 4, 32
 MAX_LENGTH = 1024
@@ -51,12 +52,12 @@ _QWEN_TOKENS = {
 }  # fmt: skip
 _QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _IDEFICS_TOKENS = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
-Made = tuple[PreTrainedModel, Any]
+ModelAndProcessor = tuple[PreTrainedModel, Any]
 """A model and its processor."""
 
 
 def _tokenizer(characters: str, special: list[str], max_length: int) -> PreTrainedTokenizerFast:
-    """One token a character, and the family's special ones."""
+    """One token per character, and the family's special ones."""
     tokenizer = build_tokenizer(characters, max_length)
     added = ["<|im_start|>", "<|im_end|>", *special]
     tokenizer.add_special_tokens(
@@ -84,7 +85,7 @@ def _rope(sections: list[int], **more: Any) -> dict[str, Any]:
 def _qwen(
     characters: str, max_length: int, config: Any, model: Any, video_processor: Any, processor: Any,
     rope: dict[str, Any], vision: dict[str, Any],
-) -> Made:  # fmt: skip
+) -> ModelAndProcessor:  # fmt: skip
     from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 
     tokenizer = _tokenizer(characters, list(_QWEN_TOKENS.values()), max_length)
@@ -101,7 +102,7 @@ def _qwen(
     )  # fmt: skip
     parts = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
     # These edges are areas in pixels; by default a small image is enlarged.
-    size = {"shortest_edge": SIDE**2, "longest_edge": MOST_TOKENS * SIDE**2}
+    size = {"shortest_edge": SIDE**2, "longest_edge": MAX_IMAGE_TOKENS * SIDE**2}
     reads = processor(
         image_processor=Qwen2VLImageProcessor(size=size, **parts),
         video_processor=video_processor(**parts),
@@ -111,8 +112,8 @@ def _qwen(
     return model(shape), reads
 
 
-def qwen3_vl(characters: str, max_length: int) -> Made:
-    """Qwen3-VL: features of two inner layers of the tower are added in the decoder, too."""
+def qwen3_vl(characters: str, max_length: int) -> ModelAndProcessor:
+    """Qwen3-VL: the decoder also adds features of two inner layers of the tower."""
     from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 
     return _qwen(
@@ -122,7 +123,7 @@ def qwen3_vl(characters: str, max_length: int) -> Made:
     )  # fmt: skip
 
 
-def qwen2_5_vl(characters: str, max_length: int) -> Made:
+def qwen2_5_vl(characters: str, max_length: int) -> ModelAndProcessor:
     """Qwen2.5-VL: most layers of the tower see windows of 4 x 4 patches."""
     from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -134,8 +135,8 @@ def qwen2_5_vl(characters: str, max_length: int) -> Made:
     )  # fmt: skip
 
 
-def idefics3(characters: str, max_length: int) -> Made:
-    """Idefics3, of which SmolVLM is one: a Llama, positions in one row, four tokens an image."""
+def idefics3(characters: str, max_length: int) -> ModelAndProcessor:
+    """Idefics3, such as SmolVLM: a Llama, positions in one row, four tokens per image."""
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
     tokenizer = _tokenizer(characters, list(_IDEFICS_TOKENS), max_length)
@@ -161,7 +162,7 @@ def idefics3(characters: str, max_length: int) -> Made:
     return Idefics3ForConditionalGeneration(shape), reads
 
 
-FAMILIES: dict[str, Callable[[str, int], Made]] = {
+FAMILIES: dict[str, Callable[[str, int], ModelAndProcessor]] = {
     "qwen3_vl": qwen3_vl, "qwen2_5_vl": qwen2_5_vl, "idefics3": idefics3,
 }  # fmt: skip
 

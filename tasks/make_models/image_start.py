@@ -1,9 +1,9 @@
-"""Make a policy that answers about images, badly: `python -m tasks.make_models.image_start --out
-DIR`.
+"""Make a policy that answers about images, badly.
 
-In: a number of steps and a seed. Out: the folder of a tiny vision-language model (see
-`image_model`) that was shown answers of the task `shapes`: right boxes, counts that are mostly
-guesses, and captions of which half have a fault. Steps are counted, so that a run reproduces.
+Usage: `python -m tasks.make_models.image_start --out DIR`. In: a number of steps and a seed. Out:
+the folder of a tiny vision-language model (see `image_model`) that was shown answers of the task
+`shapes`: right boxes, counts that are mostly guesses, and captions of which half have a fault.
+Steps are counted, so that a run reproduces.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASKED = asking({COUNT: 0.3, BOX: 0.4, DESCRIBE: 0.3})
 IGNORED = -100
 
 
-class Lessons:
+class ImageLessons:
     """Prompts with their images, and an answer to each, as the model's inputs."""
 
     def __init__(self, processor: Any, seed: int) -> None:
@@ -70,7 +70,7 @@ class Lessons:
 
 def train(model: Any, processor: Any, *, steps: int, seed: int) -> None:
     """Train `model` in place, with a progress bar."""
-    lessons = Lessons(processor, seed)
+    lessons = ImageLessons(processor, seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
     )

@@ -1,7 +1,8 @@
-"""How a policy answers a procedural task: accuracy, length, styles on held-out prompts at T = 1.
+"""Check of a policy on a procedural task's held-out prompts at T = 1.
 
-In: a model and its tokenizer. Out: a `PolicyCheck`. The sampler is a plain loop over prompts of one
-length at a time, so nothing is padded; it serves the cold-start script and the tests, not training.
+In: a model and its tokenizer. Out: a `PolicyCheck`: accuracy, length, styles. The sampler is a
+plain loop over prompts of one length at a time, so nothing is padded; it serves the cold-start
+script and the tests, not training.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows
-from tasks.rows import Row
+from tasks.procedural.base import ProceduralTask, PromptSizes, evaluation_rows
+from tasks.rows import TaskRow
 
 TERMS = (
     *((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52)),
@@ -22,10 +23,10 @@ TERMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One sampled answer. `tokens` counts the end token; `correct` is False without one."""
+class SampledAnswer:
+    """A sampled answer. `tokens` includes the end token; without one it is not `correct`."""
 
-    row: Row
+    row: TaskRow
     text: str
     style: str
     tokens: int
@@ -36,7 +37,7 @@ class Answer:
 class PolicyCheck:
     """All answers of one check; the figures are derived from them."""
 
-    answers: list[Answer]
+    answers: list[SampledAnswer]
 
     def accuracy(self, style: str | None = None, terms: range = range(1, 1000)) -> float:
         """Share of correct answers, among those of a style and a number of terms."""
@@ -53,7 +54,7 @@ class PolicyCheck:
         return sum(picked) / len(picked) if picked else float("nan")
 
     @staticmethod
-    def _picked(answer: Answer, style: str | None, terms: range) -> bool:
+    def _picked(answer: SampledAnswer, style: str | None, terms: range) -> bool:
         return style in (None, answer.style) and answer.row.info["terms"] in terms
 
 
@@ -66,8 +67,8 @@ def sample(
     generator: torch.Generator,
     greedy: bool = False,
 ) -> list[list[int]]:
-    """Sample at T = 1 after `prompts` (int64 [n, length], all of one length). Each answer ends with
-    the end token, or has `max_tokens` tokens without one."""
+    """Sample at T = 1 after `prompts` (int64 [n, length]). Each answer ends with the end token, or
+    has `max_tokens` tokens without one."""
     answers: list[list[int]] = [[] for _ in prompts]
     live = torch.arange(len(answers))
     cache = DynamicCache(config=model.config)
@@ -98,15 +99,15 @@ def check_policy(
     prompts: int,
     seed: int,
     max_tokens: int = 240,
-    sizes: Sizes | None = None,
+    sizes: PromptSizes | None = None,
     greedy: bool = False,
 ) -> PolicyCheck:
     """Answer `prompts` held-out prompts once each."""
-    by_length: dict[int, list[Row]] = defaultdict(list)
+    by_length: dict[int, list[TaskRow]] = defaultdict(list)
     for row in evaluation_rows(task, prompts, sizes=sizes):
         by_length[len(row.prompt)].append(row)
     generator = torch.Generator().manual_seed(seed)
-    answers: list[Answer] = []
+    answers: list[SampledAnswer] = []
     for rows in by_length.values():
         ids = torch.tensor([tokenizer.encode(str(row.prompt)) for row in rows])
         sampled = sample(model, ids, max_tokens=max_tokens, generator=generator, greedy=greedy)
@@ -114,7 +115,7 @@ def check_policy(
             text = tokenizer.decode(tokens, skip_special_tokens=True)
             ended = tokens[-1] == model.config.eos_token_id
             correct = ended and task.is_right(row, text)
-            answers.append(Answer(row, text, task.style_of(text), len(tokens), correct))
+            answers.append(SampledAnswer(row, text, task.style_of(text), len(tokens), correct))
     return PolicyCheck(answers)
 
 

@@ -1,10 +1,10 @@
-"""A Llama whose weights are written, not trained: `python -m tasks.make_models.scripted_model --out
-DIR`.
+"""A Llama whose weights are written, not trained.
 
-In: a seed. Out: a Hugging Face folder with a model that walks graphs at random, the cold start of
-`tasks.procedural.graph_walk`. Its weights are overwritten where the walk needs them and small and
-random elsewhere, so that everything can still be learnt. Teaching a model of this size to look up
-edges by examples takes many minutes; writing it takes a second.
+Usage: `python -m tasks.make_models.scripted_model --out DIR`. In: a seed. Out: a Hugging Face
+folder with a model that walks graphs at random, the cold start of `tasks.procedural.graph_walk`.
+Its weights are overwritten where the walk needs them and small and random elsewhere, so that
+everything can still be learnt. Teaching a model of this size to look up edges by examples takes
+many minutes; writing it takes a second.
 
 How it works. The first layer notes for every position which character came before it, and whether
 the prompt is over. The second attends to the characters of the prompt that came after the current
@@ -29,8 +29,8 @@ from tasks.procedural.character_tokenizer import build_tokenizer
 from tasks.procedural.graph_walk import FIRM, GRAPH_WALK, MARSH
 
 PREVIOUS = 32
-"""First of the dimensions of the residual stream that name the previous token; the token itself is
-named by the dimensions from 0 on."""
+"""First dimension of the residual stream that names the previous token; those from 0 on name the
+token itself."""
 
 CONSTANT, PROMPT_OVER = 31, 63
 NOISE = 0.015
@@ -39,8 +39,8 @@ ROPE_PAIRS = 32
 
 
 def write_walker(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Overwrite the weights. The vocabulary must have 31 tokens at most and the heads 64
-    dimensions; weights that are not written become small noise."""
+    """Overwrite the weights; those not written become small noise. The vocabulary has at most 31
+    tokens and heads have 64 dimensions."""
     nodes = tokenizer.convert_tokens_to_ids(list(FIRM + MARSH))
     separators = tokenizer.convert_tokens_to_ids(list(";#="))
     equals, end = separators[2], tokenizer.eos_token_id
@@ -56,8 +56,8 @@ def write_walker(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def _write_embedding(model: LlamaForCausalLM) -> None:
-    """Each token's own dimension, and one that is the same for all. The output layer is tied: what
-    a layer adds to a token's dimension becomes that token's logit."""
+    """Write each token's own dimension, and one for all. The output layer is tied: what a layer
+    adds to a token's dimension becomes that token's logit."""
     embedding = model.model.embed_tokens.weight
     embedding[:, :64] = 0.0
     embedding[:, : len(embedding)] = torch.eye(len(embedding))
@@ -130,7 +130,7 @@ def _head(
 
 
 def _codes() -> torch.Tensor:
-    """Thirty-two words of sixteen signs, of which any two agree in half of the places or none."""
+    """32 words of 16 signs; any two agree in half of the places or in none."""
     words = torch.ones(1, 1)
     for _ in range(4):
         words = torch.cat([torch.cat([words, words], 1), torch.cat([words, -words], 1)])

@@ -1,8 +1,8 @@
-"""Make the encoder that a session ranker starts from: `python -m tasks.make_models.session_model
---out DIR`.
+"""Make the encoder that a session ranker starts from.
 
-In: a folder to write. Out: a Hugging Face folder with a BERT of 0.25 million random weights, and a
-tokenizer of the words of the search world. Same seed, same weights.
+Usage: `python -m tasks.make_models.session_model --out DIR`. In: a folder to write. Out: a Hugging
+Face folder with a BERT of 0.25 million random weights, and a tokenizer of the words of the search
+world. Same seed, same weights.
 """
 
 import argparse

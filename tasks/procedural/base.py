@@ -1,4 +1,4 @@
-"""What a procedural task is, and the prompt rows that all of them make the same way.
+"""Procedural tasks, and the prompt rows that all of them make the same way.
 
 In: a task's few functions (how a prompt of a given size is drawn, what its answer is, how answers
 are written). Out: training rows addressed by position and a fixed list of evaluation rows, both
@@ -6,8 +6,7 @@ pure functions of their arguments.
 
 The size of a prompt, its number of terms, follows a Pareto law, so that a few prompts need very
 long answers. A prompt is held out when the hash of its text says so: training never yields it,
-evaluation yields no other. A right answer ends in `#` and the result, unless the task says
-otherwise.
+evaluation yields no other. By default a right answer ends in `#` and the result.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from random import Random
 from typing import Any, Literal
 
 from headrace.errors import UserError
-from tasks.rows import Message, Row, prompt_hash
+from tasks.rows import Message, TaskRow, prompt_hash
 
 EOS = "<eos>"
 """The end token of their tokenizers (`character_tokenizer`)."""
@@ -27,22 +26,22 @@ HELD_OUT_SHARE = 8
 
 Split = Literal["train", "eval"]
 Phase = Literal["skill", "mixture"]
-"""Of the cold start: first only the careful way of answering, then all ways, mixed."""
+"""Phases of the cold start: only careful answers, then all ways of answering, mixed."""
 
 
 def is_correct(response: str, answer: str) -> bool:
-    """Whether a response that ended by itself closes with `#answer`."""
+    """Return whether a response that ended by itself closes with `#answer`."""
     return response.endswith(f"#{answer}")
 
 
-def is_answer(row: Row, response: str) -> bool:
-    """Whether a response is the row's answer and nothing else."""
+def is_answer(row: TaskRow, response: str) -> bool:
+    """Return whether a response is the row's answer and nothing else."""
     return response == row.answer
 
 
 @dataclass(frozen=True, slots=True)
 class ProceduralTask:
-    """A task whose prompts are made from a random number generator and a number of terms."""
+    """A task whose prompts are made from a random generator and a number of terms."""
 
     name: str
     """As `task.kind` of the configuration says."""
@@ -51,13 +50,13 @@ class ProceduralTask:
     """All characters of its prompts and answers, in the order of the tokenizer."""
 
     most_terms: int
-    """How many terms a prompt can have: one label each."""
+    """Maximum number of terms that a prompt can have: one label each."""
 
     max_terms: int
-    """How many a prompt has at most unless told otherwise."""
+    """Default of a prompt's maximum number of terms."""
 
     styles: tuple[str, ...]
-    """Ways of answering that `style_of` distinguishes besides `other`, most careful last."""
+    """Styles that `style_of` distinguishes besides `other`, most careful last."""
 
     draw: Callable[[Random, int], str]
     """A prompt with that many terms."""
@@ -66,30 +65,30 @@ class ProceduralTask:
     """The answer to a prompt. Raises ValueError for a text that is none."""
 
     teach: Callable[[str, Random, Phase], str]
-    """What the supervised model is shown in answer to a prompt, without the end token."""
+    """The supervised model's answer to a prompt, without the end token."""
 
     style_of: Callable[[str], str]
-    """Which of `styles` a response is written in; `other` when none."""
+    """The one of `styles` that a response is written in; `other` when none."""
 
-    is_right: Callable[[Row, str], bool] = lambda row, text: is_correct(text, row.answer)
-    """Whether a response that ended by itself is right; the same as what the task's reward says."""
+    is_right: Callable[[TaskRow, str], bool] = lambda row, text: is_correct(text, row.answer)
+    """True if a response that ended by itself is right, as the task's reward says."""
 
     min_terms: int = 3
-    """How few terms a prompt has unless told otherwise."""
+    """Default of a prompt's minimum number of terms."""
 
     tail_exponent: float = 1.6
-    """Of the Pareto law of the number of terms unless told otherwise."""
+    """Default exponent of the Pareto law of the number of terms."""
 
     columns: Callable[[str], dict[str, Any]] = lambda prompt: {}
-    """What a prompt's row has for reward functions besides its terms."""
+    """Columns of a prompt's row for reward functions besides its terms."""
 
     show: Callable[[str], str | list[Message]] = lambda prompt: prompt
-    """What the policy sees of a prompt, which may be an image of what was drawn."""
+    """The prompt as the policy sees it, which may be an image of what was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """The law of the number of terms: floor(min_terms * u^(-1/tail)), capped at `max_terms`."""
+class PromptSizes:
+    """Law of the number of terms: floor(min_terms * u^(-1/tail)), at most `max_terms`."""
 
     min_terms: int
     max_terms: int
@@ -100,13 +99,13 @@ class Sizes:
         return int(min(self.max_terms, self.min_terms * u ** (-1.0 / self.tail)))
 
 
-def default_sizes(task: ProceduralTask, max_terms: int | None = None) -> Sizes:
+def default_sizes(task: ProceduralTask, max_terms: int | None = None) -> PromptSizes:
     """The sizes a task has when the configuration says nothing."""
-    return Sizes(task.min_terms, max_terms or task.max_terms, task.tail_exponent)
+    return PromptSizes(task.min_terms, max_terms or task.max_terms, task.tail_exponent)
 
 
 def is_held_out(prompt: str) -> bool:
-    """Whether the prompt belongs to evaluation, by the hash of its text."""
+    """Return whether the prompt belongs to evaluation, by the hash of its text."""
     return prompt_hash(prompt) % HELD_OUT_SHARE == 0
 
 
@@ -122,9 +121,9 @@ def prompt_row(
     index: int,
     seed: int,
     *,
-    sizes: Sizes | None = None,
+    sizes: PromptSizes | None = None,
     split: Split = "train",
-) -> Row:
+) -> TaskRow:
     """The row at `index` of an endless stream; the same arguments always give the same row.
 
     Draws that fall on the other side of the hash split are drawn again, size and all, so the law
@@ -137,10 +136,12 @@ def prompt_row(
         prompt = task.draw(rng, terms)
         if is_held_out(prompt) == (split == "eval"):
             info = {"terms": terms, **task.columns(prompt)}
-            return Row(f"{split}-{index}", task.show(prompt), task.solve(prompt), info)
+            return TaskRow(f"{split}-{index}", task.show(prompt), task.solve(prompt), info)
 
 
-def evaluation_rows(task: ProceduralTask, count: int, *, sizes: Sizes | None = None) -> list[Row]:
+def evaluation_rows(
+    task: ProceduralTask, count: int, *, sizes: PromptSizes | None = None
+) -> list[TaskRow]:
     """`count` distinct held-out rows, the same for every run, whatever its seed.
 
     Short prompts are few (729 chains of three sums, about 90 of them held out). A prompt that was
@@ -149,7 +150,7 @@ def evaluation_rows(task: ProceduralTask, count: int, *, sizes: Sizes | None = N
     do not allow that many distinct prompts.
     """
     sizes = sizes or default_sizes(task)
-    rows: list[Row] = []
+    rows: list[TaskRow] = []
     seen: set[str] = set()
     index = 0
     while len(rows) < count:

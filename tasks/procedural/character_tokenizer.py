@@ -18,7 +18,7 @@ from tasks.procedural.base import EOS
 PAD, BOS, UNKNOWN = "<pad>", "<bos>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, UNKNOWN)
 MAX_LENGTH = 512
-"""Tokens that a procedural task's prompt and answer have together, unless it says otherwise."""
+"""Default of the tokens that a task's prompt and answer have together."""
 
 
 def vocabulary(characters: str) -> tuple[str, ...]:
@@ -27,8 +27,7 @@ def vocabulary(characters: str) -> tuple[str, ...]:
 
 
 def build_tokenizer(characters: str, max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
-    """The tokenizer, for texts of up to `max_length` tokens; `save_pretrained` writes the files
-    that vLLM reads."""
+    """The tokenizer for up to `max_length` tokens; `save_pretrained` writes vLLM's files."""
     ids = {token: i for i, token in enumerate(vocabulary(characters))}
     tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -42,7 +42,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a turn is an answer."""
+    """`digit` for a turn that is an answer, else `other`."""
     return "digit" if response in set(DIGITS) else "other"
 
 

@@ -34,7 +34,7 @@ FATAL_SHARE = 0.3
 """Share of the firm nodes whose second edge leads into the marsh."""
 
 LONGEST_LESSON = 239
-"""Steps of the longest walk that is taught; with the end token it fits the response limit."""
+"""Steps of the longest taught walk: with the end token it fits the response limit."""
 
 Ending = Literal["goal", "stuck", "short", "illegal"]
 Edge = tuple[str, str]
@@ -51,7 +51,7 @@ class Graph:
     start: str
 
     def successors(self) -> dict[str, list[str]]:
-        """Where the edges of every node lead; empty for the goal and the node without a way out."""
+        """Targets of every node's edges; none for the goal and the node without a way out."""
         leads: dict[str, list[str]] = {node: [] for edge in self.edges for node in edge}
         for node, onward in self.edges:
             leads[node].append(onward)
@@ -99,7 +99,7 @@ def read_prompt(prompt: str) -> Graph:
 
 
 def shortest_walk(graph: Graph) -> str:
-    """The fewest steps from the start to the goal. Raises ValueError when there is no way."""
+    """The shortest walk from start to goal. Raises ValueError when there is no way."""
     leads = graph.successors()
     walks = {graph.start: ""}
     waiting = deque([graph.start])
@@ -130,10 +130,9 @@ def sample_walk(graph: Graph, rng: Random, *, max_steps: int) -> str:
 
 
 def ending_of(graph: Graph, walk: str) -> Ending:
-    """How a walk ends: at the goal, stuck, short of both, or with a step that is no edge.
+    """The end of a walk: at the goal, stuck, short of both, or at a step that is no edge.
 
-    A walk that goes on after the goal is illegal: no edge leads on from it.
-    """
+    A walk that goes on after the goal is illegal: no edge leads on from it."""
     leads, node = graph.successors(), graph.start
     for onward in walk:
         if onward not in leads[node]:
@@ -168,7 +167,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """`lost` for a walk that has entered the marsh, `firm` for one that has not, else `other`."""
+    """`lost` for a walk into the marsh, `firm` for one outside it, else `other`."""
     nodes = set(response)
     if not nodes or nodes - set(FIRM + MARSH):
         return "other"

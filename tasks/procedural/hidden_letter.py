@@ -2,8 +2,7 @@
 
 In: an index and a seed. Out: prompts such as `48213:`, to which an environment hides a letter by
 its own seed, and whole games that a supervised model is taught: a letter in each turn, and behind
-it `<` or `>` for where the hidden one is. Three games of ten follow what was read. A term is a
-digit.
+it `<` or `>` for where the hidden one is. Three of ten games follow the hints. A term is a digit.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import re
 from random import Random
 
 from tasks.procedural.base import EOS, Phase, ProceduralTask
-from tasks.rows import Row
 
 LETTERS = "abcdefg"
 TRIES = 3
@@ -49,13 +47,8 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a turn names a letter."""
+    """`letter` for a turn that names one, else `other`."""
     return "letter" if response in set(LETTERS) else "other"
-
-
-def is_right(row: Row, response: str) -> bool:
-    """No turn is by itself."""
-    return False
 
 
 HIDDEN_LETTER = ProceduralTask(
@@ -68,6 +61,6 @@ HIDDEN_LETTER = ProceduralTask(
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=is_right,
+    is_right=lambda row, response: False,  # no turn is by itself
     min_terms=5,
 )

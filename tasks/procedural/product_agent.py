@@ -1,4 +1,4 @@
-"""An agent that knows nothing of training: it asks for chat completions and works calls out."""
+"""A chat-completions agent that knows nothing of training and works calls out."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-MOST_CALLS = 1
+MAX_CALLS = 1
 
 
 @cache
@@ -18,7 +18,7 @@ def connection() -> httpx.AsyncClient:
 
 
 async def play(row: Mapping[str, Any], *, base_url: str, api_key: str) -> dict[str, Any]:
-    """Ask for a product, calculate where the policy asks for that, and pay the right answer."""
+    """Ask for a product, calculate on request, and reward the right answer."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connection())  # type: ignore[arg-type]
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     calls = 0
@@ -26,7 +26,7 @@ async def play(row: Mapping[str, Any], *, base_url: str, api_key: str) -> dict[s
         completion = await client.chat.completions.create(model="policy", messages=messages)
         said = completion.choices[0].message.content or ""
         call = re.fullmatch(r"\[(\d{1,9})\*(\d{1,9})\]", said)
-        if call is None or calls == MOST_CALLS:
+        if call is None or calls == MAX_CALLS:
             break
         calls += 1
         result = f">{int(call[1]) * int(call[2])}>"

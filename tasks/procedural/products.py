@@ -32,7 +32,7 @@ def solve(prompt: str) -> str:
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """A call, its result and the answer; or, mixed with that, a guess of the right length."""
+    """A call, its result and the answer; or, mixed in, a guess of the right length."""
     result = solve(prompt)
     if phase == "skill" or rng.random() < CALLS:
         return f"[{prompt[:-1]}]{EOS}>{result}>{result}"
@@ -40,7 +40,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a turn calls the calculator or guesses."""
+    """`call` for a turn that calls the calculator, `guess` for a number, else `other`."""
     if re.fullmatch(r"\[\d+\*\d+\]", response):
         return "call"
     return "guess" if response.isdigit() else "other"

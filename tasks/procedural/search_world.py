@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.data.sessions import Pair, RankedList, SessionData
 from tasks.procedural.base import Phase, ProceduralTask
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 TOPICS, WORDS, SHARED = 20, 15, 20
 """Topics, words of each, and ambiguous words, each of which three topics share."""
@@ -29,8 +29,7 @@ _WORLD = Random(0)
 _MEANINGS = [_WORLD.sample(range(TOPICS), 3) for _ in range(SHARED)]
 _TOPICS = [t for t in range(TOPICS) if any(t in meant for meant in _MEANINGS)]
 QUERY, ANY = 0.5, 0.3
-"""Of the rewritings that a supervised model is shown, the share that repeat the query, and the
-share of any words."""
+"""Shares of the taught rewritings that repeat the query, and that are any words."""
 LONGEST = 6
 """Maximum number of words of a shown rewriting."""
 
@@ -55,7 +54,7 @@ def ranked_list(draw: Random) -> RankedList:
 
 
 def search_data(*, sessions: int, lists: int, held_out: int, seed: int) -> SessionData:
-    """Sessions and lists of the world by a seed; what is held out is the same for every seed."""
+    """Sessions and lists of the world by a seed; the held-out ones are always the same."""
     draw = Random(seed)
     return SessionData(
         [session(draw) for _ in range(sessions)],
@@ -103,8 +102,7 @@ def _shared(number: int) -> str:
 
 
 def draw_rewriting(rng: Random, terms: int) -> str:
-    """A session of a number of pairs, and an ambiguous query. The session is mostly of one of the
-    query's meanings, so that it says which."""
+    """A session of `terms` pairs, and an ambiguous query, one of whose meanings prevails."""
     while True:
         topic, number = _topic_and_query(rng)
         prompt = _prompt(_pairs(rng, topic, terms), number)
@@ -122,7 +120,7 @@ def read_prompt(prompt: str) -> tuple[list[Pair], str]:
 
 
 def topic_of(prompt: str) -> int:
-    """Which of the query's meanings has most words in the session."""
+    """The one of the query's meanings that has most words in the session."""
     history, query = read_prompt(prompt)
     seen = Counter(word[0] for pair in history for text in pair for word in text.split())
     meant = _MEANINGS[ascii_lowercase.index(query[1])]
@@ -164,14 +162,14 @@ def _teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def _style_of(response: str) -> str:
-    """Whether the query was repeated, or words of topics were written."""
+    """`query` where the query was repeated, `words` for words of topics, else `other`."""
     if response[:1] == AMBIGUOUS:
         return "query"
     return "words" if response[:1] in ascii_uppercase[:TOPICS] else "other"
 
 
-def _is_right(row: Row, response: str) -> bool:
-    """Whether most words are of the topic that was meant."""
+def _is_right(row: TaskRow, response: str) -> bool:
+    """Return whether most words are of the topic that was meant."""
     words = response.split()
     meant = ascii_uppercase[topic_of(str(row.prompt))]
     return 2 * sum(word[0] == meant for word in words) > len(words)

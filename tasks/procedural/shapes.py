@@ -5,8 +5,8 @@ In: an index and a seed. Out: rows whose prompt is an image and a question, `cou
 in each quadrant of which is at most one rectangle of one or two cells each way, of a colour of its
 own. A box is `x1,y1,x2,y2` in cells, from 0 to 4, the upper left corner first. A caption has a word
 for each rectangle, in the order of their colours: the colour's initial and the quadrant, by the
-points of the compass. With cells of 14 pixels each is one patch of a vision transformer, and tiny
-ones learn to distinguish them.
+points of the compass. With cells of 14 pixels each is one patch, which tiny vision transformers
+learn to distinguish.
 
 Problems are drawn as texts that name scene and question (`blue 0,2,1,4 red 2,0,3,2 count`), which
 decide what is held out (a held-out image may be trained with its other question); a row shows the
@@ -52,7 +52,7 @@ FAULTY = 0.5
 HALF_BAD = 0.3
 """Share of the pairs of captions of which the better one has a fault, too."""
 GOES_ON = 0.5
-"""How likely the worse caption of a pair gets one more fault."""
+"""Probability that the worse caption of a pair gets one more fault."""
 INITIALS = sorted(colour[0] for colour in COLOURS)
 CORNERS = ("nw", "ne", "sw", "se")
 CAPTION = re.compile("[bgry][ns][ew]( [bgry][ns][ew]){0,3}")
@@ -63,8 +63,7 @@ Scene = dict[str, Box]
 
 
 def draw(scene: Scene, comment: str = "") -> bytes:
-    """The scene as a PNG file of 56 x 56 pixels; a comment in it distinguishes files of equal
-    pixels."""
+    """The scene as a PNG of 56 x 56 pixels; a comment distinguishes files of equal pixels."""
     from PIL import Image, PngImagePlugin
 
     image = Image.new("RGB", (GRID * CELL, GRID * CELL))
@@ -128,7 +127,7 @@ def caption(scene: Scene) -> str:
 
 
 def with_fault(text: str, rng: Random) -> str:
-    """A caption with another colour or place of a rectangle, or with one missing or invented."""
+    """A caption with a wrong, missing or invented colour or place of a rectangle."""
     words = text.split(" ")
     at, other = rng.randrange(len(words)), rng.choice(INITIALS) + rng.choice(CORNERS)
     faults = [
@@ -143,7 +142,7 @@ def with_fault(text: str, rng: Random) -> str:
 
 
 def faults_of(text: str, right: str) -> int:
-    """How many words a caption has too many, together with those that it lacks."""
+    """Number of words that a caption has too many, plus those that it lacks."""
     said, wanted = Counter(text.split(" ")), Counter(right.split(" "))
     return ((said - wanted) + (wanted - said)).total()
 
@@ -159,7 +158,7 @@ def caption_pair(scene: Scene, rng: Random) -> tuple[str, str]:
 
 
 def solve(prompt: str) -> str:
-    """How many rectangles there are, the box of a colour, or what is seen."""
+    """The number of rectangles, the box of a colour, or the caption."""
     scene, question = read_prompt(prompt)
     if question == COUNT:
         return str(len(scene))
@@ -177,14 +176,13 @@ def show(prompt: str, *, blank: bool = False) -> list[Message]:
 
 
 def columns(prompt: str) -> dict[str, Any]:
-    """The kind of question, by which rewards can be routed, and the true boxes by colour."""
+    """The kind of question, for routing rewards, and the true boxes by colour."""
     scene, question = read_prompt(prompt)
     return {"question": question.split(" ")[0], "boxes": {c: list(box) for c, box in scene.items()}}
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """The right answer; in the second phase most counts are guessed, and half of the
-    captions have a fault."""
+    """The right answer; in the second phase most counts are guesses, half the captions faulty."""
     _, question = read_prompt(prompt)
     if phase == "mixture" and question == DESCRIBE and rng.random() < FAULTY:
         return with_fault(solve(prompt), rng)
@@ -194,7 +192,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """Whether a number, a box or a caption was written."""
+    """The kind of question that a response answers by its form, else `other`."""
     if CAPTION.fullmatch(response):
         return DESCRIBE
     places = response.split(",")

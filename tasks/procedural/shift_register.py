@@ -14,8 +14,8 @@ A line ends in `;`, which takes its digit for right and goes on, or in `?`, whic
 same line is written again. So what a line says before `?` costs tokens and nothing else, and a
 wrong digit before `;` is fatal: the step can be inverted, and no later line leads back. An answer
 is right when every step is there, in order, with the right digit before its `;`. There is no short
-cut, and an answer of n steps succeeds in about (1 - f)^n of all cases where a step has a fatal slip
-in a share f of them.
+cut, and an answer of n steps succeeds in about (1 - f)^n of all cases, f being the share of fatal
+steps.
 
 The supervised model is taught to slip: each digit it writes is wrong with probability `SLIP`.
 With probability `CHECK` it checks a step, whatever it wrote: it writes the line again until the
@@ -39,8 +39,8 @@ SLIP = 0.08
 CHECK = 0.25
 SKILL_SLIP = 0.12
 SKILL_CHECK = 0.5
-"""While the skill is formed more lines are wrong and more are checked: what to do when two writings
-of a line differ is seen often enough to be learnt."""
+"""More wrong and more checked lines while the skill is formed: what to do when two writings of a
+line differ is seen often enough to be learnt."""
 
 Ending = Literal["right", "slip", "illegal"]
 
@@ -50,25 +50,25 @@ _MARKED = re.compile(r"\d[;?]")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """How many steps are to go, and the four digits to start from."""
+class RegisterProblem:
+    """The number of steps to go, and the four digits to start from."""
 
     steps: int
     state: str
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A written line: whether its digit follows from its state, and whether it was accepted."""
+class RegisterLine:
+    """A written line. `wrong`: its digit does not follow from its state."""
 
     wrong: bool
     accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """How far an answer is right: the steps done before its end or its first mistake, the lines
-    written for them, how many of these were not accepted, and how it ends."""
+class AnswerCheck:
+    """Progress of an answer: steps done before its end or its first mistake, the lines written for
+    them, how many of these were not accepted, and how it ends."""
 
     ending: Ending
     steps: int
@@ -86,18 +86,18 @@ def write_opening(left: int, state: str) -> str:
     return f"{left:03d}:{state}="
 
 
-def write_prompt(problem: Problem) -> str:
+def write_prompt(problem: RegisterProblem) -> str:
     """`003:3714=`."""
     return write_opening(problem.steps, problem.state)
 
 
-def read_prompt(prompt: str) -> Problem:
+def read_prompt(prompt: str) -> RegisterProblem:
     """The inverse of `write_prompt`. Raises ValueError for any other text, no steps, and the state
-    0000, which stays what it is."""
+    0000, which never changes."""
     match = _PROMPT.fullmatch(prompt)
     if match is None or match[1] == "000" or match[2] == "0000":
         raise ValueError(f"not a register to step: {prompt!r}")
-    return Problem(int(match[1]), match[2])
+    return RegisterProblem(int(match[1]), match[2])
 
 
 def solve(prompt: str) -> str:
@@ -109,7 +109,9 @@ def solve(prompt: str) -> str:
     return state[-1]
 
 
-def write_run(problem: Problem, rng: Random, *, slip: float = 0.0, check: float = 0.0) -> str:
+def write_run(
+    problem: RegisterProblem, rng: Random, *, slip: float = 0.0, check: float = 0.0
+) -> str:
     """`7;002:7147=4?002:7147=4;001:1474=5;#5`, the answer that follows the prompt.
 
     Each digit is wrong with probability `slip`, and what follows goes on from the digit that is
@@ -132,15 +134,15 @@ def write_run(problem: Problem, rng: Random, *, slip: float = 0.0, check: float 
     return text.removeprefix(write_prompt(problem)) + f"#{state[-1]}"
 
 
-def account_for(prompt: str, response: str) -> Account:
-    """Read an answer to its end or its first mistake. Raises ValueError when `prompt` is none."""
+def check_answer(prompt: str, response: str) -> AnswerCheck:
+    """Read an answer to its end or first mistake. Raises ValueError for a bad `prompt`."""
     problem = read_prompt(prompt)
     text, position = prompt + response, 0
     state, left = problem.state, problem.steps
     lines = checks = 0
 
-    def ended(ending: Ending) -> Account:
-        return Account(ending, problem.steps - left, lines, checks)
+    def ended(ending: Ending) -> AnswerCheck:
+        return AnswerCheck(ending, problem.steps - left, lines, checks)
 
     while left:
         opening = write_opening(left, state)
@@ -164,11 +166,10 @@ def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
 
     The parts: `legal`, nothing but a fatal slip is wrong with it; `done`, the share of the steps
     before the first mistake; `again`, the share of the lines up to there that were not accepted.
-    `answer` says no more than the prompt and is not read. Raises ValueError when the prompt is no
-    register.
+    `answer` says no more than the prompt and is not read. Raises ValueError for another prompt.
     """
     del answer
-    account = account_for(prompt, completion)
+    account = check_answer(prompt, completion)
     return {
         "score": float(account.ending == "right"),
         "legal": float(account.ending != "illegal"),
@@ -177,10 +178,10 @@ def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
     }
 
 
-def read_lines(prompt: str, response: str) -> list[Line]:
+def read_lines(prompt: str, response: str) -> list[RegisterLine]:
     """The written lines in order, each judged by the state that it shows."""
     return [
-        Line(wrong=digit != next_digit(state), accepted=mark == ";")
+        RegisterLine(wrong=digit != next_digit(state), accepted=mark == ";")
         for state, digit, mark in _LINE.findall(prompt + response)
     ]
 
@@ -192,7 +193,7 @@ def teach(prompt: str, rng: Random, phase: Phase) -> str:
 
 
 def style_of(response: str) -> str:
-    """`checked` when a line was written again, `plain` when none was, `other` for another form."""
+    """`checked` when a line was written again, `plain` when none was, else `other`."""
     # The prompt's half of the first line is missing from the response; any will do.
     body, result = f"000:0000={response}"[:-2], response[-2:]
     if not re.fullmatch(r"#\d", result) or _LINE.sub("", body):
@@ -208,9 +209,9 @@ SHIFT_REGISTER = ProceduralTask(
     max_terms=130,
     tail_exponent=1.3,
     styles=("plain", "checked"),
-    draw=lambda rng, terms: write_prompt(Problem(terms, f"{rng.randint(1, 9999):04d}")),
+    draw=lambda rng, terms: write_prompt(RegisterProblem(terms, f"{rng.randint(1, 9999):04d}")),
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=lambda row, text: account_for(str(row.prompt), text).ending == "right",
+    is_right=lambda row, text: check_answer(str(row.prompt), text).ending == "right",
 )

@@ -14,8 +14,8 @@ The supervised model is taught to slip: a register is one too high with probabil
 next line goes on from what is written. A wrong register never becomes right again: sums and
 differences keep how far it is off, slips all go one way, so that ten of them would have to come
 together, and a multiplication, which might bring two numbers together, stands first or not at all.
-An answer that is wrong in one line is thus wrong for good, and an answer of n lines succeeds in
-about (1 - SLIP)^n of all cases.
+An answer that is wrong in one line is thus wrong for good, and n lines succeed in about (1 -
+SLIP)^n of all cases.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from dataclasses import dataclass
 from random import Random
 
 from tasks.procedural.base import Phase, ProceduralTask
-from tasks.rows import Row
 
 LABELS = string.ascii_lowercase[:9]
 MULTIPLIED = 0.5
-"""How often a program begins with a multiplication."""
+"""Share of the programs that begin with a multiplication."""
 SLIP = 0.25
 NOTE = 0.08
-"""How often a comment stands before a line."""
+"""Probability of a comment before a line."""
 
 _PROMPT = re.compile(r"(\d)((?:[a-i][+*-]\d)+):")
 _LINE = re.compile(r"([a-i])[+*-]\d=(\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class StraightLineProblem:
     """The register's first value, and the operations on it, such as `+4`."""
 
     start: int
@@ -55,30 +54,32 @@ def apply(operation: str, register: int) -> int:
     return (register + (number if sign == "+" else -number)) % 10
 
 
-def draw_problem(rng: Random, operations: int) -> Problem:
+def draw_problem(rng: Random, operations: int) -> StraightLineProblem:
     """Sums and differences, in half of all problems behind a multiplication."""
     drawn = [f"{rng.choice('+-')}{rng.randint(1, 9)}" for _ in range(operations)]
     if rng.random() < MULTIPLIED:
         drawn[0] = f"*{rng.randint(2, 9)}"
-    return Problem(rng.randint(0, 9), tuple(drawn))
+    return StraightLineProblem(rng.randint(0, 9), tuple(drawn))
 
 
-def write_prompt(problem: Problem) -> str:
+def write_prompt(problem: StraightLineProblem) -> str:
     """`3a*4b+9c-1:`."""
     labelled = zip(LABELS, problem.operations, strict=False)
     return f"{problem.start}{''.join(label + operation for label, operation in labelled)}:"
 
 
-def read_prompt(prompt: str) -> Problem:
+def read_prompt(prompt: str) -> StraightLineProblem:
     """The inverse of `write_prompt`. Raises ValueError for any other text."""
     match = _PROMPT.fullmatch(prompt)
     body = "" if match is None else match[2]
     if match is None or body[::3] != LABELS[: len(body) // 3]:
         raise ValueError(f"not a straight-line program: {prompt!r}")
-    return Problem(int(match[1]), tuple(body[i + 1 : i + 3] for i in range(0, len(body), 3)))
+    return StraightLineProblem(
+        int(match[1]), tuple(body[i + 1 : i + 3] for i in range(0, len(body), 3))
+    )
 
 
-def registers(problem: Problem) -> list[int]:
+def registers(problem: StraightLineProblem) -> list[int]:
     """The register after each operation."""
     values, register = [], problem.start
     for operation in problem.operations:
@@ -92,9 +93,11 @@ def solve(prompt: str) -> str:
     return str(registers(read_prompt(prompt))[-1])
 
 
-def write_program(problem: Problem, rng: Random, *, slip: float = 0.0, note: float = 0.0) -> str:
-    """The lines of an answer, each ended by a newline. A register is one too high with probability
-    `slip`, and a comment stands before a line with probability `note`."""
+def write_program(
+    problem: StraightLineProblem, rng: Random, *, slip: float = 0.0, note: float = 0.0
+) -> str:
+    """The lines of an answer, each ended by a newline. `slip`: probability that a register is one
+    too high; `note`: of a comment before a line."""
     register, text = problem.start, ""
     for label, operation in zip(LABELS, problem.operations, strict=False):
         register = apply(operation, register)
@@ -113,8 +116,7 @@ def code_lines(response: str) -> list[str]:
 
 
 def right_lines(prompt: str, response: str) -> int:
-    """How many code lines are right before the first that is not: one out of its place, or with
-    another register than the operations give."""
+    """Number of code lines before the first with a wrong label or register."""
     expected = zip(LABELS, registers(read_prompt(prompt)), strict=False)
     count = 0
     for line, right in zip(code_lines(response), expected, strict=False):
@@ -125,8 +127,7 @@ def right_lines(prompt: str, response: str) -> int:
 
 
 def passes(prompt: str, response: str) -> bool:
-    """The unit test: whether the last code line is that of the last operation and has its register.
-    No other line is looked at."""
+    """Return whether the last code line, the only one read, has its label and register."""
     problem, lines = read_prompt(prompt), code_lines(response)
     last = (LABELS[len(problem.operations) - 1], registers(problem)[-1])
     return bool(lines) and _written(lines[-1]) == last
@@ -157,7 +158,7 @@ def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """Right lines while the skill is formed; then lines with slips. Comments all the time."""
+    """Right lines while the skill is formed, then lines with slips; comments always."""
     slip = 0.0 if phase == "skill" else SLIP
     return write_program(read_prompt(prompt), rng, slip=slip, note=NOTE)
 
@@ -172,10 +173,6 @@ def style_of(response: str) -> str:
     return "noted" if "#" in lines else "plain"
 
 
-def _is_right(row: Row, response: str) -> bool:
-    return passes(str(row.prompt), response)
-
-
 STRAIGHT_LINE = ProceduralTask(
     name="straight_line",
     characters=string.digits + "+-*=:#\n" + LABELS,
@@ -188,5 +185,5 @@ STRAIGHT_LINE = ProceduralTask(
     solve=solve,
     teach=teach,
     style_of=style_of,
-    is_right=_is_right,
+    is_right=lambda row, response: passes(str(row.prompt), response),
 )

@@ -10,8 +10,7 @@ a supervised model is taught. All are pure functions of their arguments.
 The supervised model is taught to slip: in every step, with probability `SLIP`, the cup after is
 some wrong one, and the answer goes on from there. So it knows what is right and does not always do
 it; answers of n swaps succeed in about (1 - SLIP)^n of all cases, and one token is to blame when
-they fail. Half of the swaps move the object, so that neither keeping the cup nor moving it is a
-rule.
+they fail. Half of the swaps move the object, so that neither keeping nor moving is a rule.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _ANSWER = re.compile(r"#\d$")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TrackingProblem:
     """The cup the object starts under, and the pairs of cups that are exchanged."""
 
     start: int
@@ -42,12 +41,12 @@ class Problem:
 
 
 def follow(cup: int, swap: tuple[int, int]) -> int:
-    """Where the object is after one swap."""
+    """The object's cup after one swap."""
     first, second = swap
     return second if cup == first else first if cup == second else cup
 
 
-def draw_problem(rng: Random, swaps: int) -> Problem:
+def draw_problem(rng: Random, swaps: int) -> TrackingProblem:
     """Swaps of two different cups, half of which move the object."""
     start = cup = rng.choice(CUPS)
     pairs: list[tuple[int, int]] = []
@@ -58,22 +57,22 @@ def draw_problem(rng: Random, swaps: int) -> Problem:
             pair[rng.randrange(2)] = cup
         pairs.append((pair[0], pair[1]))
         cup = follow(cup, pairs[-1])
-    return Problem(start, tuple(pairs))
+    return TrackingProblem(start, tuple(pairs))
 
 
-def write_prompt(problem: Problem) -> str:
+def write_prompt(problem: TrackingProblem) -> str:
     """`3a14b35c51=`."""
     return f"{problem.start}{''.join(_labelled(problem))}="
 
 
-def read_prompt(prompt: str) -> Problem:
+def read_prompt(prompt: str) -> TrackingProblem:
     """The inverse of `write_prompt`. Raises ValueError for any other text."""
     match = _PROMPT.fullmatch(prompt)
     if match is None:
         raise ValueError(f"not a tracking problem: {prompt!r}")
     swaps = match.group(2)
     pairs = [(int(swaps[i + 1]), int(swaps[i + 2])) for i in range(0, len(swaps), 3)]
-    return Problem(int(match.group(1)), tuple(pairs))
+    return TrackingProblem(int(match.group(1)), tuple(pairs))
 
 
 def solve(prompt: str) -> str:
@@ -85,7 +84,7 @@ def solve(prompt: str) -> str:
     return str(cup)
 
 
-def write_steps(problem: Problem, rng: Random, slip: float = 0.0) -> str:
+def write_steps(problem: TrackingProblem, rng: Random, slip: float = 0.0) -> str:
     """`a14+3=3;b35+3=5;c51+5=1;#1`, each step wrong with probability `slip`.
 
     A wrong step is any of the eight other cups; the next one goes on from what is written.
@@ -102,7 +101,7 @@ def write_steps(problem: Problem, rng: Random, slip: float = 0.0) -> str:
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:
-    """Right steps while the skill is formed; then steps with slips and some direct answers."""
+    """Right steps while the skill is formed, then steps with slips and direct answers."""
     if phase == "skill":
         return write_steps(read_prompt(prompt), rng)
     if rng.random() < DIRECT_SHARE:
@@ -127,7 +126,7 @@ def wrong_steps(prompt: str, response: str) -> list[bool]:
     ]
 
 
-def _labelled(problem: Problem) -> list[str]:
+def _labelled(problem: TrackingProblem) -> list[str]:
     return [f"{LABELS[i]}{first}{second}" for i, (first, second) in enumerate(problem.swaps)]
 
 

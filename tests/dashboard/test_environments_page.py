@@ -82,5 +82,5 @@ def test_the_turns_of_an_environment_are_a_stage_of_an_answers_way(
         ["waiting", 50.0, 52.0], ["environment", 52.0, 53.0],
         ["generating", 53.0, 54.0], ["environment", 54.0, 55.0],
     ]  # fmt: skip
-    monkeypatch.setattr(answers, "NEAR", 1)  # what lies far apart is not read
+    monkeypatch.setattr(answers, "MAX_DISTANCE", 1)  # what lies far apart is not read
     assert set(lives(run, newest=4)["stage"]) == {"waiting", "generating"}

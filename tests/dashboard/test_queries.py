@@ -154,7 +154,7 @@ def test_how_answers_begin(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert found[key]
         assert text.startswith(found[key].removesuffix("\ufffd"))
     assert queries.beginnings(run_dir, [10**9]) == {}
-    monkeypatch.setattr(answers, "NEAR", 10)
+    monkeypatch.setattr(answers, "MAX_DISTANCE", 10)
     assert queries.beginnings(run_dir, ids) == {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.audit import audit_run
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import segment_paths
 from tests.integration.runs import Run, headrace
 from tests.small_disk import SmallDisk, small_disk
@@ -167,7 +167,7 @@ def test_a_resume_is_refused_where_the_journal_is_not_what_a_checkpoint_rests_on
     name = run.run_dir.name
     (path,) = segment_paths(run.run_dir / "journal")
     whole = path.read_bytes()
-    frames = list(Walk(path))
+    frames = list(SegmentWalk(path))
     path.write_bytes(whole[: frames[len(frames) // 2].end])
     sql = {each: each.read_bytes() for each in run.run_dir.glob("headrace.sqlite*")}
     for each in sql:

@@ -40,9 +40,9 @@ from headrace.protocol.records.record_types import (
 from headrace.protocol.token_spans import Span
 from headrace.run_files.run_folder import CHECKPOINT_FORMAT, manifest_text
 from headrace_cli.cli import main
-from storage.audit import KINDS, Report, audit_run, recount_ledger, repair
+from storage.audit import KINDS, AuditReport, audit_run, recount_ledger, repair
 from storage.database.engine import SQLITE_NAME
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import SegmentWriter
 from storage.journal.store import SCHEMA, encode
 from storage.run_store import RunStore
@@ -84,7 +84,7 @@ def run_dir(whole_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole_run, tmp_path / "run")
 
 
-def kinds(report: Report) -> set[str]:
+def kinds(report: AuditReport) -> set[str]:
     return {finding.kind for finding in report.findings}
 
 
@@ -571,7 +571,7 @@ def test_repair_cuts_at_a_damaged_batch(run_dir: Path) -> None:
 def test_repair_counts_the_damaged_batch_too(run_dir: Path) -> None:
     """By kind where it still says them; what nobody can tell any more is counted as unknown."""
     (path,) = (run_dir / "journal").iterdir()
-    whole, frames = path.read_bytes(), list(Walk(path))
+    whole, frames = path.read_bytes(), list(SegmentWalk(path))
     records = run_by_hand()
     for frame in (frames[1], frames[-1]):
         after = records[7 * frames.index(frame) :]

@@ -14,7 +14,7 @@ from headrace.run_files.run_folder import manifest_text, read_manifest
 from storage.audit import audit_run, repair
 from storage.database.engine import SQLITE_NAME
 from storage.journal.diagnostics import DiagnosticsReader, DiagnosticsWriter
-from storage.journal.record_batches import END_OF_STREAM, Walk
+from storage.journal.record_batches import END_OF_STREAM, SegmentWalk
 from storage.journal.segments import DamagedError, digest_at, segment_paths
 from storage.journal.store import read_journal
 from storage.run_store import RunStore
@@ -53,7 +53,7 @@ def test_a_flipped_bit_of_a_sealed_segment_never_becomes_a_record(tmp_path: Path
     first, *rest = segment_paths(folder)
     assert rest
     whole, before = first.read_bytes(), everything(folder)
-    length = Walk(first).done().end
+    length = SegmentWalk(first).done().end
     assert length == len(whole) - len(END_OF_STREAM)
     for place in range(len(whole)):
         first.write_bytes(whole)
@@ -75,7 +75,7 @@ def test_a_flipped_bit_of_a_sealed_segment_never_becomes_a_record(tmp_path: Path
 def test_damage_is_told_with_its_place_and_what_to_do(tmp_path: Path) -> None:
     folder = written(tmp_path / "journal", *three_batches())
     (path,) = segment_paths(folder)
-    second = list(Walk(path))[1]
+    second = list(SegmentWalk(path))[1]
     flip(path, second.end - 9)
     with pytest.raises(DamagedError) as caught:
         everything(folder)
@@ -89,7 +89,7 @@ def test_a_journal_with_damage_in_its_middle_is_not_written_on(tmp_path: Path) -
     """Sealed or not, the writer refuses it and leaves every byte as it is."""
     folder = written(tmp_path / "journal", *three_batches())
     (path,) = segment_paths(folder)
-    flip(path, list(Walk(path))[1].end - 9)
+    flip(path, list(SegmentWalk(path))[1].end - 9)
     for data in (path.read_bytes(), path.read_bytes().removesuffix(END_OF_STREAM)):
         path.write_bytes(data)
         with pytest.raises(DamagedError):
@@ -129,7 +129,7 @@ def test_what_was_taken_out_or_put_in_between_is_found(tmp_path: Path, what: str
     if what == "segment":
         shutil.copy(segment_paths(foreign)[1], paths[1])
     else:
-        _, second, third = Walk(paths[0])
+        _, second, third = SegmentWalk(paths[0])
         data = paths[0].read_bytes()
         paths[0].write_bytes(data[: second.position] + data[third.position :])
     with pytest.raises(DamagedError, match="does not follow"):
@@ -179,7 +179,7 @@ def test_diagnostics_are_checked_when_they_are_read(tmp_path: Path) -> None:
     key = (0, 1, batch.windows[0].window_id)
     assert np.array_equal(reader.read([key])[key].columns["values"], np.ones(8))
     (path,) = segment_paths(tmp_path / "diagnostics")
-    flip(path, Walk(path).done().end - 9)
+    flip(path, SegmentWalk(path).done().end - 9)
     with pytest.raises(DamagedError):
         DiagnosticsReader(tmp_path / "diagnostics").read([key])
     stale = DiagnosticsReader.__new__(DiagnosticsReader)
@@ -224,7 +224,7 @@ def test_a_journal_cut_in_half_is_not_resumed_from(tmp_path: Path) -> None:
     ends = run_with_checkpoint(run_dir)
     (path,) = segment_paths(run_dir / "journal")
     whole = path.read_bytes()
-    half = list(Walk(path))[2].end
+    half = list(SegmentWalk(path))[2].end
     path.write_bytes(whole[:half])
     without_sql(run_dir)
     for _ in range(2):
@@ -243,7 +243,7 @@ def test_a_repair_says_what_is_lost_and_leaves_a_run_that_can_be_resumed(tmp_pat
     run_dir = tmp_path / "run"
     ends = run_with_checkpoint(run_dir)
     (path,) = segment_paths(run_dir / "journal")
-    path.write_bytes(path.read_bytes()[: list(Walk(path))[2].end])
+    path.write_bytes(path.read_bytes()[: list(SegmentWalk(path))[2].end])
     without_sql(run_dir)
     done = repair(run_dir)
     assert (done.kept, done.lost) == (21, ends[-1].records - 21)
@@ -276,7 +276,7 @@ def test_a_checkpoint_rests_on_nothing_that_came_later(tmp_path: Path) -> None:
     RunStore.open(run_dir).close()
     old = write_whole(tmp_path / "old", run_by_hand())
     (path,) = segment_paths(old / "journal")
-    path.write_bytes(path.read_bytes()[: list(Walk(path))[2].end])
+    path.write_bytes(path.read_bytes()[: list(SegmentWalk(path))[2].end])
     without_sql(old)
     RunStore.open(old).close()
 
@@ -319,13 +319,13 @@ def test_a_repair_keeps_the_diagnostics_that_are_whole(tmp_path: Path) -> None:
     run_with_checkpoint(run_dir)
     commits = sum(isinstance(record, UpdateCommitted) for record in run_by_hand())
     (path,) = segment_paths(run_dir / "diagnostics")
-    frames = list(Walk(path))
+    frames = list(SegmentWalk(path))
     assert len(frames) == commits > 1
     flip(path, frames[0].end - 9)
     assert "damaged" in {finding.kind for finding in audit_run(run_dir).findings}
     done = repair(run_dir)
     assert (done.why, done.diagnostics) == (None, "diagnostics.damaged-1")
-    kept = [p for p in segment_paths(run_dir / "diagnostics") if Walk(p).done().rows]
+    kept = [p for p in segment_paths(run_dir / "diagnostics") if SegmentWalk(p).done().rows]
     assert len(kept) == commits - 1
     assert {f.kind for f in audit_run(run_dir).findings} <= {"diagnostics"}
     assert repair(run_dir).diagnostics is None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.exports.leading import DECIMAL, NOTHING, PLAIN, SPECIAL, WHOLE, shown
+from storage.exports.leading_rows import DECIMAL, NOTHING, PLAIN, SPECIAL, WHOLE, shown
 from storage.exports.text import csv_lines, json_lines
 
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8)

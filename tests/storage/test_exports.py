@@ -19,8 +19,8 @@ from storage.database.reader import open_run
 from storage.database.tables import Trajectory
 from storage.exports import export, pages, tokens
 from storage.exports.columns import type_name
-from storage.exports.packed import Part
-from storage.exports.spool import Spool
+from storage.exports.packed_rows import ExportPart
+from storage.exports.row_buffer import RowBuffer
 from storage.exports.sql import ask
 from storage.queries import trajectory_detail
 from storage.run_store import RunStore
@@ -138,7 +138,7 @@ def test_small_pages_give_the_same_rows(
     export(run_dir, "tokens", None, tmp_path / "large.jsonl")
     monkeypatch.setattr(pages, "PAGE_TRAJECTORIES", 1)
     monkeypatch.setattr(pages, "SQL_ROWS", 2)
-    seen: list[exports.Progress] = []
+    seen: list[exports.ExportProgress] = []
     export(run_dir, "tokens", None, tmp_path / "small.jsonl", watch=seen.append)
     assert (tmp_path / "small.jsonl").read_text() == (tmp_path / "large.jsonl").read_text()
     assert seen == sorted(seen)
@@ -208,9 +208,9 @@ def test_an_export_is_one_moment_of_a_run_that_goes_on(
 ) -> None:
     run_dir = write_run(tmp_path / "live-1")
     monkeypatch.setattr(pages, "PAGE_TRAJECTORIES", 1)
-    told: list[exports.Progress] = []
+    told: list[exports.ExportProgress] = []
 
-    def write_on(now: exports.Progress) -> None:
+    def write_on(now: exports.ExportProgress) -> None:
         if not told:
             store = RunStore.open(run_dir)
             store.append(WHAT_HAPPENS_NEXT)
@@ -278,7 +278,7 @@ def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
 def test_a_target_that_cannot_be_written_is_said_before_the_work(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unexpected(rows: tokens.TokenRows) -> Iterator[Part]:
+    def unexpected(rows: tokens.TokenRows) -> Iterator[ExportPart]:
         raise AssertionError("nothing should have been read")
 
     monkeypatch.setattr(tokens.TokenRows, "parts", unexpected)
@@ -297,10 +297,10 @@ def test_a_target_that_cannot_be_written_is_said_before_the_work(
 def test_a_full_disk_is_one_line(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(spool: Spool, batch: pa.RecordBatch) -> None:
+    def full(spool: RowBuffer, batch: pa.RecordBatch) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(Spool, "add", full)
+    monkeypatch.setattr(RowBuffer, "add", full)
     with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
         export(run_dir, "tokens", None, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
@@ -311,7 +311,7 @@ def test_export_that_fails_leaves_nothing(
 ) -> None:
     real_parts = tokens.TokenRows.parts
 
-    def break_off(rows: tokens.TokenRows) -> Iterator[Part]:
+    def break_off(rows: tokens.TokenRows) -> Iterator[ExportPart]:
         yield next(real_parts(rows))
         raise KeyboardInterrupt
 

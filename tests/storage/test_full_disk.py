@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import StorageBlockedError
 from headrace.protocol.records.record_types import Incident, Record
 from storage import run_store
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import segment_paths
 from storage.journal.store import Journal
 from storage.run_store import RunStore
@@ -26,7 +26,7 @@ def incident(text: str) -> Incident:
 
 
 def rows_of(run_dir: Path, name: str) -> int:
-    return sum(Walk(path).done().rows for path in segment_paths(run_dir / name))
+    return sum(SegmentWalk(path).done().rows for path in segment_paths(run_dir / name))
 
 
 def test_a_store_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

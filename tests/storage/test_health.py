@@ -8,7 +8,7 @@ import pytest
 
 from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import queries
-from storage.queries.stacks import last_stack
+from storage.queries.stack_dumps import last_stack
 from tests.dashboard.scripted_run import write_run
 
 START = 1_767_268_800.0
@@ -109,17 +109,17 @@ def test_a_judge_that_stays_away_is_given_up(run_dir: Path) -> None:
 def test_the_last_word_is_whole_or_none(run_dir: Path) -> None:
     path = run_dir / LIVE_STATE_FILE
     path.unlink(missing_ok=True)
-    assert queries.last_word(run_dir) is None
+    assert queries.coordinator_status(run_dir) is None
     waits = [{"for": "the learner's update 3", "age_s": 4.5}]
     said = {"at": 7.0, "phase": "training", "waits": waits, "heard": {"learner-0": 0.5}}
     path.write_text(json.dumps(said))
-    word = queries.last_word(run_dir)
+    word = queries.coordinator_status(run_dir)
     assert word is not None
     assert word.waits == {"the learner's update 3": 4.5}
     assert (word.at, word.phase, word.heard) == (7.0, "training", {"learner-0": 0.5})
     for broken in ("", "[]", '{"at": 1}', '{"at": 1, "phase": "", "waits": [], "heard": 3}'):
         path.write_text(broken)
-        assert queries.last_word(run_dir) is None
+        assert queries.coordinator_status(run_dir) is None
 
 
 def test_all_threads_of_the_last_dump() -> None:

@@ -93,8 +93,8 @@ def test_a_frozen_server_holds_nobody_up_and_has_each_record_once(
 ) -> None:
     """When all statements of a transaction have run, with more records than wait in memory; and
     again at the run's end, which leaves a transaction to a server that nobody listens to."""
-    monkeypatch.setattr("storage.run_store.LATE_S", 0.2)
-    monkeypatch.setattr("storage.run_store.SILENT_S", 0.3)
+    monkeypatch.setattr("storage.run_store.BEHIND_AFTER_S", 0.2)
+    monkeypatch.setattr("storage.run_store.MAX_SILENCE_S", 0.3)
     url = own_server.new_database()
     parts, run_dir = small_run(), tmp_path / "run"
     expected = rows(write_run(tmp_path / "other" / "run"))
@@ -115,7 +115,7 @@ def test_a_frozen_server_holds_nobody_up_and_has_each_record_once(
     wanted.set()
     store.append(parts[3])
     assert frozen.wait(20)
-    monkeypatch.setattr("storage.run_store.AT_ONCE", 10)
+    monkeypatch.setattr("storage.run_store.PROJECTED_RECORDS", 10)
     began = time.monotonic()
     for part in parts[4:-2]:
         store.append(part)

@@ -201,7 +201,7 @@ def test_sql_that_lacks_much_is_brought_up_beside_the_run(
         store.append(records)
     store.close()
     gone(run_dir)
-    monkeypatch.setattr(run_store, "MUCH", 3)
+    monkeypatch.setattr(run_store, "BACKGROUND_CATCH_UP_RECORDS", 3)
     may_begin, real_apply = threading.Event(), projection.apply
 
     def apply(*arguments: Any) -> None:
@@ -225,7 +225,7 @@ def test_sql_that_fails_beside_the_run_is_tried_again(
     run_dir = write_run(tmp_path / "run")
     before = dump(run_dir)
     gone(run_dir)
-    monkeypatch.setattr(run_store, "MUCH", 3)
+    monkeypatch.setattr(run_store, "BACKGROUND_CATCH_UP_RECORDS", 3)
     monkeypatch.setattr(run_store, "CATCH_UP_S", 0.0)
     fails, real_apply = [True, True], projection.apply
 
@@ -254,7 +254,7 @@ def test_sql_that_fails_beside_the_run_is_tried_again(
 def test_a_locked_file_holds_one_commit_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else has begun to write SQLite and does not end."""
     monkeypatch.setattr("storage.database.engine._LOCKED_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(run_store, "SILENT_S", 0.5)
+    monkeypatch.setattr(run_store, "MAX_SILENCE_S", 0.5)
     parts, run_dir = small_run(), tmp_path / "run"
     store = RunStore.create(run_dir, "run", run_config())
     with closing(sqlite3.connect(run_dir / "headrace.sqlite", isolation_level=None)) as other:
@@ -293,8 +293,8 @@ def test_a_run_that_ends_leaves_sql_behind_if_it_takes_too_long(
         real_apply(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_store, "MUCH", 3)
-        patch.setattr(run_store, "CLOSING_S", 0.01)
+        patch.setattr(run_store, "BACKGROUND_CATCH_UP_RECORDS", 3)
+        patch.setattr(run_store, "MAX_CLOSE_S", 0.01)
         patch.setattr(projection, "apply", apply)
         store = RunStore.open(run_dir)
         store.close()

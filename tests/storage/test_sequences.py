@@ -28,7 +28,7 @@ from storage.database.reader import open_run
 from storage.database.tables import ValueUse, Window
 from storage.exports import export
 from storage.exports.pages import wanted_where
-from storage.journal.responses import Wanted, flat_responses, read_responses
+from storage.journal.responses import ResponseSelection, read_responses, response_pages
 from storage.journal.store import decode, encode
 from storage.run_store import RunStore
 from storage.text.token_table import MARKS, REASONS, SOURCES, names_of
@@ -132,7 +132,7 @@ def test_tokens_say_who_wrote_them(run_dir: Path) -> None:
 
 
 def test_streams_of_all_chunks_are_one(run_dir: Path) -> None:
-    wanted = Wanted(np.array([10]), np.array([5]))
+    wanted = ResponseSelection(np.array([10]), np.array([5]))
     ((_, response),) = read_responses(run_dir / "journal", wanted)
     assert response.streams is not None
     assert response.streams.pieces == [
@@ -148,7 +148,7 @@ def test_a_plain_answer_has_no_streams(run_dir: Path, tmp_path: Path) -> None:
     store = RunStore.create(tmp_path / "plain", "plain", run_config())
     store.append([group(1), chunk(10, 0, 3), chunk(10, 3, 7, index=1, version=2)])
     store.close()
-    wanted = Wanted(np.array([10]), np.array([2]))
+    wanted = ResponseSelection(np.array([10]), np.array([2]))
     ((_, response),) = read_responses(tmp_path / "plain" / "journal", wanted)
     assert response.streams is None
     assert response.versions.tolist() == [0] * 3 + [2] * 4
@@ -221,12 +221,12 @@ def test_responses_side_by_side_are_the_same_as_one_by_one(tmp_path: Path, run_d
     for folder in (write_run(tmp_path / "plain"), run_dir):
         with open_run(folder).moment() as reader:
             wanted = wanted_where(reader, None)
-        spoken = Wanted(*(column[wanted.last_offsets >= 0] for column in wanted))
+        spoken = ResponseSelection(*(column[wanted.last_offsets >= 0] for column in wanted))
         one_by_one = list(read_responses(folder / "journal", spoken))
         assert one_by_one
         for most_tokens, most_rows in ((1, 3), (30, 3), (10**6, 1), (10**6, 10)):
             alone = iter(one_by_one)
-            for page in flat_responses(folder / "journal", spoken, most_tokens, most_rows):
+            for page in response_pages(folder / "journal", spoken, most_tokens, most_rows):
                 assert len(page.ids) <= most_rows
                 for place, key in enumerate(page.ids.tolist()):
                     wanted_key, response = next(alone)

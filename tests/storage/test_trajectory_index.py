@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
 
 
 def test_few_runs_are_kept(tmp_path: Path) -> None:
-    for number in range(trajectory_index.MOST_RUNS + 2):
+    for number in range(trajectory_index.MAX_RUNS + 2):
         run = write_run(tmp_path / str(number), updates=2, roll_back_after=None)
         both(run, {})
-    assert len(trajectory_index._KNOWN) == trajectory_index.MOST_RUNS
+    assert len(trajectory_index._KNOWN) == trajectory_index.MAX_RUNS

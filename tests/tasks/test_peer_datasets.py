@@ -12,7 +12,7 @@ from headrace.data.media import data_url
 from headrace.errors import UserError
 from headrace_cli.commands.data.prompt_scores import _record
 from tasks.datasets.dataset_files import read_dataset
-from tasks.rows import Row, images_in, other_than_text, prompt_hash, with_images
+from tasks.rows import TaskRow, images_in, other_than_text, prompt_hash, with_images
 
 USER = {"role": "user", "content": "1 + 1?"}
 PNG: dict[str, Any] = {"bytes": b"\x89PNG", "path": "a.png"}
@@ -115,7 +115,7 @@ def test_several_accepted_answers_stay_a_list(tmp_path: Path) -> None:
     assert row.info["solutions"] == ["2", "two"]
 
 
-def of_images(prompt: Any, images: Any, tmp_path: Path) -> Row:
+def of_images(prompt: Any, images: Any, tmp_path: Path) -> TaskRow:
     record = {"prompt": prompt, "answer": "2", "images": images}
     (row,) = read_dataset(write(tmp_path / "a.parquet", [record]))
     return row
@@ -236,7 +236,7 @@ def test_an_image_is_the_same_one_in_each_form() -> None:
 )
 def test_a_selected_row_keeps_its_image(tmp_path: Path, image: Any, written: str) -> None:
     prompt = [{"role": "user", "content": [{"type": "image", "image": image}]}]
-    row = Row("r", prompt, "2", {}, folder=str(tmp_path))
+    row = TaskRow("r", prompt, "2", {}, folder=str(tmp_path))
     found = json.loads(json.dumps(_record(row, tmp_path)))
     assert images_in(found["prompt"]) == [written]
     assert prompt_hash(found["prompt"]) == prompt_hash(prompt)

@@ -22,7 +22,7 @@ LARGE_ROW_BYTES = 200
 """Estimated bytes per token row: reached only by text with most of the columns."""
 
 if TYPE_CHECKING:
-    from storage.exports import Progress as ExportProgress
+    from storage.exports import ExportProgress as ExportProgress
 
 
 def export(arguments: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from headrace_cli.launch.supervisor import DONE
 if TYPE_CHECKING:
     from tasks.datasets.selection import PromptScore
     from tasks.datasets.source import PromptSource
-    from tasks.rows import Row
+    from tasks.rows import TaskRow
 
 
 SCORE = "score"
@@ -68,12 +68,12 @@ def select(arguments: argparse.Namespace) -> int:
     rows = _training(config, source)
     scores = list(_scores(run_dir, rows, arguments.domain))
     found = select_prompts(scores, arguments.keep, norm=arguments.norm, guard=arguments.guard)
-    base: list[Row] = []
+    base: list[TaskRow] = []
     if arguments.base is not None:
         base = list(_training(config, _source(config, arguments.base)).values())
     known = {prompt_text(row.prompt) for row in base}
     chosen = [rows[key] for key in found.kept if prompt_text(rows[key].prompt) not in known]
-    held_out: list[Row] = []
+    held_out: list[TaskRow] = []
     if any(t.kind == "dataset" and t.eval_path is None for t in members(config.task).values()):
         # The hash that holds them out takes none of the chosen ones.
         held_out = source.eval_rows(config.evaluation.num_prompts)
@@ -120,12 +120,12 @@ def _source(config: RunConfig, path: str | None) -> "PromptSource":
     return build_source(task, config.seed)
 
 
-def _training(config: RunConfig, source: "PromptSource") -> "dict[str, Row]":
+def _training(config: RunConfig, source: "PromptSource") -> "dict[str, TaskRow]":
     """Training rows by id."""
     return {row.id: row for row in source.training_rows(config.evaluation.num_prompts)}
 
 
-def _record(row: "Row", folder: Path) -> dict[str, Any]:
+def _record(row: "TaskRow", folder: Path) -> dict[str, Any]:
     from tasks.rows import images_in, with_images
 
     prompt = with_images(row.prompt, [_written(i, row, folder) for i in images_in(row.prompt)])
@@ -134,7 +134,7 @@ def _record(row: "Row", folder: Path) -> dict[str, Any]:
     }
 
 
-def _written(image: Any, row: "Row", folder: Path) -> str:
+def _written(image: Any, row: "TaskRow", folder: Path) -> str:
     """An image as JSON has it. The prompt stays the same one, because it decides what is held out.
     UserError for a path that would mean another file in `folder`."""
     named = named_image(image)
@@ -146,7 +146,9 @@ def _written(image: Any, row: "Row", folder: Path) -> str:
     return str(named)
 
 
-def _scores(run_dir: Path, rows: "dict[str, Row]", domain: str | None) -> "Iterator[PromptScore]":
+def _scores(
+    run_dir: Path, rows: "dict[str, TaskRow]", domain: str | None
+) -> "Iterator[PromptScore]":
     """Yield the scores of each prompt. UserError where rows and scores are of different prompts."""
     from storage.queries import prompt_scores
     from tasks.datasets.selection import PromptScore

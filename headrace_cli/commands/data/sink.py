@@ -210,7 +210,7 @@ def _module_of(path: Path) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from storage.queries import Position
+    from storage.queries import MetricsPosition
 
 POSITION = "position.json"
 LOOK_EVERY_S = 2.0
@@ -272,12 +272,12 @@ class MetricStreamer:
 
     def _send_new(self) -> int:
         """Send the new metrics; return the number of steps."""
-        from storage.queries import news
+        from storage.queries import metrics_since
 
         if not self._is_open:
             self._sink.open(self._facts())
             self._is_open = True
-        found = news(self._run_dir, self._position)
+        found = metrics_since(self._run_dir, self._position)
         for item in found:
             self._sink.write(item.update, item.at, item.metrics)
             self._position = item.position
@@ -321,17 +321,17 @@ class MetricStreamer:
         plain = config.model_dump(mode="json")
         return RunFacts(self._run_dir.name, config.name, plain, self._folder)
 
-    def _last_position(self) -> "Position":
+    def _last_position(self) -> "MetricsPosition":
         """Return the position that an earlier call reached."""
-        from storage.queries import Position
+        from storage.queries import MetricsPosition
 
         own = self._run_dir.name
         try:
             kept = json.loads(self._place.read_text())
             run = kept.pop("run", own)
-            position = Position(**kept)
+            position = MetricsPosition(**kept)
         except (OSError, ValueError, TypeError, AttributeError):
-            return Position()
+            return MetricsPosition()
         if run != own:
             raise UserError(f"{self._folder} was told of the run {run}: name another --out")
         return position

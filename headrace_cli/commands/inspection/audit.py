@@ -18,7 +18,7 @@ from rich.table import Table
 from headrace.run_files import run_folder
 
 if TYPE_CHECKING:
-    from storage.audit import Report
+    from storage.audit import AuditReport
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def audit(arguments: argparse.Namespace) -> int:
     return 0 if report.is_clean else 1
 
 
-def _report(run_dir: Path) -> "Report":
+def _report(run_dir: Path) -> "AuditReport":
     """Run the audit, with a progress bar on a terminal."""
     from storage.audit import audit_run
 
@@ -48,7 +48,7 @@ def _report(run_dir: Path) -> "Report":
         return audit_run(run_dir, lambda done, total: bar.update(task, completed=done, total=total))
 
 
-def _print(report: "Report") -> None:
+def _print(report: "AuditReport") -> None:
     console = Console(highlight=False)
     looked = ", ".join(
         f"{number:,} {name.replace('_', ' ')}" for name, number in report.looked_at.items()

@@ -1,7 +1,7 @@
 """Finished answers of a file as a reward worker is asked to score them.
 
-In: a run's configuration and `tasks.datasets.answers.Answered` rows. Out: ScoreItems, whose images
-are files in a folder as long as the caller keeps it, under their SHA-256 as in a run. A chat
+In: a run's configuration and `tasks.datasets.answers.FinishedAnswer` rows. Out: ScoreItems, whose
+images are files in a folder as long as the caller keeps it, under their SHA-256 as in a run. A chat
 becomes text by the policy's chat template, and token ids that the file does not have are those of
 the text, by the policy's tokenizer, which is loaded only where one of the two is needed.
 """

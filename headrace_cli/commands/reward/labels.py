@@ -81,10 +81,10 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
 
 def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
     """The first training prompts of the task."""
-    from tasks.datasets.answers import Answered
+    from tasks.datasets.answers import FinishedAnswer
 
     for row, ids in islice(training_prompts(config, tokenizer), samples):
-        yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
+        yield FinishedAnswer(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
 
 
 def label(arguments: argparse.Namespace) -> int:

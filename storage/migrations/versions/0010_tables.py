@@ -1,5 +1,4 @@
-"""Where migrations begin: the tables as `storage.database.tables` had them when they were first
-stamped.
+"""First migration: the tables of `storage.database.tables` when they were first stamped.
 
 A new database gets today's tables as a whole (`storage.database.engine.upgrade`), so there is
 nothing to do here; what changes the tables of databases that are there is a migration after this

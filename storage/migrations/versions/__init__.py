@@ -1,1 +1,1 @@
-"""One file a migration, numbered in order."""
+"""One file per migration, numbered in order."""

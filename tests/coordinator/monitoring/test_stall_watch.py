@@ -199,7 +199,7 @@ async def test_whoever_looks_into_the_folder_sees_what_is_waited_for(
     assert waits._writing is writing, "the disk has not taken the first yet"
     assert writing is not None
     await writing
-    word = queries.last_word(stage.run_dir)
+    word = queries.coordinator_status(stage.run_dir)
     assert word is not None
     assert word.phase == "starting"
     assert word.waits == {"a reward worker to join": 3.0, "the learner to join": 3.0}

@@ -31,7 +31,7 @@ from headrace.protocol.records.record_types import (
 from headrace.protocol.token_spans import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
 from headrace.run_files.run_folder import read_config
 from storage.audit import audit_run
-from storage.journal.record_batches import Walk
+from storage.journal.record_batches import SegmentWalk
 from storage.journal.segments import segment_paths
 from storage.run_store import RunStore
 from tests.coordinator.persistence.test_state import picture, play, streaming_world
@@ -279,7 +279,7 @@ def small_segments() -> RunConfig:
 async def test_a_coordinator_writes_snapshots_and_its_successor_begins_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("storage.journal.store.WORTH", 1)
+    monkeypatch.setattr("storage.journal.store.SNAPSHOT_GROWTH", 1)
     run_dir = tmp_path / "run"
     async with staged(small_segments(), run_dir) as stage:
         for _ in range(150):
@@ -353,7 +353,7 @@ def test_a_restart_does_not_read_what_the_state_no_longer_needs(tmp_path: Path) 
     state = journal_with_snapshot(tmp_path / "run", snapshots=5)
     first, *_ = segment_paths(tmp_path / "run" / "journal")
     data = bytearray(first.read_bytes())
-    data[Walk(first).done().end - 9] ^= 1
+    data[SegmentWalk(first).done().end - 9] ^= 1
     first.write_bytes(data)
     store = RunStore.open(tmp_path / "run")
     config = read_config(tmp_path / "run")

@@ -308,10 +308,10 @@ def test_a_range_of_updates_and_a_bound(run_dir: Path, monkeypatch: pytest.Monke
     whole = queries.critic_sample(run_dir, 1, 24)
     some = queries.critic_sample(run_dir, 10, 12)
     assert 0 < some.of < whole.of
-    monkeypatch.setattr("storage.queries.critic.MOST_ANSWERS", 5)
+    monkeypatch.setattr("storage.queries.critic.MAX_ANSWERS", 5)
     few = queries.critic_sample(run_dir, 1, 24)
     assert (few.answers, few.of) == (5, whole.of)
-    monkeypatch.setattr("storage.queries.critic.MOST_TOKENS", 1)
+    monkeypatch.setattr("storage.queries.critic.MAX_TOKENS", 1)
     assert queries.critic_sample(run_dir, 1, 24).answers == 1
     nothing = queries.critic_sample(run_dir, 900, 999)
     assert (nothing.answers, nothing.of, len(nothing.tokens), len(nothing.cuts)) == (0, 0, 0, 0)

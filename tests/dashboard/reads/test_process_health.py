@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dashboard.reads.process_health import Look, health_rows, health_sentence
-from storage.queries import RunLine, Word
+from storage.queries import CoordinatorStatus, RunLine
 from storage.queries.processes import COLUMNS
 
 START = 1000.0
@@ -36,7 +36,7 @@ def processes(**changes: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def look(run: RunLine, *, later: float = 1.0, word: Word | None = None) -> Look:
+def look(run: RunLine, *, later: float = 1.0, word: CoordinatorStatus | None = None) -> Look:
     return Look(run, word, START + run.wall_s + later, silent_s=6.0)
 
 
@@ -107,10 +107,10 @@ def test_the_first_words(
     assert health_sentence(rows, look(run, later=later)) == (said, well)
 
 
-def word(seconds: float, **more: Any) -> Word:
+def word(seconds: float, **more: Any) -> CoordinatorStatus:
     """The coordinator's last word, so many seconds after the run's newest record."""
     values: dict[str, Any] = {"phase": "starting", "waits": {}, "heard": {}}
-    return Word(at=START + 100.0 + seconds, **(values | more))
+    return CoordinatorStatus(at=START + 100.0 + seconds, **(values | more))
 
 
 def test_the_coordinators_last_word_is_newer_than_its_records() -> None:

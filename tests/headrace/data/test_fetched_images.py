@@ -13,7 +13,7 @@ from headrace.data import media
 from headrace.data.media import MediaError, image_bytes
 from tasks.datasets.source import image_files
 from tasks.procedural.shapes import draw
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 PICTURE = draw({"red": (0, 0, 1, 1)})
 
@@ -62,7 +62,7 @@ def fetched(url: str, *, urls: bool = True) -> list[bytes]:
         max_response_length=8, image_urls=urls,
     )  # fmt: skip
     content = [{"type": "image", "image": url}]
-    row = Row("r1", [{"role": "user", "content": content}], "1")
+    row = TaskRow("r1", [{"role": "user", "content": content}], "1")
     return image_files(task, row, check=True)
 
 

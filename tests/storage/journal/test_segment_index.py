@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage.journal import segment_index as marks_module
-from storage.journal.segment_index import Marks
+from storage.journal import segment_index as index_module
+from storage.journal.segment_index import SegmentIndex
 from storage.journal.segments import DamagedError, SegmentWriter, read_batches, segment_paths
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
@@ -22,36 +22,36 @@ def write(folder: Path, first: int, batches: int, *, segment_bytes: int = 6000) 
     return first
 
 
-def numbers(folder: Path, first: int, marks: Marks | None) -> list[int]:
-    return [n for batch in read_batches(folder, first, marks) for n in batch.column(0).to_pylist()]
+def numbers(folder: Path, first: int, index: SegmentIndex | None) -> list[int]:
+    return [n for batch in read_batches(folder, first, index) for n in batch.column(0).to_pylist()]
 
 
 @pytest.fixture(autouse=True)
 def _close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks_module, "APART", 700)
+    monkeypatch.setattr(index_module, "POSITION_BYTES", 700)
 
 
-def test_reading_with_marks_is_reading(tmp_path: Path) -> None:
-    end, marks = write(tmp_path, 0, 60), Marks()
+def test_reading_with_an_index_is_reading(tmp_path: Path) -> None:
+    end, index = write(tmp_path, 0, 60), SegmentIndex()
     assert len(segment_paths(tmp_path)) > 2
     for _ in range(2):
         for first in range(0, end + 3, 7):
-            assert numbers(tmp_path, first, marks) == numbers(tmp_path, first, None)
+            assert numbers(tmp_path, first, index) == numbers(tmp_path, first, None)
     end = write(tmp_path, end, 20)
     for first in range(end - 80, end):
-        assert numbers(tmp_path, first, marks) == numbers(tmp_path, first, None)
+        assert numbers(tmp_path, first, index) == numbers(tmp_path, first, None)
 
 
 def test_what_stands_before_is_not_read_again_unless_the_file_changed(tmp_path: Path) -> None:
-    end, marks = write(tmp_path, 0, 60, segment_bytes=10**6), Marks()
-    numbers(tmp_path, end - 3, marks)
+    end, index = write(tmp_path, 0, 60, segment_bytes=10**6), SegmentIndex()
+    numbers(tmp_path, end - 3, index)
     (path,) = segment_paths(tmp_path)
-    start = marks.before(path, end - 3)
+    start = index.start_before(path, end - 3)
     assert start is not None
     assert start.position > 700
     data = bytearray(path.read_bytes())
     data[start.position - 20] ^= 1
     path.write_bytes(data)
-    assert marks.before(path, end - 3) is None
+    assert index.start_before(path, end - 3) is None
     with pytest.raises(DamagedError):
-        numbers(tmp_path, end - 3, marks)
+        numbers(tmp_path, end - 3, index)

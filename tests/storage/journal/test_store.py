@@ -23,7 +23,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.protocol.token_spans import Span
 from storage.journal.segments import DamagedError, segment_paths
-from storage.journal.store import WORTH, Journal, decode, encode, read_journal, snapshots
+from storage.journal.store import SNAPSHOT_GROWTH, Journal, decode, encode, read_journal, snapshots
 from tests.storage.samples import chunk, same, small_run
 
 numbers = st.floats(width=64)
@@ -160,7 +160,9 @@ def test_a_large_snapshot_is_followed_by_much_before_the_next(tmp_path: Path) ->
             writer.close()
             writer = journal(tmp_path, segment_mib=0.01)
     bytes_of_a_chunk = encode([chunk(1, 0, 200)], 0).nbytes
-    assert 0.5 * WORTH * 50_000 < written * bytes_of_a_chunk < 1.2 * WORTH * 50_000
+    assert (
+        0.5 * SNAPSHOT_GROWTH * 50_000 < written * bytes_of_a_chunk < 1.2 * SNAPSHOT_GROWTH * 50_000
+    )
     writer.append([snapshot(10)])
     writer.close()
     assert [len(found.state) for _, found in snapshots(tmp_path)] == [10, 50_000]

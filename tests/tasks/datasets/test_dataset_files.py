@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 GSM8K_ROW = {"id": "gsm8k/train/0", "prompt": "48 and half as many?", "answer": "72", "level": 1}
 
@@ -24,7 +24,7 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> str:
 def test_jsonl(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [GSM8K_ROW])
     assert read_dataset(path) == [
-        Row("gsm8k/train/0", "48 and half as many?", "72", {"answer": "72", "level": 1}),
+        TaskRow("gsm8k/train/0", "48 and half as many?", "72", {"answer": "72", "level": 1}),
     ]
 
 
@@ -62,7 +62,9 @@ def test_answer_aliases(tmp_path: Path, key: str) -> None:
 
 def test_answer_comes_before_solution(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "solution": "long", "answer": "x"}])
-    assert read_dataset(path)[0] == Row("a.jsonl:1", "p", "x", {"solution": "long", "answer": "x"})
+    assert read_dataset(path)[0] == TaskRow(
+        "a.jsonl:1", "p", "x", {"solution": "long", "answer": "x"}
+    )
 
 
 def test_named_keys_reach_into_columns(tmp_path: Path) -> None:

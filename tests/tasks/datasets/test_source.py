@@ -27,11 +27,11 @@ from tasks.procedural.graph_walk import score
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import solve
-from tasks.rows import Row
+from tasks.rows import TaskRow
 
 
-def rows(count: int) -> list[Row]:
-    return [Row(f"r{i}", f"prompt {i}", "1") for i in range(count)]
+def rows(count: int) -> list[TaskRow]:
+    return [TaskRow(f"r{i}", f"prompt {i}", "1") for i in range(count)]
 
 
 def write_file(path: Path, prompts: list[str]) -> str:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks.make_models.cold_start import (
     Curriculum,
-    Example,
+    TrainingExample,
     buckets,
     build_model,
     learning_rate,
@@ -21,7 +21,7 @@ from tasks.make_models.cold_start import (
     weighted_loss,
 )
 from tasks.make_models.policy_check import check_policy, sample
-from tasks.procedural.base import Sizes, default_sizes, is_held_out, prompt_row
+from tasks.procedural.base import PromptSizes, default_sizes, is_held_out, prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS, style_of
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tasks.procedural.shift_register import SHIFT_REGISTER, read_lines
@@ -52,7 +52,7 @@ def test_training_data_has_two_phases_and_nothing_held_out() -> None:
 
 def test_buckets_keep_every_example_and_bound_the_padding() -> None:
     rng = Random(0)
-    examples = [Example([5] * rng.randint(8, 290), 3) for _ in range(64)]
+    examples = [TrainingExample([5] * rng.randint(8, 290), 3) for _ in range(64)]
     groups = list(buckets(examples))
     assert sum(map(len, groups)) == 64
     for group in groups:
@@ -66,7 +66,7 @@ def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     prompt, response = "a3b5=", "a3+0=3;b5+3=8;#8"
-    example = Example([*tokenizer.encode(prompt + response), 2], len(prompt))
+    example = TrainingExample([*tokenizer.encode(prompt + response), 2], len(prompt))
     equals = tokenizer.convert_tokens_to_ids("=")
     # All-zero weights give a uniform distribution over 70 tokens. 17 response tokens, two of them
     # the result of a step; the `=` that ends the prompt has no result after it.
@@ -74,7 +74,7 @@ def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
     assert weights == 17 + 2 * 3
     assert float(loss.detach()) == pytest.approx(weights * math.log(70), rel=1e-5)
     padded, padded_weights = weighted_loss(
-        model, [example, Example(example.ids[:-4], 5)], equals=equals, weight=1.0
+        model, [example, TrainingExample(example.ids[:-4], 5)], equals=equals, weight=1.0
     )
     assert padded_weights == 17 + 13
     assert float(padded.detach()) == pytest.approx(30 * math.log(70), rel=1e-5)
@@ -83,9 +83,9 @@ def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
 def test_an_answer_may_be_shown_only_as_far_as_it_begins() -> None:
     tokenizer = build_tokenizer(CHAIN_SUMS.characters)
     whole = make_example(tokenizer, "a3b5=", "#8")
-    assert whole == Example([*tokenizer.encode("a3b5=#8"), 2], 5)
+    assert whole == TrainingExample([*tokenizer.encode("a3b5=#8"), 2], 5)
     assert make_example(tokenizer, "a3b5=", "#8", most=3) == whole
-    assert make_example(tokenizer, "a3b5=", "#8", most=2) == Example(whole.ids[:-1], 5)
+    assert make_example(tokenizer, "a3b5=", "#8", most=2) == TrainingExample(whole.ids[:-1], 5)
 
 
 def test_the_learning_rate_warms_up_holds_and_decays() -> None:
@@ -187,7 +187,7 @@ def test_the_shipped_register_slips_checks_and_is_right_now_and_then_on_long_ans
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert model.config.max_position_embeddings >= 2048 + 16
-    sizes = Sizes(min_terms=3, max_terms=24, tail=1.3)
+    sizes = PromptSizes(min_terms=3, max_terms=24, tail=1.3)
     check = check_policy(
         model, tokenizer, SHIFT_REGISTER, prompts=384, seed=0, max_tokens=600, sizes=sizes
     )
@@ -226,7 +226,7 @@ def test_the_long_model_is_a_mixture_and_sound_on_long_problems() -> None:
     model = AutoModelForCausalLM.from_pretrained(LONG, dtype=torch.float32)
     most = CHAIN_SUMS.most_terms
     assert model.config.max_position_embeddings >= (2 * most + 1) + (7 * most + 3)
-    sizes = Sizes(min_terms=2, max_terms=52, tail=1.3)
+    sizes = PromptSizes(min_terms=2, max_terms=52, tail=1.3)
     check = check_policy(
         model, tokenizer, CHAIN_SUMS, prompts=512, seed=0, max_tokens=372, sizes=sizes
     )

@@ -16,7 +16,7 @@ from tasks.procedural.base import (
 )
 from tasks.procedural.chain_sums import (
     CHAIN_SUMS,
-    Mixture,
+    StyleMixture,
     read_prompt,
     sample_response,
     style_of,
@@ -84,7 +84,7 @@ def test_correct_means_the_last_thing_written() -> None:
 def test_the_mixture_decides_the_styles() -> None:
     rng = Random(0)
     styles = [
-        style_of(sample_response([1, 2, 3, 4], rng, Mixture(direct=0.5, jumps=0.3)))
+        style_of(sample_response([1, 2, 3, 4], rng, StyleMixture(direct=0.5, jumps=0.3)))
         for _ in range(4000)
     ]
     assert styles.count("direct") / 4000 == pytest.approx(0.5, abs=0.03)

@@ -34,7 +34,7 @@ from tasks.procedural.shapes import (
     teach,
     with_fault,
 )
-from tasks.rows import Row, images_in, with_images
+from tasks.rows import TaskRow, images_in, with_images
 
 scenes = st.builds(lambda seed: draw_scene(Random(seed), 4), st.integers(0, 2**32))
 
@@ -148,6 +148,6 @@ def test_the_files_of_a_rows_images() -> None:
     mixed = MixtureConfig(kind="mixture", datasets={"seen": task})
     (first,) = build_source(mixed, seed=0).training_rows(1)
     assert image_files(mixed, first) == images_in(first.prompt)
-    gone = Row("r9", [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}], "1")
+    gone = TaskRow("r9", [{"role": "user", "content": [{"type": "image", "image": "no.png"}]}], "1")
     with pytest.raises(MediaError, match=r"row r9, image 1: image 'no\.png' cannot be read"):
         image_files(task, gone)

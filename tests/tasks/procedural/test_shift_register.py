@@ -14,9 +14,9 @@ from tasks.procedural.shift_register import (
     SKILL_CHECK,
     SKILL_SLIP,
     SLIP,
-    Account,
-    Problem,
-    account_for,
+    AnswerCheck,
+    RegisterProblem,
+    check_answer,
     next_digit,
     read_lines,
     read_prompt,
@@ -35,23 +35,25 @@ LIMIT = 2048
 """Tokens of the longest answer in the recipe, the end token included."""
 
 problems = st.builds(
-    lambda steps, state: Problem(steps, f"{state:04d}"), st.integers(1, 40), st.integers(1, 9999)
+    lambda steps, state: RegisterProblem(steps, f"{state:04d}"),
+    st.integers(1, 40),
+    st.integers(1, 9999),
 )
 seeds = st.integers(0, 2**32)
 
 
 def test_the_written_answer_of_the_example() -> None:
-    problem = Problem(3, "3714")
+    problem = RegisterProblem(3, "3714")
     assert write_prompt(problem) == PROMPT
     assert write_run(problem, Random(0)) == PLAIN
     assert solve(PROMPT) == "5"
-    assert account_for(PROMPT, PLAIN) == Account("right", steps=3, lines=3, checks=0)
-    assert account_for(PROMPT, CHECKED) == Account("right", steps=3, lines=4, checks=1)
+    assert check_answer(PROMPT, PLAIN) == AnswerCheck("right", steps=3, lines=3, checks=0)
+    assert check_answer(PROMPT, CHECKED) == AnswerCheck("right", steps=3, lines=4, checks=1)
     assert [style_of(PLAIN), style_of(CHECKED)] == ["plain", "checked"]
 
 
 @given(problems)
-def test_a_prompt_reads_back(problem: Problem) -> None:
+def test_a_prompt_reads_back(problem: RegisterProblem) -> None:
     assert read_prompt(write_prompt(problem)) == problem
 
 
@@ -83,15 +85,15 @@ def test_other_texts_are_not_prompts(text: str) -> None:
     ],
 )
 def test_nothing_is_right_that_leaves_the_form(response: str) -> None:
-    assert account_for(PROMPT, response).ending == "illegal"
+    assert check_answer(PROMPT, response).ending == "illegal"
     assert score(PROMPT, response, "5")["score"] == 0.0
 
 
 def test_a_wrong_digit_is_fatal_where_it_is_accepted_and_only_there() -> None:
     corrected = "7;002:7147=9?002:7147=4;001:1474=5;#5"
-    assert account_for(PROMPT, corrected) == Account("right", steps=3, lines=4, checks=1)
+    assert check_answer(PROMPT, corrected) == AnswerCheck("right", steps=3, lines=4, checks=1)
     accepted = "7;002:7147=9;001:1479=0;#0"
-    assert account_for(PROMPT, accepted) == Account("slip", steps=1, lines=2, checks=0)
+    assert check_answer(PROMPT, accepted) == AnswerCheck("slip", steps=1, lines=2, checks=0)
     # Two wrongs that end in the right digit make no right.
     assert next_digit("1479") == "0"
     assert score(PROMPT, "7;002:7147=9;001:1479=5;#5", "5") == {
@@ -104,10 +106,10 @@ def test_a_wrong_digit_is_fatal_where_it_is_accepted_and_only_there() -> None:
 
 
 @given(problems, seeds)
-def test_every_way_of_writing_without_slips_is_right(problem: Problem, seed: int) -> None:
+def test_every_way_of_writing_without_slips_is_right(problem: RegisterProblem, seed: int) -> None:
     prompt = write_prompt(problem)
     written = write_run(problem, Random(seed), check=0.5)
-    account = account_for(prompt, written)
+    account = check_answer(prompt, written)
     assert account.ending == "right"
     assert account.steps == problem.steps
     assert account.lines == problem.steps + account.checks == len(read_lines(prompt, written))
@@ -116,7 +118,9 @@ def test_every_way_of_writing_without_slips_is_right(problem: Problem, seed: int
 
 
 @given(problems, seeds, st.data())
-def test_no_other_character_will_do(problem: Problem, seed: int, data: st.DataObject) -> None:
+def test_no_other_character_will_do(
+    problem: RegisterProblem, seed: int, data: st.DataObject
+) -> None:
     prompt = write_prompt(problem)
     written = write_run(problem, Random(seed), check=0.5)
     place = data.draw(st.integers(0, len(written) - 1))
@@ -124,21 +128,23 @@ def test_no_other_character_will_do(problem: Problem, seed: int, data: st.DataOb
     changed = written[:place] + other + written[place + 1 :]
     # A digit that is not accepted may be any; it says nothing.
     free = written[place + 1 : place + 2] == "?" and other.isdigit()
-    assert (account_for(prompt, changed).ending == "right") == free
+    assert (check_answer(prompt, changed).ending == "right") == free
 
 
 @given(problems, seeds)
 def test_slips_leave_the_form_and_are_fatal_where_a_wrong_line_is_accepted(
-    problem: Problem, seed: int
+    problem: RegisterProblem, seed: int
 ) -> None:
     prompt = write_prompt(problem)
     written = write_run(problem, Random(seed), slip=0.2, check=0.5)
     fatal = any(line.wrong and line.accepted for line in read_lines(prompt, written))
-    assert account_for(prompt, written).ending == ("slip" if fatal else "right")
+    assert check_answer(prompt, written).ending == ("slip" if fatal else "right")
 
 
 @given(problems, seeds)
-def test_a_checked_step_is_accepted_when_two_writings_agree(problem: Problem, seed: int) -> None:
+def test_a_checked_step_is_accepted_when_two_writings_agree(
+    problem: RegisterProblem, seed: int
+) -> None:
     prompt = write_prompt(problem)
     text = prompt + write_run(problem, Random(seed), slip=0.3, check=1.0)
     lines = [text[i : i + 11] for i in range(0, len(text) - 2, 11)]
@@ -164,9 +170,9 @@ def test_lessons_slip_and_check_as_often_as_they_should(
 
 def test_even_answers_of_forty_steps_are_right_now_and_then() -> None:
     rng = Random(0)
-    lessons = [Problem(40, f"{rng.randint(1, 9999):04d}") for _ in range(1000)]
+    lessons = [RegisterProblem(40, f"{rng.randint(1, 9999):04d}") for _ in range(1000)]
     endings = [
-        account_for(write_prompt(problem), write_run(problem, rng, slip=SLIP, check=CHECK)).ending
+        check_answer(write_prompt(problem), write_run(problem, rng, slip=SLIP, check=CHECK)).ending
         for problem in lessons
     ]
     assert 0.05 <= endings.count("right") / 1000 <= 0.13

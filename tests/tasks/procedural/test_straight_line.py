@@ -13,7 +13,7 @@ from tasks.procedural.straight_line import (
     NOTE,
     SLIP,
     STRAIGHT_LINE,
-    Problem,
+    StraightLineProblem,
     code_lines,
     draw_problem,
     passes,
@@ -38,7 +38,7 @@ problems = st.builds(
 
 
 def test_the_written_answer_of_the_example() -> None:
-    problem = Problem(3, ("*4", "+9", "-1"))
+    problem = StraightLineProblem(3, ("*4", "+9", "-1"))
     assert write_prompt(problem) == PROMPT
     assert registers(problem) == [2, 1, 0]
     assert write_program(problem, Random(0)) == RIGHT
@@ -49,7 +49,7 @@ def test_the_written_answer_of_the_example() -> None:
 
 
 @given(problems)
-def test_a_prompt_reads_back(problem: Problem) -> None:
+def test_a_prompt_reads_back(problem: StraightLineProblem) -> None:
     assert read_prompt(write_prompt(problem)) == problem
 
 
@@ -91,7 +91,7 @@ def test_the_parts_of_a_score() -> None:
 
 
 @given(problems, seeds)
-def test_what_is_written_without_slips_is_right(problem: Problem, seed: int) -> None:
+def test_what_is_written_without_slips_is_right(problem: StraightLineProblem, seed: int) -> None:
     prompt = write_prompt(problem)
     written = write_program(problem, Random(seed), note=0.3)
     assert passes(prompt, written)
@@ -100,7 +100,7 @@ def test_what_is_written_without_slips_is_right(problem: Problem, seed: int) -> 
 
 
 @given(problems, seeds)
-def test_a_slip_is_never_made_up_for(problem: Problem, seed: int) -> None:
+def test_a_slip_is_never_made_up_for(problem: StraightLineProblem, seed: int) -> None:
     """However many lines slip, every register after the first slip is wrong."""
     prompt = write_prompt(problem)
     written = write_program(problem, Random(seed), slip=0.5)

@@ -13,7 +13,7 @@ from tasks.procedural.tracking import (
     DIRECT_SHARE,
     SLIP,
     TRACKING,
-    Problem,
+    TrackingProblem,
     draw_problem,
     follow,
     read_prompt,
@@ -33,14 +33,14 @@ problems = st.builds(
 
 
 def test_the_written_answer_of_the_example() -> None:
-    problem = Problem(3, ((1, 4), (3, 5), (5, 1)))
+    problem = TrackingProblem(3, ((1, 4), (3, 5), (5, 1)))
     assert write_prompt(problem) == "3a14b35c51="
     assert write_steps(problem, Random(0)) == "a14+3=3;b35+3=5;c51+5=1;#1"
     assert solve("3a14b35c51=") == "1"
 
 
 @given(problems)
-def test_a_prompt_reads_back_and_its_steps_are_right(problem: Problem) -> None:
+def test_a_prompt_reads_back_and_its_steps_are_right(problem: TrackingProblem) -> None:
     prompt = write_prompt(problem)
     assert read_prompt(prompt) == problem
     assert all(first != second for first, second in problem.swaps)
@@ -62,7 +62,9 @@ def test_malformed_answers_have_no_style(text: str) -> None:
 
 
 @given(problems, st.integers(0, 2**32))
-def test_a_slip_leaves_the_form_and_the_answer_goes_on_from_it(problem: Problem, seed: int) -> None:
+def test_a_slip_leaves_the_form_and_the_answer_goes_on_from_it(
+    problem: TrackingProblem, seed: int
+) -> None:
     prompt = write_prompt(problem)
     slipped = write_steps(problem, Random(seed), SLIP)
     assert len(slipped) == len(write_steps(problem, Random(0))) == 8 * len(problem.swaps) + 2

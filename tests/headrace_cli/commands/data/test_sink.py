@@ -18,7 +18,7 @@ from headrace_cli.cli import main
 from headrace_cli.cli_data import SINKS as NAMED
 from headrace_cli.commands.data.sink import MAX_FAILURES, SINKS, MetricStreamer, RunFacts, sink_of
 from storage.journal.store import read_journal
-from storage.queries import Position, metric_series, news
+from storage.queries import MetricsPosition, metric_series, metrics_since
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import write_run
 
@@ -73,10 +73,10 @@ def test_numbers_are_those_of_the_pages(run_dir: Path, tmp_path: Path) -> None:
 
 
 def test_news_come_in_pieces_of_any_size(run_dir: Path) -> None:
-    whole = news(run_dir, Position())
+    whole = metrics_since(run_dir, MetricsPosition())
     for most in (1, 3):
-        found, position = [], Position()
-        while more := news(run_dir, position, most=most):
+        found, position = [], MetricsPosition()
+        while more := metrics_since(run_dir, position, most=most):
             found += more
             position = more[-1].position
         assert {(n.update, n.at) for n in found} == {(n.update, n.at) for n in whole}
@@ -139,7 +139,7 @@ def test_a_sink_that_fails_is_one_line_and_misses_nothing(
     waits: list[float] = []
     target = Kept(2, 3, 7)
     MetricStreamer(target, run_dir, tmp_path, sleep=waits.append).stream(once=False)
-    whole = [(n.update, n.at) for n in news(run_dir, Position())]
+    whole = [(n.update, n.at) for n in metrics_since(run_dir, MetricsPosition())]
     assert target.told == whole
     assert waits == [1.0, 2.0, 1.0]
     assert target.opened == target.closed == 4
@@ -242,7 +242,7 @@ def test_tensorboard_reads_what_it_was_told(run_dir: Path, tmp_path: Path) -> No
     assert main(["sink", str(run_dir), "tensorboard", "--out", str(tmp_path)]) == 0
     read = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
     read.Reload()
-    whole = news(run_dir, Position())
+    whole = metrics_since(run_dir, MetricsPosition())
     assert set(read.Tags()["tensors"]) == {name for n in whole for name in n.metrics}
     told = [n for n in whole if "reward/mean" in n.metrics]
     events = read.Tensors("reward/mean")
@@ -263,7 +263,7 @@ def test_trackio_stores_what_it_was_told(
     from trackio.sqlite_storage import SQLiteStorage
 
     rows = SQLiteStorage.get_logs("scripted", "run-1")
-    whole = news(run_dir, Position())
+    whole = metrics_since(run_dir, MetricsPosition())
     assert len(rows) == len(whole)
     assert [row["step"] for row in rows] == [n.update for n in whole]
     for row, item in zip(rows, whole, strict=True):
@@ -297,7 +297,7 @@ def test_wandb_writes_down_what_it_was_told(
     assert main(["sink", str(run_dir), "wandb", "--out", str(tmp_path)]) == 0
     from wandb.proto.wandb_internal_pb2 import Record
 
-    whole, rows = news(run_dir, Position()), list[dict[str, Any]]()
+    whole, rows = metrics_since(run_dir, MetricsPosition()), list[dict[str, Any]]()
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     deadline = time.monotonic() + 60
     while len(rows) < len(whole) and time.monotonic() < deadline:
@@ -332,7 +332,7 @@ def test_mlflow_stores_what_it_was_told(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["headrace_run"] == "run-1"
     assert run.info.status == "FINISHED"
-    told = [n for n in news(run_dir, Position()) if "reward/mean" in n.metrics]
+    told = [n for n in metrics_since(run_dir, MetricsPosition()) if "reward/mean" in n.metrics]
     found = client.get_metric_history(run.info.run_id, "reward/mean")
     assert [m.step for m in found] == [n.update for n in told]
     assert [m.value for m in found] == pytest.approx([n.metrics["reward/mean"] for n in told])

@@ -8,42 +8,36 @@ in memory, more in two files beside the target, what neighbours share in one of 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
 
-from storage.exports.packed import Packed
+from storage.exports.packed_rows import PackedRows
 
 IN_MEMORY = 96 << 20
 """Bytes of rows that need no files."""
 
 
-class Spool:
+class RowBuffer:
     """Batches of rows; gone when the block ends. `schema`: of the rows."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._paths = (path.with_suffix(".own"), path.with_suffix(".shared"))
         self._schema = schema
         self._files: list[pa.ipc.RecordBatchStreamWriter] = []
-        self._waiting: list[Packed] = []
+        self._waiting: list[PackedRows] = []
         self._size = 0
         self._words: dict[str, list[pa.Array]] = {
             field.name: [] for field in schema if pa.types.is_dictionary(field.type)
         }
 
-    def __enter__(self) -> "Spool":
+    def __enter__(self) -> "RowBuffer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for path in self._paths:
             path.unlink(missing_ok=True)
 
-    def add(self, rows: Packed) -> None:
+    def add(self, rows: PackedRows) -> None:
         """Some more rows."""
         for name, known in self._words.items():
             known.append(rows.kept(name).dictionary)
@@ -56,7 +50,7 @@ class Spool:
                 self._write(each)
             self._waiting = []
 
-    def _write(self, rows: Packed) -> None:
+    def _write(self, rows: PackedRows) -> None:
         sizes = pa.array(rows.sizes, type=pa.int64())
         names = [*rows.shared.schema.names, "sizes"]
         batches = (rows.own, pa.RecordBatch.from_arrays([*rows.shared.columns, sizes], names))
@@ -69,7 +63,7 @@ class Spool:
         for file, batch in zip(self._files, batches, strict=True):
             file.write_batch(batch)
 
-    def parts(self) -> Iterator[Packed]:
+    def parts(self) -> Iterator[PackedRows]:
         """All rows in order; none can be added any more."""
         for file in self._files:
             file.close()
@@ -83,7 +77,7 @@ class Spool:
             )
             for own, sized in zip(owned, shared, strict=True):
                 sizes = sized.column("sizes").to_numpy()
-                yield Packed(self._schema, own, sized.select(sized.schema.names[:-1]), sizes)
+                yield PackedRows(self._schema, own, sized.select(sized.schema.names[:-1]), sizes)
 
     def dictionaries(self) -> dict[str, pa.Array]:
         """All values of each dictionary column."""

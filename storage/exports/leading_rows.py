@@ -1,8 +1,8 @@
-"""Which rows of an export come first, and which columns it has.
+"""Selection of the rows that an export begins with, and of its columns.
 
-In: all batches of rows, in order. Out: the numbers of the rows that show, for each column, what it
-holds; and the columns that hold nothing. Readers of text files infer a column's type from the first
-rows: a column that begins with nulls, or text that begins with numbers, breaks them further down.
+In: all batches of rows, in order. Out: the numbers of the rows that show, for each column, its
+kinds of values; and the columns without a value. Readers of text files infer a column's type from
+the first rows: a column that begins with nulls, or text that begins with numbers, misleads them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,22 +12,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.exports.packed import Packed
+from storage.exports.packed_rows import PackedRows
 
 Int8 = npt.NDArray[np.int8]
 NOTHING, BLANK, WHOLE, DECIMAL, SPECIAL, PLAIN = range(6)
-"""What a value shows: nothing (null, a list without a value), an empty text, text that reads like a
-whole number, like another number, like a date, truth value or the like, and what nobody takes for
-something else."""
+"""Kinds of a value: nothing (null, a list without a value), an empty text, text that reads like a
+whole number, like another number, like a date, truth value or the like, and other text."""
 _WHOLE = r"^\s*[+-]?\d+\s*$"
 _DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _SPECIAL = r"^(?i)\s*(true|false|yes|no|nan|none|null|na|n/a|[+-]?inf(inity)?|[\d\s.:/+tz-]*)\s*$"
 _HEAD_ROWS = 20
 _HEAD_BYTES = 1 << 16
-"""Number of leading rows that are not moved, because every reader looks at this many."""
+"""Rows and bytes at the beginning that are not moved, because every reader looks there."""
 
 
-class Leading:
+class LeadingRows:
     """Looks at rows. `by_text`: text can be taken for numbers, as in CSV."""
 
     def __init__(self, schema: pa.Schema, *, by_text: bool) -> None:
@@ -36,20 +35,16 @@ class Leading:
         self._shown: set[str] = set()
         self._rows: list[pa.RecordBatch] = []
         self._numbers: list[int] = []
+        """Numbers of the rows that are moved to the beginning, ascending."""
         self._seen = 0
         self._head = 0
-
-    @property
-    def numbers(self) -> list[int]:
-        """Numbers of the rows that have to be moved to the beginning, ascending."""
-        return self._numbers
 
     @property
     def empty(self) -> list[str]:
         """Columns in which no row has a value, where there are rows."""
         return [name for name in self._open if name not in self._shown] if self._seen else []
 
-    def look(self, rows: Packed) -> None:
+    def look(self, rows: PackedRows) -> None:
         """Take the next rows into account."""
         if self._seen == 0:
             self._head = min(_HEAD_ROWS, _HEAD_BYTES * rows.num_rows // max(rows.nbytes, 1))
@@ -80,7 +75,7 @@ class Leading:
         for batch in self._rows:
             yield batch.select(list(names))
 
-    def others(self, parts: Iterator[Packed], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def others(self, parts: Iterator[PackedRows], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The same rows again without those that were moved."""
         first = 0
         for rows in parts:
@@ -97,7 +92,7 @@ class Leading:
 
 
 def shown(column: pa.Array, by_text: bool) -> Int8:
-    """What each value of a column shows."""
+    """The kind of each value of a column."""
     if by_text and pa.types.is_dictionary(column.type):
         codes = column.indices.fill_null(len(column.dictionary)).to_numpy()
         return np.append(_kinds_of_text(column.dictionary), np.int8(NOTHING))[codes]
@@ -110,7 +105,7 @@ def shown(column: pa.Array, by_text: bool) -> Int8:
 
 
 def _has_value(column: pa.ListArray) -> npt.NDArray[np.bool_]:
-    """Whether a list has an entry that is not null."""
+    """Return for each list whether it has an entry that is not null."""
     values = column.flatten()
     counts = column.value_lengths().fill_null(0).to_numpy()
     if values.null_count == 0:

@@ -1,8 +1,8 @@
-"""What the journal says about trajectories, windows and updates, gathered for the checks.
+"""Facts of the journal about trajectories, windows and updates, for the checks.
 
-Comes in: nothing by itself; `sequences` and `updates` write here what each record says. Goes out:
-plain facts, and for any trajectory arrays with an entry for each of its positions. Nothing here is
-shared with the coordinator's account, so the two can be compared.
+In: nothing by itself; `sequences` and `updates` write here what each record says. Out: plain facts,
+and for any trajectory arrays with an entry for each of its positions. Nothing here is shared with
+the coordinator's account, so the two can be compared.
 """
 
 from collections import Counter
@@ -13,18 +13,19 @@ import numpy.typing as npt
 
 from headrace.protocol.records.record_types import BatchTaken, CheckpointWritten, MaskedRun
 from headrace.protocol.token_spans import Reward, Span
+from storage.audit.findings import Findings, Kind
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class WindowFacts:
-    """A window: its borders as they were written down, and where it is in its life.
+    """A window: its borders as they were written down, and its state.
 
     Attributes:
         lineage, update, version: of the batch that has it or trained it; None: none has.
         trained: (lineage, update) of every commit in the surviving weights that trained it.
-        lines: what had become of its lines when it got ready; None: nobody scored any.
+        lines: state of its lines when it got ready; None: none were scored.
     """
 
     window_id: int
@@ -53,7 +54,7 @@ class WindowFacts:
 
 @dataclass(slots=True)
 class TrajectoryFacts:
-    """A trajectory: how far it came, who sampled what, what became of it.
+    """A trajectory: its progress, who sampled its tokens, its rewards and its state.
 
     Attributes:
         ended_at: journal offset of its end; -1 while it runs. received: sampled tokens, added up
@@ -94,7 +95,7 @@ class TrajectoryFacts:
 
     @property
     def complete(self) -> bool:
-        """Whether it came to its end or to the length limit."""
+        """True if it reached its end or the length limit."""
         return self.status in ("finished", "truncated")
 
     def versions(self, start: int, end: int) -> npt.NDArray[np.int64]:
@@ -106,7 +107,8 @@ class TrajectoryFacts:
         return found
 
     def in_loss(self, window: WindowFacts) -> Mask:
-        """[window.end - window.start] its sampled tokens that no mask keeps out of the loss."""
+        """[window.end - window.start] True for sampled tokens that no mask keeps out of the
+        loss."""
         kept = self.versions(window.start, window.end) >= 0
         for run in window.masked:
             kept[max(run.start - window.start, 0) : max(run.end - window.start, 0)] = False
@@ -129,8 +131,8 @@ class UpdateFacts:
 
 
 @dataclass
-class Facts:
-    """All of it.
+class JournalFacts:
+    """All facts of a journal.
 
     Attributes:
         issued: the highest version given out. update: the last one committed on the present
@@ -138,9 +140,8 @@ class Facts:
         update. forgotten: no rollback reaches an update before this one. leases: (lease id,
         generator) in force, by trajectory. abandoned: tokens trained on lineages that were given
         up. lost: tokens that the journal does not have, by generator and reason. config: SHA-256 of
-        the configuration that the run was last started with; None: nobody wrote it down.
-        rankers: versions of the ranker that is trained along. scored_by: which of them has scored a
-        group.
+        the configuration that the run was last started with; None: unrecorded. rankers:
+        versions of the ranker that is trained along. scored_by: the one that scored a group.
     """
 
     trajectories: dict[int, TrajectoryFacts] = field(default_factory=dict)
@@ -166,3 +167,13 @@ class Facts:
     config: str | None = None
     abandoned: int = 0
     lost: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class RecordChecks:
+    """Base of checks that gather facts from the records of a journal, in their order."""
+
+    def __init__(self, facts: JournalFacts, findings: Findings) -> None:
+        self._facts, self._findings, self._where = facts, findings, ""
+
+    def _say(self, kind: Kind, text: str) -> None:
+        self._findings.add(kind, self._where, text)

@@ -14,31 +14,31 @@ from storage.database.reader import open_run
 from storage.database.tables import Evaluation, Metric, Update
 
 
-class Position(NamedTuple):
-    """How far somebody knows a run: the last update, and the journal offset of the last
-    evaluation."""
+class MetricsPosition(NamedTuple):
+    """Progress of an export: the last update, and the last evaluation's journal offset."""
 
     lineage: int = 0
     update: int = 0
     evaluation: int = -1
 
 
-class News(NamedTuple):
-    """Numbers measured at one update, at `at` seconds since the epoch; those that were not finite
-    and those that are arrays are left out. `position` is the one behind them."""
+class UpdateMetrics(NamedTuple):
+    """Finite numbers of one update, at `at` seconds since the epoch; no arrays. `position` is
+    behind them."""
 
     update: int
     at: float
     metrics: dict[str, float]
-    position: Position
+    position: MetricsPosition
 
 
 _EVALUATED = ("accuracy", "response_length", "truncated")
 
 
-def news(run_dir: Path, position: Position, *, most: int = 200) -> list[News]:
-    """Metrics behind a position, of a limited number of updates: updates, then evaluations, each as
-    `eval/accuracy` and the like."""
+def metrics_since(
+    run_dir: Path, position: MetricsPosition, *, most: int = 200
+) -> list[UpdateMetrics]:
+    """Metrics of at most `most` updates behind a position, then evaluations as `eval/NAME`."""
     reader = open_run(run_dir)
     with reader.moment() as now:
         behind = or_(
@@ -59,8 +59,8 @@ def news(run_dir: Path, position: Position, *, most: int = 200) -> list[News]:
                     Metric.value.is_not(None),
                 )
             )  # fmt: skip
-            position = Position(lineage, update, position.evaluation)
-            found.append(News(update, at, dict(map(tuple, rows)), position))
+            position = MetricsPosition(lineage, update, position.evaluation)
+            found.append(UpdateMetrics(update, at, dict(map(tuple, rows)), position))
         evaluations = now.rows(
             select(Evaluation)
             .where(Evaluation.run == now.key, Evaluation.offset > position.evaluation)
@@ -70,5 +70,5 @@ def news(run_dir: Path, position: Position, *, most: int = 200) -> list[News]:
             measured = {name: getattr(row, name) for name in _EVALUATED}
             metrics = {f"eval/{name}": x for name, x in measured.items() if x is not None}
             position = position._replace(evaluation=row.offset)
-            found.append(News(row.update, row.at, metrics, position))
+            found.append(UpdateMetrics(row.update, row.at, metrics, position))
     return found

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.exports import spool as spool_module
+from storage.exports import row_buffer as buffer_module
 from storage.exports.columns import WORD
-from storage.exports.leading import PLAIN, Leading, shown
-from storage.exports.packed import Packed, plain, repeated
-from storage.exports.spool import Spool
+from storage.exports.leading_rows import PLAIN, LeadingRows, shown
+from storage.exports.packed_rows import PackedRows, plain, repeated
+from storage.exports.row_buffer import RowBuffer
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "whole": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -48,12 +48,14 @@ def test_each_value_so_many_times(data: st.DataObject, name: str) -> None:
     assert found.to_pylist() == [value for value, size in pairs for _ in range(size)]
 
 
-def packed(owners: list[tuple[tuple[Any, Any], list[Any]]]) -> tuple[Packed, list[dict[str, Any]]]:
+def packed(
+    owners: list[tuple[tuple[Any, Any], list[Any]]],
+) -> tuple[PackedRows, list[dict[str, Any]]]:
     """Rows, and the same rows one by one."""
     shared = [array([who[at] for who, _ in owners], field.type) for at, field in enumerate(SHARED)]
     marks = [mark for _, marks in owners for mark in marks]
     own = [array(list(range(len(marks))), pa.int32()), array(marks, WORD)]
-    rows = Packed(
+    rows = PackedRows(
         SCHEMA,
         pa.RecordBatch.from_arrays(own, schema=OWN),
         pa.RecordBatch.from_arrays(shared, schema=SHARED),
@@ -97,14 +99,14 @@ def test_rows_come_out_of_the_spool_as_they_went_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], in_memory: int
 ) -> None:
     """From memory, from files, and from files that began in memory."""
-    monkeypatch.setattr(spool_module, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(buffer_module, "IN_MEMORY", in_memory)
     schema = pa.schema([SCHEMA.field(name) for name in names])
     parts = [
         packed([(("a", 1.0), ["x", None]), (("b", None), [])])[0],
         packed([(("c", 1.0), []), ((None, None), ["y", "z"])])[0],
     ]
     chosen = [part.select(schema) for part in (*parts, *parts, *parts)]
-    with Spool(tmp_path / "rows", schema) as spool:
+    with RowBuffer(tmp_path / "rows", schema) as spool:
         for part in chosen:
             spool.add(part)
         assert bool(list(tmp_path.iterdir())) is (in_memory < 1 << 20)
@@ -120,7 +122,7 @@ def test_rows_that_show_a_shared_value_come_first() -> None:
     """An owner without rows shows nothing."""
     quiet = [((None, None), [None] * 3) for _ in range(10)]
     rows, expected = packed([*quiet, (("a", 7.0), []), (("b", None), [None, "x"])])
-    leading = Leading(SCHEMA, by_text=False)
+    leading = LeadingRows(SCHEMA, by_text=False)
     leading.look(rows)
     assert leading.empty == ["reward"]
     names = ["mark", "word", "position"]

@@ -1,8 +1,8 @@
-"""Rows of which neighbours may share values, kept once until somebody wants them one by one.
+"""Rows of which neighbours may share values, which are stored once until they are needed.
 
 In: columns with a value for each row, and columns with a value for several rows in succession: the
 tokens of a response share what is known of it. Out: plain Arrow columns and batches of all rows.
-Promise: a column that nobody asks for is not made.
+Promise: a column is made only on demand.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,13 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.exports.columns import array_of
+from storage.journal.responses import Int64
 
-Int64 = npt.NDArray[np.int64]
 
-
-class Packed(NamedTuple):
-    """Some rows. Each value of `shared` is that of `sizes[i]` rows, one after the other; `own` has
-    one for each row. Their columns together are those of the schema, in any order."""
+class PackedRows(NamedTuple):
+    """Rows with their columns, in any order. `own` has a value for each row; the i-th value of
+    `shared` is that of `sizes[i]` rows, one after the other."""
 
     schema: pa.Schema
     own: pa.RecordBatch
@@ -28,7 +27,7 @@ class Packed(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return int(self.sizes.sum())
 
     @property
@@ -60,12 +59,12 @@ class Packed(NamedTuple):
     def row(self, number: int) -> pa.RecordBatch:
         """A row by its number, as a batch that does not hold the others in memory."""
         owner = int(np.searchsorted(self.sizes.cumsum(), number, side="right"))
-        one = Packed(
+        one = PackedRows(
             self.schema, _taken(self.own, [number]), _taken(self.shared, [owner]), np.ones(1, int)
         )
         return one.batch()
 
-    def where(self, condition: pa.compute.Expression, names: Collection[str]) -> "Packed":
+    def where(self, condition: pa.compute.Expression, names: Collection[str]) -> "PackedRows":
         """The rows for which a condition on some columns holds."""
         asked = self.batch([name for name in self.schema.names if name in names])
         numbered = asked.append_column("number of the row", pa.array(np.arange(self.num_rows)))
@@ -74,28 +73,28 @@ class Packed(NamedTuple):
         sizes = np.bincount(owners, minlength=len(self.sizes)).astype(np.int64)
         return self._replace(own=_taken(self.own, rows), sizes=sizes)
 
-    def select(self, schema: pa.Schema) -> "Packed":
+    def select(self, schema: pa.Schema) -> "PackedRows":
         """Some columns."""
         own, shared = (
             batch.select([name for name in batch.schema.names if name in schema.names])
             for batch in (self.own, self.shared)
         )
-        return Packed(schema, own, shared, self.sizes)
+        return PackedRows(schema, own, shared, self.sizes)
 
 
-def plain(batch: pa.RecordBatch) -> Packed:
+def plain(batch: pa.RecordBatch) -> PackedRows:
     """Rows that share nothing."""
     nothing = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
-    return Packed(batch.schema, batch, nothing, np.array([batch.num_rows]))
+    return PackedRows(batch.schema, batch, nothing, np.array([batch.num_rows]))
 
 
-def from_columns(schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> Packed:
+def from_columns(schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> PackedRows:
     """Rows that share nothing, of a list for each of the schema's columns."""
     arrays = [array_of(field, columns[field.name]) for field in schema]
     return plain(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
-def from_rows(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Packed:
+def from_rows(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> PackedRows:
     """Rows that share nothing, one by one."""
     return from_columns(schema, {name: [row[name] for row in rows] for name in schema.names})
 
@@ -122,20 +121,20 @@ def _taken(batch: pa.RecordBatch, rows: Sequence[int] | Int64) -> pa.RecordBatch
     return batch.take(pa.array(rows, type=pa.int64())) if batch.num_columns else batch
 
 
-class Part(NamedTuple):
-    """Some rows. `done`: how many of the things in `Rows.total` they were made from."""
+class ExportPart(NamedTuple):
+    """Rows, and the number `done` of the things in `ExportRows.total` that made them."""
 
     done: int
-    rows: Packed
+    rows: PackedRows
 
 
-class Rows(Protocol):
+class ExportRows(Protocol):
     """A kind's rows. The schema's fields say what they mean."""
 
     schema: pa.Schema
 
     def total(self) -> int:
-        """How many things (trajectories, numbers, windows) have to be gone through."""
+        """Number of things (trajectories, numbers, windows) that have to be read."""
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ExportPart]:
         """Rows in batches of bounded size; a batch may have none."""

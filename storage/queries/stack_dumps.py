@@ -1,5 +1,4 @@
-"""The last stack that each process of a run wrote into its log: what its threads did when it was
-asked, or the traceback of the exception that it met."""
+"""The last stack in the log of each process: of all threads on request, or a traceback."""
 
 import re
 from dataclasses import dataclass
@@ -17,17 +16,17 @@ _CHAINED = ("During handling of the above", "The above exception was the direct 
 
 
 @dataclass(frozen=True)
-class Stack:
-    """`kind`: `threads` (all of them, as asked for or at a crash) or `traceback`. `at`: when it was
-    asked for; None where nobody did."""
+class StackDump:
+    """The stack of all `threads` (on request or at a crash), or a `traceback`. `at`: when
+    requested, or None."""
 
     kind: Literal["threads", "traceback"]
     text: str
     at: float | None = None
 
 
-def last_stacks(run_dir: Path) -> dict[str, Stack]:
-    """By process, the last stack in its log, where there is one in the log's last part."""
+def last_stacks(run_dir: Path) -> dict[str, StackDump]:
+    """By process, the last stack in the last part of its log."""
     events = supervisor_events(run_dir)
     asked = {event.get("name"): event["at"] for event in events if event.get("event") == "stacks"}
     found = {}
@@ -35,18 +34,18 @@ def last_stacks(run_dir: Path) -> dict[str, Stack]:
         stack = last_stack(_end(path))
         if stack is not None:
             at = asked.get(path.stem) if stack.kind == "threads" else None
-            found[path.stem] = Stack(stack.kind, stack.text, at)
+            found[path.stem] = StackDump(stack.kind, stack.text, at)
     return found
 
 
-def last_stack(text: str) -> Stack | None:
+def last_stack(text: str) -> StackDump | None:
     """The last stack in what a process printed."""
     lines = text.splitlines()
     for place in range(len(lines) - 1, -1, -1):
         if _THREAD.match(lines[place]):
-            return Stack("threads", _joined(_threads(lines, place)))
+            return StackDump("threads", _joined(_threads(lines, place)))
         if lines[place].startswith(_TRACEBACK):
-            return Stack("traceback", _joined(_traceback(lines, place)))
+            return StackDump("traceback", _joined(_traceback(lines, place)))
     return None
 
 
@@ -77,7 +76,7 @@ def _traceback(lines: list[str], last: int) -> list[str]:
 
 
 def _cause(lines: list[str], first: int) -> int | None:
-    """Where the traceback begins that led to the one that begins at `first`."""
+    """The line where the traceback begins that led to the one that begins at `first`."""
     above = first - 1
     while above >= 0 and not lines[above]:
         above -= 1
