@@ -14,7 +14,7 @@ from rewards import kinds
 from rewards.functions.group_functions import load_group_functions
 from rewards.functions.line_functions import load_line_functions
 from rewards.functions.results import Verdict
-from rewards.functions.reward_scaling import foregone, paid
+from rewards.functions.reward_scaling import early_verdict, scale_verdict
 from rewards.functions.user_functions import load_functions
 from rewards.verifier import Verifier
 
@@ -33,13 +33,13 @@ def build_verifier(source: SourceConfig) -> Verifier:
     later = found.judge_later
 
     def judge(item: ScoreItem) -> Verdict:
-        known = foregone(source, item)
-        return known or paid(source, item, found.judge(item), graded=found.graded)
+        known = early_verdict(source, item)
+        return known or scale_verdict(source, item, found.judge(item), graded=found.graded)
 
     async def judge_later(item: ScoreItem) -> Verdict:
         assert later is not None
-        known = foregone(source, item)
-        return known or paid(source, item, await later(item), graded=found.graded)
+        known = early_verdict(source, item)
+        return known or scale_verdict(source, item, await later(item), graded=found.graded)
 
     return replace(
         found,

@@ -12,7 +12,7 @@ from headrace.config.sections.model import JudgeConfig
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from rewards.functions.signatures import check_columns
-from rewards.worker.child_process import Child
+from rewards.worker.child_process import ScoringChild
 from rewards.worker.pipe import Ready
 
 
@@ -58,6 +58,6 @@ def _place(name: str | None, source: SourceConfig) -> str:
 
 
 async def _ready(source: SourceConfig) -> Ready:
-    child = await Child.start(source, check=True)
+    child = await ScoringChild.start(source, check=True)
     await child.kill()
     return child.ready

@@ -15,30 +15,30 @@ from typing import Any
 
 from headrace.errors import RunFailedError
 from sandbox.channel import LENGTH
-from sandbox.isolation.factory_client import Workshop, is_closed
-from sandbox.limits import Limits, Program, Result, Status
+from sandbox.isolation.factory_client import CellFactoryClient, is_closed
+from sandbox.limits import Limits, Program, ProgramResult, Status
 
 MAKE_TIMEOUT_S = 60.0
 PAUSE_S = 0.005
 """Between two reads of output that is no longer kept, so that a flood takes no core here."""
 
-LINES = ("stdin", "stdout", "stderr", "orders", "verdict", "life")
+CONNECTIONS = ("stdin", "stdout", "stderr", "orders", "verdict", "life")
 """A cell's sockets, in the order in which the launcher takes them."""
-Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Cell:
     """A cell that is ready for a program, or will soon be."""
 
-    def __init__(self, limits: Limits, lines: dict[str, Line]) -> None:
+    def __init__(self, limits: Limits, lines: dict[str, Connection]) -> None:
         self._limits, self._lines = limits, lines
         self.pid = 0
         """Of the process above it, once it is ready."""
 
     @classmethod
-    async def make(cls, workshop: Workshop, layer: str, limits: Limits) -> "Cell":
+    async def make(cls, factory: CellFactoryClient, layer: str, limits: Limits) -> "Cell":
         """A cell in this layer; it gets ready while nobody waits."""
-        python = workshop.python
+        python = factory.python
         settings = {
             "layer": layer,
             "limits": asdict(limits),
@@ -47,10 +47,10 @@ class Cell:
             "paths": python.paths,
             "modules": dict(python.modules),
         }
-        pairs = {name: socket.socketpair() for name in LINES}
+        pairs = {name: socket.socketpair() for name in CONNECTIONS}
         try:
             inside = [pair[1].fileno() for pair in pairs.values()]
-            workshop.order(json.dumps(settings).encode(), inside)
+            factory.order(json.dumps(settings).encode(), inside)
             lines = {
                 name: await asyncio.open_connection(sock=pair[0]) for name, pair in pairs.items()
             }
@@ -81,7 +81,7 @@ class Cell:
         """Whether it ended before it was used: somebody killed it, or the launcher."""
         return is_closed(self._lines["life"][1].get_extra_info("socket"))
 
-    async def run(self, program: Program) -> Result:
+    async def run(self, program: Program) -> ProgramResult:
         """Run the one program that this cell is for, and take the cell down."""
         seconds = min(program.seconds or self._limits.seconds, self._limits.seconds)
         began = time.monotonic()
@@ -112,7 +112,7 @@ class Cell:
         errors = [str(line["error"]) for line in lines if not line["held"]]
         errors += ["not reached"] * (total - len(lines))
         code = None if report is None else report.get("exit")
-        return Result(
+        return ProgramResult(
             status=_status(report, code, checked=program.checks is not None, right=held == total),
             exit_code=code,
             stdout=out.decode(errors="replace"),

@@ -73,18 +73,18 @@ def _read(link: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-class Family:
+class ChangeGroup:
     """Objects of the other side that may change together."""
 
     __slots__ = ("into", "told")
 
     def __init__(self) -> None:
-        self.into: Family | None = None
+        self.into: ChangeGroup | None = None
         """The family that it has joined."""
         self.told: dict[object, Any] = {}
         """What they said since they were last called into; an exception: that they raised it."""
 
-    def whole(self) -> "Family":
+    def whole(self) -> "ChangeGroup":
         """The family that this one is now part of."""
         found = self
         while found.into is not None:
@@ -105,7 +105,7 @@ class Family:
 
 
 @dataclass
-class _Items:
+class _IteratedItems:
     """What an object gave in a pass over it."""
 
     source: Any
@@ -113,7 +113,7 @@ class _Items:
     ended: bool = False
 
 
-class Peer:
+class ChannelEnd:
     """One end of the link. `operations` are what the other side may ask for; with
     `only_functions` nothing but callables is handed over by reference."""
 
@@ -129,20 +129,20 @@ class Peer:
         self._before_reply = before_reply
         self._mine: list[object] = []
         self._numbers: dict[int, int] = {}
-        self._yours: dict[int, Remote] = {}
-        self._common = Family()
+        self._yours: dict[int, RemoteObject] = {}
+        self._common = ChangeGroup()
         """Of what the program defines by name: any call may change it."""
 
     def ask(self, operation: str, *operands: Any, **keywords: Any) -> Any:
         """Have the other side do an operation; raises what it raised."""
         anew = operation in ("call", "next")
-        whole = Family() if anew else self._common
-        if not anew and operands and isinstance(operands[0], Remote):
+        whole = ChangeGroup() if anew else self._common
+        if not anew and operands and isinstance(operands[0], RemoteObject):
             whole = operands[0]._family
         answer = self._answer(operation, operands, keywords)
         return decode(answer, partial(self._find, whole=whole, anew=anew))
 
-    def look(self, whole: "Remote", operation: str, operand: Any) -> Any:
+    def look(self, whole: "RemoteObject", operation: str, operand: Any) -> Any:
         """A part of an object, the same until something is called."""
         answer = self._common.once(
             (whole._number, operation, repr(operand)),
@@ -150,7 +150,7 @@ class Peer:
         )
         return decode(answer, partial(self._find, whole=whole._family))
 
-    def touch(self, operation: str, given: Iterable["Remote"]) -> None:
+    def touch(self, operation: str, given: Iterable["RemoteObject"]) -> None:
         """Forget what an operation may change; what it calls into is one family from here on."""
         if operation not in _INTO and operation != "next":
             return
@@ -164,10 +164,10 @@ class Peer:
     def _answer(
         self, operation: str, operands: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Json:
-        given: list[Remote] = []
+        given: list[RemoteObject] = []
 
         def export(value: object) -> Json:
-            if isinstance(value, Remote):
+            if isinstance(value, RemoteObject):
                 given.append(value)
             return self._export(value)
 
@@ -190,7 +190,7 @@ class Peer:
                 self._serve(message)
                 continue
             for position, changed in message.get("changed", {}).items():
-                find = partial(self._find, whole=Family())
+                find = partial(self._find, whole=ChangeGroup())
                 _refill(operands[int(position)], decode(changed, find))
             if "raised" in message:
                 raise _exception(operation, *message["raised"])
@@ -243,7 +243,7 @@ class Peer:
         return message
 
     def _export(self, value: object) -> Json:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["yours", value._number]
         if self._only_functions and not callable(value):
             raise TypeError(f"a check cannot hand a {type(value).__name__} to the program")
@@ -252,7 +252,7 @@ class Peer:
             self._mine.append(value)
         return ["mine", number]
 
-    def _find(self, name: Json, whole: Family | None = None, anew: bool = False) -> Any:
+    def _find(self, name: Json, whole: ChangeGroup | None = None, anew: bool = False) -> Any:
         """What is named. `whole`: the family of what is not known yet; without one, and `anew`,
         what is known is handed over again."""
         owner, number = name
@@ -260,27 +260,27 @@ class Peer:
             return self._mine[number]
         found = self._yours.get(number)
         if found is None:
-            found = self._yours[number] = Remote(self, number, whole or Family())
+            found = self._yours[number] = RemoteObject(self, number, whole or ChangeGroup())
         elif anew or whole is None:
             found._family.whole().told.clear()
         return found
 
 
-class Remote:
+class RemoteObject:
     """An object of the other side. It supports operations on data (calls, attributes, items,
     length, truth, conversions); it compares equal to nothing but objects of the same side, and has
     neither order nor arithmetic, because those answers would be the program's own verdict."""
 
     __slots__ = ("_family", "_number", "_peer")
 
-    def __init__(self, peer: Peer, number: int, family: Family) -> None:
+    def __init__(self, peer: ChannelEnd, number: int, family: ChangeGroup) -> None:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
         object.__setattr__(self, "_family", family)
 
-    _peer: Peer
+    _peer: ChannelEnd
     _number: int
-    _family: Family
+    _family: ChangeGroup
 
     def __call__(self, *operands: Any, **keywords: Any) -> Any:
         return self._peer.ask("call", self, *operands, **keywords)
@@ -303,7 +303,7 @@ class Remote:
         told, key = self._family.whole().told, (self._number, "iter")
         items = told.get(key)
         if items is None or (items.source is self and not items.ended):
-            items = told[key] = _Items(self._peer.ask("iter", self))
+            items = told[key] = _IteratedItems(self._peer.ask("iter", self))
         elif items.source is self:
             # An iterator that ended gives nothing more, or all of it again.
             self._peer.ask("iter", self)
@@ -350,7 +350,7 @@ class Remote:
         return self._convert("int", int)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote):
+        if isinstance(other, RemoteObject):
             return self is other or bool(self._peer.ask("equal", self, other))
         return False
 

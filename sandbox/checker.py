@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from sandbox.channel import Peer, read_frame
+from sandbox.channel import ChannelEnd, read_frame
 
 NOTHING_TO_CHECK = 64
 """Exit code where no checks came."""
@@ -29,7 +29,7 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
     request = read_frame(orders)
     if request is None:
         return NOTHING_TO_CHECK
-    peer = Peer(
+    peer = ChannelEnd(
         link, {"call": lambda function, *values, **named: function(*values, **named)},
         only_functions=True,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
     return 0
 
 
-def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None:
+def _prepare(request: dict[str, Any], peer: ChannelEnd, space: dict[str, Any]) -> None:
     """Bind the program's names, run the setup, then bind those that are the program's in any
     case."""
     texts = [request["setup"], *request["each"]]

@@ -18,8 +18,8 @@ from sandbox.cell import Cell
 from sandbox.escape_tests import escapes
 from sandbox.interpreter import Interpreter, interpreter
 from sandbox.isolation import kernel
-from sandbox.isolation.factory_client import Workshop
-from sandbox.limits import Checks, Limits, Program, Result
+from sandbox.isolation.factory_client import CellFactoryClient
+from sandbox.limits import Checks, Limits, Program, ProgramResult
 
 LAYERS = {
     "namespaces": "own namespaces, a syscall filter, limits by user",
@@ -34,7 +34,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class Trial:
+class LayerTrial:
     """What came of trying a layer. It works where it could be had and nothing escaped."""
 
     layer: str
@@ -57,36 +57,36 @@ class Trial:
         return f"holds {self.tried} of {self.tried} escapes"
 
 
-async def try_layer(layer: str, python: Interpreter | None = None) -> Trial:
+async def try_layer(layer: str, python: Interpreter | None = None) -> LayerTrial:
     """Try every escape under a layer, with the interpreter (None: ours) that programs will have."""
     if kernel.MACHINE is None:
-        return Trial(layer, refused="needs Linux on x86-64 or AArch64")
+        return LayerTrial(layer, refused="needs Linux on x86-64 or AArch64")
     try:
         ordinary = await _run_ordinary(layer, python)
         if ordinary.status != "ok":
-            return Trial(
+            return LayerTrial(
                 layer, refused=f"an ordinary program fails in it: {ordinary.stderr[-200:]}"
             )
         outcomes = await escapes.try_all(layer, python)
     except RunFailedError as error:
-        return Trial(layer, refused=str(error).partition(": ")[2] or str(error))
+        return LayerTrial(layer, refused=str(error).partition(": ")[2] or str(error))
     escaped = tuple(f"{each.name}: {each.escaped[0]}" for each in outcomes if each.escaped)
-    return Trial(layer, len(outcomes), escaped)
+    return LayerTrial(layer, len(outcomes), escaped)
 
 
-async def _run_ordinary(layer: str, python: Interpreter | None) -> Result:
+async def _run_ordinary(layer: str, python: Interpreter | None) -> ProgramResult:
     """What comes of a program that does nothing special; where it fails, holding proves nothing."""
     source = "import decimal, json, re\ndef answer(x):\n    return [x, decimal.Decimal(1)]\n"
-    workshop = await Workshop.start(python)
+    factory = await CellFactoryClient.start(python)
     try:
-        cell = await Cell.make(workshop, layer, Limits())
+        cell = await Cell.make(factory, layer, Limits())
         await cell.ready()
         return await cell.run(Program(source, checks=Checks(("assert answer(4) == [4, 1]",))))
     finally:
-        await workshop.close()
+        await factory.close()
 
 
-async def known_trials() -> list[Trial]:
+async def known_trials() -> list[LayerTrial]:
     """All layers, best first."""
     return [await _known_trial(layer) for layer in LAYERS]
 
@@ -102,7 +102,7 @@ async def working_layer(python: Interpreter | None = None) -> str:
     raise UserError(f"no sandbox for programs on this machine: {reasons}. {ADVICE}")
 
 
-async def _known_trial(layer: str, python: Interpreter | None = None) -> Trial:
+async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTrial:
     """What came of trying a layer, now or earlier; only success is remembered."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headrace")
     # One file for each interpreter, so that two that are used in turns are tried once.
@@ -114,7 +114,7 @@ async def _known_trial(layer: str, python: Interpreter | None = None) -> Trial:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         if kept["key"] == key:
-            return Trial(layer, int(kept["tried"]))
+            return LayerTrial(layer, int(kept["tried"]))
     trial = await try_layer(layer, python)
     if trial.works:
         with contextlib.suppress(OSError):

@@ -62,7 +62,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProgramResult:
     """What a program did."""
 
     status: Status

@@ -60,7 +60,7 @@ Certainty = Literal["marked", "likely", "perhaps"]
 
 
 @dataclass(frozen=True)
-class Found:
+class FinalAnswer:
     """The answer, and how certain that is: marked as the answer, announced or set apart, or merely
     the end of the text. `around` is the part of the text in which to look on where it is not
     marked."""
@@ -75,26 +75,26 @@ class Found:
         return self.certainty == "marked"
 
 
-def find(text: str) -> Found:
+def find(text: str) -> FinalAnswer:
     """The final answer of a text."""
     boxes, open_box = _boxes(text)
     if boxes:
         after = text[boxes[-1].end :]
         if said := _said_last(after):
-            return Found(said, "marked")
-        return Found(", ".join(_joined(text, boxes)), "marked")
+            return FinalAnswer(said, "marked")
+        return FinalAnswer(", ".join(_joined(text, boxes)), "marked")
     if open_box is not None:
-        return Found(open_box, "marked")
+        return FinalAnswer(open_box, "marked")
     text = text[-_WIDE:]
     if marked := _HASHES.findall(text) or _TAG.findall(text):
-        return Found(marked[-1].strip(), "marked")
+        return FinalAnswer(marked[-1].strip(), "marked")
     bare = text.strip()
     if len(bare) <= SHORT and "\n" not in bare and _stands_alone(bare):
-        return Found(bare, "likely" if _words(bare) else "marked", bare)
-    return Found(*_likely(bare), _around(bare))
+        return FinalAnswer(bare, "likely" if _words(bare) else "marked", bare)
+    return FinalAnswer(*_likely(bare), _around(bare))
 
 
-def told(text: str) -> str:
+def stated_value(text: str) -> str:
     """What the last words of a text say that something is; empty where they do not, and where a
     sentence announces the answer."""
     found = None if _ANNOUNCED.search(text) else _TOLD.search(text[-SHORT:])

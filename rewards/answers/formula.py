@@ -30,7 +30,7 @@ _SUMS = ("\\sum", "\\prod", "\\int", "\\bigcup", "\\bigcap")
 _LONG_ROW = re.compile(r"[0-9.\s+*\u00d7/^()\u00f7-]{120,}")
 
 
-class _Costly(Exception):
+class _TooCostlyError(Exception):
     """Evaluating the text might never end."""
 
 
@@ -62,13 +62,13 @@ def is_cheap(text: str, *, prose: bool = False) -> bool:
     if len(tokens) > (2 * LONGEST if prose else MAX_TOKENS):
         return False
     try:
-        _Sizes(tokens).check()
-    except _Costly:
+        _SizeBounds(tokens).check()
+    except _TooCostlyError:
         return False
     return True
 
 
-class _Sizes:
+class _SizeBounds:
     """Bounds the size of every number in a row of tokens.
 
     The size of a text is the decimal logarithm of an upper bound of its value. Sums are bounded by
@@ -88,7 +88,7 @@ class _Sizes:
     def _row(self, depth: int) -> tuple[float, bool]:
         """The size up to the closing bracket, and whether there are letters in it."""
         if depth > MAX_DEPTH:
-            raise _Costly
+            raise _TooCostlyError
         size, letters = 0.0, False
         while self._at < len(self._tokens) and self._tokens[self._at][0] != "close":
             one, letter = self._factor(depth)
@@ -103,7 +103,7 @@ class _Sizes:
             if kind == "factorial":
                 self._at += 1
                 if not letters and size > math.log10(MAX_FACTORIAL):
-                    raise _Costly
+                    raise _TooCostlyError
                 if not letters:
                     value = 10**size
                     size = math.lgamma(value + 1) / math.log(10)
@@ -115,19 +115,19 @@ class _Sizes:
                 exponent, _ = self._factor(depth + 1)
                 limit = MAX_EXPANDED if group and letters else MAX_EXPONENT
                 if exponent > math.log10(limit):
-                    raise _Costly
+                    raise _TooCostlyError
                 if command not in _SUMS:
                     size *= 10**exponent
             else:
                 break
         if size > MAX_DIGITS:
-            raise _Costly
+            raise _TooCostlyError
         return size, letters
 
     def _atom(self, depth: int) -> tuple[float, bool, bool, str]:
         """Size, whether there are letters in it, whether it is a group, and its command."""
         if depth > MAX_DEPTH:
-            raise _Costly
+            raise _TooCostlyError
         if self._at >= len(self._tokens):
             return 0.0, False, False, ""
         kind, text = self._tokens[self._at]
@@ -140,12 +140,12 @@ class _Sizes:
             return size, letters, True, ""
         if kind == "number":
             if len(text) > MAX_EXPONENT // 10:
-                raise _Costly
+                raise _TooCostlyError
             return _size_of(text), False, False, ""
         if text in _COUNTED and any(
             kind == "number" and float(number) > MAX_EXPONENT for kind, number in self._tokens
         ):
-            raise _Costly
+            raise _TooCostlyError
         named = kind in ("letter", "command")
         return math.log10(2), named and text not in ("\\frac", "\\pi"), False, text
 

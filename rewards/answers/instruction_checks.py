@@ -35,7 +35,7 @@ _SCRIPTS = {
 }
 
 
-class _Bounds(StrictModel):
+class _CountBounds(StrictModel):
     min: int | None = Field(default=None, ge=0)
     """At least this many."""
 
@@ -48,7 +48,7 @@ class _Bounds(StrictModel):
         return low and (self.max is None or count <= self.max)
 
 
-class Length(_Bounds):
+class Length(_CountBounds):
     """How long the text is."""
 
     type: Literal["length"]
@@ -66,7 +66,7 @@ class Length(_Bounds):
         return self.hold(_count(text, self.unit))
 
 
-class Keywords(_Bounds):
+class Keywords(_CountBounds):
     """Words that have to stand in the text."""
 
     type: Literal["keywords"]
@@ -84,7 +84,7 @@ class Keywords(_Bounds):
         return all(self.hold(count) for count in counts)
 
 
-class Forbidden(StrictModel):
+class ForbiddenWords(StrictModel):
     """Words that may not stand in the text."""
 
     type: Literal["forbidden"]
@@ -142,7 +142,7 @@ class Edge(StrictModel):
         return text.startswith(edge) if self.type == "starts_with" else text.endswith(edge)
 
 
-class Bullets(_Bounds):
+class Bullets(_CountBounds):
     """How many points its lists have (`- point`, `* point`, `1. point`)."""
 
     type: Literal["bullets"]
@@ -184,7 +184,7 @@ class Case(StrictModel):
 
 
 Check = Annotated[
-    Length | Keywords | Forbidden | Json | Edge | Bullets | Script | Case,
+    Length | Keywords | ForbiddenWords | Json | Edge | Bullets | Script | Case,
     Field(discriminator="type"),
 ]
 _checks = TypeAdapter(tuple[Check, ...])

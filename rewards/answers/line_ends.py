@@ -23,7 +23,7 @@ _FENCE = "```"
 _OPENS = re.compile(r"```[ \t]*\w*\s*")
 
 
-class Line(NamedTuple):
+class AnswerLine(NamedTuple):
     """Text with its newlines (the last line may have none), the index of the token at which it
     ends, and whether it is neutral. Lines that end at one token are one."""
 
@@ -42,7 +42,7 @@ def split_lines(
     *,
     comments: Sequence[str] = COMMENTS,
     fenced: bool | None = None,
-) -> list[Line]:
+) -> list[AnswerLine]:
     """The lines of an answer.
 
     Args:
@@ -57,7 +57,7 @@ def split_lines(
     lines = []
     for end, ended in groupby(pairs, key=lambda pair: pair[0][1]):
         texts, flags = zip(*((text, flag) for (text, _), flag in ended), strict=True)
-        lines.append(Line("".join(texts), end, all(flags)))
+        lines.append(AnswerLine("".join(texts), end, all(flags)))
     return lines
 
 
@@ -78,7 +78,7 @@ def neutral_lines(
     ]
 
 
-def cut_like(lines: Sequence[Line], text: str) -> list[str]:
+def cut_like(lines: Sequence[AnswerLine], text: str) -> list[str]:
     """A text cut where the lines of its tokens are, newline by newline: the whole may have blanks
     that the texts of single tokens lack."""
     found, begin = [], 0
@@ -94,7 +94,7 @@ def cut_like(lines: Sequence[Line], text: str) -> list[str]:
     return found
 
 
-def neutral_ends(lines: Sequence[Line], ends: Sequence[int]) -> list[bool]:
+def neutral_ends(lines: Sequence[AnswerLine], ends: Sequence[int]) -> list[bool]:
     """Whether what ends at each of some tokens is neutral; so is a token at which no line ends,
     such as the end token behind the last newline."""
     known: Mapping[int, bool] = {line.end: line.neutral for line in lines}

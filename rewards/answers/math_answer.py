@@ -23,10 +23,10 @@ from rewards.answers.answer_lists import (
 )
 from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import (
-    Found,
+    FinalAnswer,
     boxed_answer,
     find,
-    told,
+    stated_value,
     wanted_answer,
 )
 from rewards.answers.formula import load
@@ -77,7 +77,7 @@ def _wanted(source: str) -> str:
     return tidy(found.answer if sure else source.strip())
 
 
-def _said(wanted: str, text: str, found: Found) -> bool:
+def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
     """Whether a text that does not mark its answer says the right one."""
     choice = read_letter(wanted)
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
@@ -88,7 +88,7 @@ def _said(wanted: str, text: str, found: Found) -> bool:
             return _same(wanted, likely)
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
             return True
-    if (end := told(found.around)) and _same(wanted, tidy(end)):
+    if (end := stated_value(found.around)) and _same(wanted, tidy(end)):
         return True
     return formula.found_in(found.around, wanted)
 

@@ -31,7 +31,7 @@ class InvalidRewardError(ScoringError):
     """A response cannot be scored as the function asks, or what it returned is no reward."""
 
 
-class Known:
+class ResponseFacts:
     """One response and its row."""
 
     def __init__(self, item: ScoreItem, chat: Chat) -> None:
@@ -180,7 +180,7 @@ IDS = ("prompt_ids", "completion_ids")
 TRUTHS = ("answer", "ground_truth", "label", "solution")
 """Names of the right answer, beside that of its column."""
 
-Fact = Callable[[Known], Any]
+Fact = Callable[[ResponseFacts], Any]
 FACTS: dict[str, Fact] = {
     "prompt": lambda known: known.prompt,
     "query": lambda known: known.query,

@@ -23,7 +23,7 @@ from rewards.functions.arguments import (
     Chat,
     Fact,
     InvalidRewardError,
-    Known,
+    ResponseFacts,
 )
 from rewards.functions.results import Form
 from rewards.functions.signatures import EXPECTED, Signature
@@ -158,7 +158,7 @@ def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
     return "verifiers" if given & {"state", "parser"} else "plain"
 
 
-class Source(NamedTuple):
+class ArgumentSource(NamedTuple):
     """Where an argument comes from: the first of these columns that the row has, else the fact.
     Each has a flag: whether the value goes into a list with one entry per response."""
 
@@ -166,7 +166,7 @@ class Source(NamedTuple):
     fact: Fact | None
     wraps: bool
 
-    def find(self, known: Known) -> list[Any]:
+    def find(self, known: ResponseFacts) -> list[Any]:
         """The value, alone in a list; an empty list where there is none."""
         for column, wraps in self.columns:
             if column in known.columns:
@@ -185,7 +185,7 @@ class Binding:
     adapter: Adapter
     convention: Convention
     signature: Signature
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ArgumentSource]
     objects: Mapping[str, Any]
     needs: tuple[str, ...]
     """Columns of the dataset that it cannot do without."""
@@ -195,11 +195,11 @@ class Binding:
     """Columns that would make the convention a wrong guess."""
 
     def arguments(
-        self, item: ScoreItem, known: Known | None = None
+        self, item: ScoreItem, known: ResponseFacts | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
         """Positional and named arguments for a response; InvalidRewardError where its row lacks
         what the function needs. `known`: arguments that functions of the same form received."""
-        known = known or Known(item, self.convention.chat)
+        known = known or ResponseFacts(item, self.convention.chat)
         if self.doubtful & known.columns.keys():
             raise InvalidRewardError(
                 f"{', '.join(sorted(self.doubtful))} may be the row's column or an argument of "
@@ -215,7 +215,7 @@ class Binding:
         found.update(self.objects)
         return [found.pop(name) for name in self.signature.by_position], found
 
-    def _columns(self, known: Known) -> dict[str, Any]:
+    def _columns(self, known: ResponseFacts) -> dict[str, Any]:
         wanted, lists = self.convention.columns, self.convention.lists
         chosen = known.columns if wanted is None else wanted & known.columns.keys()
         return {name: [known.columns[name]] if lists else known.columns[name] for name in chosen}
@@ -274,20 +274,20 @@ def _response(signature: Signature, convention: Convention) -> str | None:
     return next((name for name in carriers if name in singular), None)
 
 
-def _source(name: str, convention: Convention, response: str) -> Source:
+def _source(name: str, convention: Convention, response: str) -> ArgumentSource:
     single = convention.singular(name)
     listed = name in PLURALS and name not in convention.aliases
     wraps = convention.lists or listed
     if single in RESPONSES and (single == response or name in convention.rest):
-        return Source((), lambda known: known.completion, wraps)
+        return ArgumentSource((), lambda known: known.completion, wraps)
     if single == "answer" and "answer" in convention.own:
-        return Source((), lambda known: known.item.answer, wraps)
+        return ArgumentSource((), lambda known: known.item.answer, wraps)
     known = {"prompt", "query", *IDS, *TRUTHS, *convention.facts}
     fact = FACTS[single] if single in known else None
     if single in {"prompt", response, *IDS, *convention.own}:
-        return Source((), fact, wraps)
+        return ArgumentSource((), fact, wraps)
     own = (name, convention.lists)
-    return Source((own, (single, True)) if listed else (own,), fact, wraps)
+    return ArgumentSource((own, (single, True)) if listed else (own,), fact, wraps)
 
 
 def _is_offered(name: str, convention: Convention, response: str) -> bool:

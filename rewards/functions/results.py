@@ -43,7 +43,7 @@ class Verdict:
     """Which model said so, where the run trains it."""
 
 
-class Result(NamedTuple):
+class FunctionResult(NamedTuple):
     """What one function says of one response."""
 
     score: float
@@ -52,7 +52,7 @@ class Result(NamedTuple):
     parts: dict[str, float]
 
 
-def read_result(result: object, form: Form = "one") -> Result | None:
+def read_result(result: object, form: Form = "one") -> FunctionResult | None:
     """The score in what a function returned; None where it returned None for this response."""
     if form == "first" and isinstance(result, tuple) and result:
         result = result[0]
@@ -68,10 +68,10 @@ def read_result(result: object, form: Form = "one") -> Result | None:
         value = {k: getattr(value, k) for k in ("reward", "is_correct") if hasattr(value, k)}
     if isinstance(value, Mapping):
         return _read_dict(value)
-    return Result(_finite("the result", value), None, {})
+    return FunctionResult(_finite("the result", value), None, {})
 
 
-def _read_dict(result: Mapping[object, object]) -> Result | None:
+def _read_dict(result: Mapping[object, object]) -> FunctionResult | None:
     key = next((name for name in SCORES if name in result), None)
     if key is None:
         raise InvalidRewardError("the returned dict has no `score`")
@@ -86,7 +86,7 @@ def _read_dict(result: Mapping[object, object]) -> Result | None:
     for name, entry in result.items():
         if name != key:
             parts.update(_parts(str(name), entry))
-    return Result(_finite(f"`{key}`", score), _judgement(parts, result), parts)
+    return FunctionResult(_finite(f"`{key}`", score), _judgement(parts, result), parts)
 
 
 def _judgement(parts: Mapping[str, float], result: Mapping[object, object]) -> bool | None:
@@ -138,7 +138,9 @@ def _finite(what: str, value: object) -> float:
     return number
 
 
-def weigh(results: Sequence[tuple[str, float, Result | None]], *, threshold: float) -> Verdict:
+def weigh(
+    results: Sequence[tuple[str, float, FunctionResult | None]], *, threshold: float
+) -> Verdict:
     """One verdict from what (label, weight, result) say: the weighted sum of the functions that
     apply. The first of them with a weight says whether the answer is right: by itself, else from a
     score of `threshold` on. With several functions each one's score is a part under its label."""

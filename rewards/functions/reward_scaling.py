@@ -15,13 +15,13 @@ from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.results import Verdict
 
 
-def foregone(source: SourceConfig, item: ScoreItem) -> Verdict | None:
+def early_verdict(source: SourceConfig, item: ScoreItem) -> Verdict | None:
     """The verdict on a response that nobody has to look at, since it has no end or not the format
     that the source asks for; None: it has to be judged. Groups are seen whole."""
-    return barred(source, item) if source.unit == "trajectory" else None
+    return blocked_verdict(source, item) if source.unit == "trajectory" else None
 
 
-def barred(source: SourceConfig, item: ScoreItem) -> Verdict | None:
+def blocked_verdict(source: SourceConfig, item: ScoreItem) -> Verdict | None:
     """The verdict on a response whatever its kind says; None where that counts."""
     if not item.finished and source.require_finish:
         return unfinished(source)
@@ -37,12 +37,14 @@ def waits_for_an_end(source: SourceConfig, item: ScoreItem) -> bool:
     return not item.finished and source.require_finish and source.unit == "trajectory"
 
 
-def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool) -> Verdict:
+def scale_verdict(
+    source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool
+) -> Verdict:
     """What a verdict earns. `graded`: it is a score alone, which says by `correct_threshold` what
     is right."""
     match source.unit:
         case "trajectory":
-            return priced(source, verdict, graded=graded)
+            return scale_response(source, verdict, graded=graded)
         case "group":
             return _of_siblings(source, item, verdict, graded=graded)
         case "line":
@@ -56,9 +58,9 @@ def _of_siblings(
     given = verdict.siblings
     if len(given) != len(item.siblings):
         raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
-    earned = (each and priced(source, each, graded=graded) for each in given)
+    earned = (each and scale_response(source, each, graded=graded) for each in given)
     seen = zip(item.siblings, earned, strict=True)
-    return Verdict(siblings=tuple(barred(source, sibling) or v for sibling, v in seen))
+    return Verdict(siblings=tuple(blocked_verdict(source, sibling) or v for sibling, v in seen))
 
 
 def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:
@@ -77,7 +79,7 @@ def unfinished(source: SourceConfig) -> Verdict:
     return Verdict(source.wrong_reward, False, parts)
 
 
-def priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
+def scale_response(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
     """One response's verdict with what its score earns. A score that was put on another scale is a
     part."""
     if source.format is not None:

@@ -25,9 +25,9 @@ from headrace.config.sections.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions import coroutines
-from rewards.functions.arguments import Chat, InvalidRewardError, Known
+from rewards.functions.arguments import Chat, InvalidRewardError, ResponseFacts
 from rewards.functions.calling_conventions import Binding, bind
-from rewards.functions.results import Result, Verdict, read_result, weigh
+from rewards.functions.results import FunctionResult, Verdict, read_result, weigh
 from rewards.functions.signatures import read_signature
 
 
@@ -105,7 +105,7 @@ def _look_in(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A function and what it is handed."""
 
     function: Callable[..., Any]
@@ -131,15 +131,15 @@ class RewardFunction:
     binding: Binding
     weight: float = 1.0
 
-    def call(self, positional: list[Any], named: dict[str, Any]) -> Call:
+    def call(self, positional: list[Any], named: dict[str, Any]) -> FunctionCall:
         """A call of it."""
-        return Call(self.function, positional, named)
+        return FunctionCall(self.function, positional, named)
 
-    def read(self, returned: Any) -> Result | None:
+    def read(self, returned: Any) -> FunctionResult | None:
         """What it says of one response, by its convention; None: it does not apply."""
         return read_result(returned, self.binding.convention.returns)
 
-    def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
+    def read_each(self, returned: Any, number: int, what: str) -> list[FunctionResult | None]:
         """What it says of each of several things, whose list is what it returned."""
         return list(map(read_result, _entries(returned, number, what)))
 
@@ -167,9 +167,9 @@ class RewardFunctions:
         """The same of coroutine functions, while others run."""
         return self.verdict(item, [await call.later() for call in self.calls(item)])
 
-    def calls(self, item: ScoreItem) -> list[Call]:
+    def calls(self, item: ScoreItem) -> list[FunctionCall]:
         """A call of each function."""
-        known = {chat: Known(item, chat) for chat in get_args(Chat)}
+        known = {chat: ResponseFacts(item, chat) for chat in get_args(Chat)}
         return [
             f.call(*f.binding.arguments(item, known[f.binding.convention.chat]))
             for f in self.functions
@@ -179,7 +179,7 @@ class RewardFunctions:
         """What the functions say by what they returned."""
         return self.weighed([f.read(r) for f, r in zip(self.functions, returned, strict=True)])
 
-    def weighed(self, results: Sequence[Result | None]) -> Verdict:
+    def weighed(self, results: Sequence[FunctionResult | None]) -> Verdict:
         """One verdict from what each function says of a response."""
         pairs = zip(self.functions, results, strict=True)
         return weigh([(f.label, f.weight, r) for f, r in pairs], threshold=self.threshold)

@@ -15,7 +15,7 @@ from headrace.protocol.messages.judges import JUDGES_VARIABLE, read_address
 from rewards.judging.options import Options
 
 
-class Address(NamedTuple):
+class JudgeAddress(NamedTuple):
     """`base` ends where `/chat/completions` begins."""
 
     base: str
@@ -23,10 +23,10 @@ class Address(NamedTuple):
     key: str | None = None
 
 
-Whereabouts = Callable[[], Address | None]
+AddressLookup = Callable[[], JudgeAddress | None]
 
 
-def whereabouts(options: Options) -> Whereabouts:
+def address_lookup(options: Options) -> AddressLookup:
     """Where the judge of these options is; UserError where that cannot be said."""
     if options.url is not None:
         address = _of_url(options.url, options)
@@ -34,14 +34,14 @@ def whereabouts(options: Options) -> Whereabouts:
     name, folder = options.judge, os.environ.get(JUDGES_VARIABLE)
     assert name is not None
 
-    def now() -> Address | None:
+    def now() -> JudgeAddress | None:
         found = read_address(Path(folder), name) if folder else None
-        return None if found is None else Address(found.base, found.model, found.key)
+        return None if found is None else JudgeAddress(found.base, found.model, found.key)
 
     return now
 
 
-def _of_url(url: str, options: Options) -> Address:
+def _of_url(url: str, options: Options) -> JudgeAddress:
     assert options.model is not None
     key = None
     if options.api_key_env is not None:
@@ -52,4 +52,4 @@ def _of_url(url: str, options: Options) -> Address:
             )
     bare = url.rstrip("/")
     base = bare if urlsplit(bare).path else f"{bare}/v1"
-    return Address(base, options.model, key)
+    return JudgeAddress(base, options.model, key)

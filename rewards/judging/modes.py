@@ -18,14 +18,14 @@ from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
 from rewards.judging.readings import (
-    Reply,
+    JudgeReply,
     both_orders,
     number,
     yes_probability,
 )
 from tasks.rows import images_in, text_of
 
-Ask = Callable[[str], Awaitable[Reply]]
+Ask = Callable[[str], Awaitable[JudgeReply]]
 Scored = tuple[float, dict[str, float]]
 
 
@@ -93,7 +93,7 @@ def _question(item: ScoreItem, options: Options) -> str:
     return text_of(of_user[-1].get("content", "")) if of_user else item.prompt
 
 
-def seen(item: ScoreItem) -> tuple[str, ...]:
+def prompt_images(item: ScoreItem) -> tuple[str, ...]:
     """The images of the prompt as data URLs; InvalidRewardError where one cannot be had."""
     store = MediaStore(Path(item.media))
     try:

@@ -19,7 +19,7 @@ JUDGES_THOUGHT = "think"
 _SHOWN = 80
 
 
-class Reply(NamedTuple):
+class JudgeReply(NamedTuple):
     """One answer of a judge. `alternatives`: for each of its tokens the log-probabilities of the
     likeliest tokens there, the sampled one first; empty where the server gives none."""
 
@@ -44,7 +44,7 @@ def both_orders(front: float, back: float) -> float:
     return 0.5 * (front + 1.0 - back)
 
 
-def yes_probability(reply: Reply, yes: str, no: str) -> float:
+def yes_probability(reply: JudgeReply, yes: str, no: str) -> float:
     """The probability of yes: of the tokens where the judge says one of the two, else of its first
     token; without log-probabilities 1 or 0, by the text."""
     place = _deciding(reply, yes, no)
@@ -66,7 +66,7 @@ def yes_probability(reply: Reply, yes: str, no: str) -> float:
     return float(said[-1]["yes"] is not None)
 
 
-def number(reply: Reply, pattern: str, low: float, high: float) -> float:
+def number(reply: JudgeReply, pattern: str, low: float, high: float) -> float:
     """The last number that the pattern's group finds, as a share of the scale."""
     text = without_thought(reply.text, JUDGES_THOUGHT)
     found = [match[GROUP] for match in re.finditer(pattern, text, re.IGNORECASE) if match[GROUP]]
@@ -81,7 +81,7 @@ def number(reply: Reply, pattern: str, low: float, high: float) -> float:
     return (value - low) / (high - low)
 
 
-def _deciding(reply: Reply, yes: str, no: str) -> Mapping[str, float] | None:
+def _deciding(reply: JudgeReply, yes: str, no: str) -> Mapping[str, float] | None:
     """The place where the judge says yes or no, else the first, unless a thought begins there."""
     words, so_far = {spelled(yes), spelled(no)}, ""
     for place in reply.alternatives:

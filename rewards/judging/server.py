@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rewards.functions.arguments import ScoringError
-from rewards.judging.address import Address, Whereabouts
+from rewards.judging.address import AddressLookup, JudgeAddress
 from rewards.judging.options import Options
-from rewards.judging.readings import Reply
+from rewards.judging.readings import JudgeReply
 from rewards.judging.wire import body_of, path_of, read_reply
 
 MINUTE_S = 60.0
@@ -52,7 +52,7 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
     return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
 
 
-class Pace:
+class RateLimiter:
     """At most `per_minute` entries in any minute, evenly spaced, so that nobody waits for a minute
     that others filled at its beginning; None: as many as come. First come, first served."""
 
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_S = 10.0
-PASSING = frozenset({408, 409, 425, 429})
+TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may be others the next time."""
 _SHOWN = 300
 
@@ -98,7 +98,7 @@ class JudgeError(ScoringError):
     """The judge gave no answer."""
 
 
-class PassingError(JudgeError):
+class TransientJudgeError(JudgeError):
     """It may give one later, after `after_s` where the server says so."""
 
     def __init__(self, text: str, after_s: float | None = None) -> None:
@@ -107,7 +107,7 @@ class PassingError(JudgeError):
 
 
 @dataclass
-class Tally:
+class JudgeUsage:
     """What one response's judgement took."""
 
     requests: int = 0
@@ -129,18 +129,18 @@ class Tally:
         }
 
 
-class Cache:
+class ReplyCache:
     """The last `most` replies by the content of the question; the one longest not asked for goes
     first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._replies: OrderedDict[bytes, Reply] = OrderedDict()
+        self._replies: OrderedDict[bytes, JudgeReply] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._replies)
 
-    def find(self, question: bytes) -> Reply | None:
+    def find(self, question: bytes) -> JudgeReply | None:
         """The reply to the same question."""
         key = _key(question)
         reply = self._replies.get(key)
@@ -148,7 +148,7 @@ class Cache:
             self._replies.move_to_end(key)
         return reply
 
-    def keep(self, question: bytes, reply: Reply) -> None:
+    def keep(self, question: bytes, reply: JudgeReply) -> None:
         """Remember a reply."""
         self._replies[_key(question)] = reply
         while len(self._replies) > self._most:
@@ -159,23 +159,23 @@ def _key(question: bytes) -> bytes:
     return hashlib.sha256(question).digest()
 
 
-class Server:
+class JudgeServer:
     """One judge. Used by one event loop."""
 
-    def __init__(self, options: Options, where: Whereabouts) -> None:
+    def __init__(self, options: Options, where: AddressLookup) -> None:
         self._options, self._where = options, where
-        self._pace = Pace(options.requests_per_minute)
-        self._cache = Cache(options.cache)
+        self._pace = RateLimiter(options.requests_per_minute)
+        self._cache = ReplyCache(options.cache)
         self._client: httpx.AsyncClient | None = None
 
-    async def ask(self, prompt: str, tally: Tally, images: Sequence[str] = ()) -> Reply:
+    async def ask(self, prompt: str, tally: JudgeUsage, images: Sequence[str] = ()) -> JudgeReply:
         """The judge's reply to a prompt with images, which are URLs; JudgeError when there is none
         after all attempts."""
         failures = 0
         while True:
             try:
                 return await self._once(prompt, tally, images)
-            except PassingError as error:
+            except TransientJudgeError as error:
                 failures += 1
                 tally.problem = str(error)
                 if failures >= self._options.most_attempts:
@@ -193,10 +193,10 @@ class Server:
             self._pace.hold(after_s)
         await self._pace.sleep(max(wait, after_s or 0.0))
 
-    async def _once(self, prompt: str, tally: Tally, images: Sequence[str]) -> Reply:
+    async def _once(self, prompt: str, tally: JudgeUsage, images: Sequence[str]) -> JudgeReply:
         address = self._where()
         if address is None:
-            raise PassingError(f"the run's judge {self._options.judge!r} does not serve yet")
+            raise TransientJudgeError(f"the run's judge {self._options.judge!r} does not serve yet")
         body = body_of(prompt, address.model, self._options, images)
         if (known := self._cache.find(body)) is not None:
             tally.cached += 1
@@ -207,13 +207,13 @@ class Server:
         try:
             reply = read_reply(answer, self._options)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise PassingError(f"{address.base} sent no answer: {error}") from error
+            raise TransientJudgeError(f"{address.base} sent no answer: {error}") from error
         tally.tokens_in += reply.tokens_in
         tally.tokens_out += reply.tokens_out
         self._cache.keep(body, reply)
         return reply
 
-    async def request(self, address: Address, path: str, body: bytes | None = None) -> bytes:
+    async def request(self, address: JudgeAddress, path: str, body: bytes | None = None) -> bytes:
         """What the server answers to a POST, or to a GET where there is no body; JudgeError when
         that is no success."""
         import httpx
@@ -226,15 +226,15 @@ class Server:
             response = await self._open().request(method, url, headers=headers, content=body)
         except httpx.TransportError as error:
             text = f"{url} does not answer: {str(error) or type(error).__name__}"
-            raise PassingError(text) from error
+            raise TransientJudgeError(text) from error
         if response.is_success:
             return response.content
         text = f"{url}: {response.status_code}, {_message(response.content)}"
         if address.key is not None:
             text = text.replace(address.key, "***")
         status = response.status_code
-        if status >= 500 or status in PASSING:
-            raise PassingError(text, retry_after_s(response.headers.get("Retry-After")))
+        if status >= 500 or status in TRANSIENT_STATUSES:
+            raise TransientJudgeError(text, retry_after_s(response.headers.get("Retry-After")))
         raise JudgeError(text)
 
     async def close(self) -> None:

@@ -46,7 +46,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Module of each kind, by its name."""
-AT_A_GLANCE = frozenset({"math", "exact"})
+FAST_PATH_KINDS = frozenset({"math", "exact"})
 """Kinds that judge some responses at a glance."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sandbox.limits import Checks, Program, Result, Status
+from sandbox.limits import Checks, Program, ProgramResult, Status
 
 _GROUPS = ("public_tests", "private_tests", "generated_tests")
 _SAME = """
@@ -34,7 +34,7 @@ def _same(given, wanted):
 """
 
 
-class Exchange(NamedTuple):
+class ContestTest(NamedTuple):
     """What goes in and what has to come out."""
 
     given: Any
@@ -45,12 +45,12 @@ class Exchange(NamedTuple):
 class Contest:
     """The tests of a row."""
 
-    tests: tuple[Exchange, ...]
+    tests: tuple[ContestTest, ...]
     function: str | None = None
     """What is called; None: the program reads and writes."""
 
 
-class Played(NamedTuple):
+class ContestResult(NamedTuple):
     """What came of a program on the tests of a row."""
 
     status: Status
@@ -73,11 +73,11 @@ def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
     return _contest(tests, None, most) if groups else None
 
 
-def _contest(tests: Sequence[Exchange], function: str | None, most: int) -> Contest:
+def _contest(tests: Sequence[ContestTest], function: str | None, most: int) -> Contest:
     if not tests:
         raise ValueError("the row has no tests: its lists of inputs and outputs are empty")
     if function is None:
-        tests = [Exchange(_text(test.given), _text(test.wanted)) for test in tests]
+        tests = [ContestTest(_text(test.given), _text(test.wanted)) for test in tests]
     return Contest(tuple(tests[:most]), function)
 
 
@@ -91,7 +91,7 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _grouped(group: Any) -> Iterator[Exchange]:
+def _grouped(group: Any) -> Iterator[ContestTest]:
     """Tests of one column: two lists side by side, or a list of tests."""
     if isinstance(group, dict):
         yield from _paired(group.get("input", []), group.get("output", []))
@@ -102,12 +102,12 @@ def _grouped(group: Any) -> Iterator[Exchange]:
         raise ValueError("tests are an object with `input` and `output`, or a list of such objects")
 
 
-def _paired(inputs: Any, outputs: Any) -> list[Exchange]:
+def _paired(inputs: Any, outputs: Any) -> list[ContestTest]:
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("inputs and outputs of tests are lists")
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs of tests")
-    return [Exchange(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+    return [ContestTest(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
 
 
 def _text(value: Any) -> str:
@@ -131,7 +131,7 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def called(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
+def function_program(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
     """The program with its tests as calls of the function that is asked for, which may be a method
     of a class `Solution`."""
     name = str(contest.function)
@@ -146,9 +146,14 @@ def called(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> 
     return Program(code, checks=Checks(tuple(each), setup=_SAME, names=(owner,)))
 
 
-def played(
-    code: str, contest: Contest, run: Callable[[Program], Result], *, seconds: float, to_end: bool
-) -> Played:
+def run_contest(
+    code: str,
+    contest: Contest,
+    run: Callable[[Program], ProgramResult],
+    *,
+    seconds: float,
+    to_end: bool,
+) -> ContestResult:
     """What came of a program that reads and writes. All tests share `seconds`. The first one that
     fails ends it, unless it goes on `to_end`."""
     end = time.monotonic() + seconds
@@ -167,4 +172,4 @@ def played(
             continue
         if not to_end:
             break
-    return Played(status, passed, len(contest.tests))
+    return ContestResult(status, passed, len(contest.tests))

@@ -37,7 +37,7 @@ def build(options: Options) -> Verifier:
     return Verifier(judge)
 
 
-def glance(options: Options) -> Callable[[ScoreItem], bool | None]:
+def fast_path(options: Options) -> Callable[[ScoreItem], bool | None]:
     """Whether a response is right, wherever there is a right answer."""
 
     def judge(item: ScoreItem) -> bool | None:

@@ -15,11 +15,11 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.functions import coroutines
 from rewards.functions.arguments import ScoringError
 from rewards.functions.results import Verdict
-from rewards.judging.address import whereabouts
-from rewards.judging.modes import columns_of, score, seen
+from rewards.judging.address import address_lookup
+from rewards.judging.modes import columns_of, prompt_images, score
 from rewards.judging.options import Options, check_options
 from rewards.judging.selftest import check_server
-from rewards.judging.server import Server, Tally
+from rewards.judging.server import JudgeServer, JudgeUsage
 from rewards.verifier import Verifier, waiting
 
 __all__ = ["Options", "build"]
@@ -30,12 +30,12 @@ LOOK_EVERY_S = 1.0
 def build(options: Options) -> Verifier:
     """The verifier; UserError where the options do not go together, or the key is not there."""
     check_options(options)
-    where = whereabouts(options)
-    server = Server(options, where)
+    where = address_lookup(options)
+    server = JudgeServer(options, where)
 
     async def judge(item: ScoreItem) -> Verdict:
-        tally = Tally()
-        images = seen(item) if options.images else ()
+        tally = JudgeUsage()
+        images = prompt_images(item) if options.images else ()
         try:
             value, parts = await score(item, options, lambda text: server.ask(text, tally, images))
         except ScoringError as error:

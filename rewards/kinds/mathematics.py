@@ -40,13 +40,13 @@ def build(options: Options) -> Verifier:
     return Verifier(judge)
 
 
-def glance(options: Options) -> Callable[[ScoreItem], bool | None]:
+def fast_path(options: Options) -> Callable[[ScoreItem], bool | None]:
     """Whether plain answers are right."""
     marker = options.answer_marker
-    return lambda item: at_a_glance(item.text, item.answer, marker=marker)
+    return lambda item: is_right_by_text(item.text, item.answer, marker=marker)
 
 
-def at_a_glance(text: str, answer: str, *, marker: str | None = None) -> bool | None:
+def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bool | None:
     """Whether the final answer in `text` equals `answer`, where both are plain numbers or the same
     text, or where the marker is missing; None where only `math_answer` can say. What it says is
     what that says; it is never an error, and its time is linear in the length of the texts."""

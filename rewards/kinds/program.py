@@ -25,11 +25,11 @@ from pydantic import Field
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.results import Verdict
-from rewards.kinds.contest import Played, called, played, read_contest
+from rewards.kinds.contest import ContestResult, function_program, read_contest, run_contest
 from rewards.verifier import Verifier
 from sandbox.checker import foreign_names
 from sandbox.interpreter import interpreter_for
-from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
 
 _BLOCK = re.compile(r"^```[ \t]*\w*[ \t]*\r?\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -76,7 +76,7 @@ def build(options: Options) -> Verifier:
     sandbox = runner.run(Sandbox(limits, parallel=1, python=python).open())
     atexit.register(lambda: runner.run(sandbox.close()))
 
-    def run(program: Program) -> Result:
+    def run(program: Program) -> ProgramResult:
         return runner.run(sandbox.run(program))
 
     def judge(item: ScoreItem) -> Verdict:
@@ -86,14 +86,14 @@ def build(options: Options) -> Verifier:
             return _verdict(run(program_of(item.prompt, item.text, columns)), options)
         code = code_of(item.text, contest.function)
         if contest.function is not None:
-            return _verdict(run(called(code, contest, _defines)), options)
-        done = played(code, contest, run, seconds=options.seconds, to_end=options.partial)
+            return _verdict(run(function_program(code, contest, _defines)), options)
+        done = run_contest(code, contest, run, seconds=options.seconds, to_end=options.partial)
         return _verdict(done, options)
 
     return Verifier(judge)
 
 
-def _verdict(result: Result | Played, options: Options) -> Verdict:
+def _verdict(result: ProgramResult | ContestResult, options: Options) -> Verdict:
     right = result.status == "ok" and result.passed == result.total > 0
     share = result.passed / result.total if result.total else 0.0
     parts = {

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from rewards.answers.line_ends import Line
+from rewards.answers.line_ends import AnswerLine
 
 R = TypeVar("R", contravariant=True)
 
@@ -29,7 +29,7 @@ class Completion(NamedTuple):
     finished: bool
 
 
-class Complete(Protocol):
+class PrefixCompleter(Protocol):
     """A policy."""
 
     async def __call__(
@@ -40,7 +40,7 @@ class Complete(Protocol):
         ...
 
 
-class Passes(Protocol[R]):
+class AnswerJudge(Protocol[R]):
     """A judge."""
 
     async def __call__(self, row: R, ids: Sequence[int], finished: bool) -> bool:
@@ -49,7 +49,7 @@ class Passes(Protocol[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LineLabels:
     """What is known of an answer's lines: `counted` of them are not neutral, the first `boundary`
     of these are good; `calls` prefixes were tried for it with `completions` completions."""
 
@@ -69,7 +69,7 @@ Find = Callable[[int, Callable[[int], Awaitable[bool]]], Awaitable[int]]
 """A way to look for the boundary: `search` is one."""
 
 
-class _Tried(NamedTuple):
+class _PrefixTrial(NamedTuple):
     recoverable: bool
     completions: int
 
@@ -103,8 +103,8 @@ class PrefixLabeler(Generic[R]):
 
     def __init__(
         self,
-        complete: Complete,
-        passes: Passes[R],
+        complete: PrefixCompleter,
+        passes: AnswerJudge[R],
         *,
         k: int,
         at_once: int = 1,
@@ -120,7 +120,7 @@ class PrefixLabeler(Generic[R]):
             raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")
         self._complete, self._passes = complete, passes
         self._k, self._at_once, self._find = k, at_once, find or search
-        self._tries: dict[Hashable, asyncio.Task[_Tried]] = {}
+        self._tries: dict[Hashable, asyncio.Task[_PrefixTrial]] = {}
         self.calls = 0
         """Prefixes tried so far."""
         self.completions = 0
@@ -131,11 +131,11 @@ class PrefixLabeler(Generic[R]):
         row: R,
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
-        lines: Sequence[Line],
+        lines: Sequence[AnswerLine],
         *,
         passed: bool,
         key: Hashable = None,
-    ) -> Labelled:
+    ) -> LineLabels:
         """The labels of one answer.
 
         Args:
@@ -146,7 +146,7 @@ class PrefixLabeler(Generic[R]):
         neutral = [line.neutral for line in lines]
         counted = [line for line in lines if not line.neutral]
         if passed:
-            return Labelled(labels_of(neutral, len(counted)), len(counted), len(counted))
+            return LineLabels(labels_of(neutral, len(counted)), len(counted), len(counted))
         calls = completions = 0
 
         async def recoverable(count: int) -> bool:
@@ -163,9 +163,11 @@ class PrefixLabeler(Generic[R]):
             return (await known).recoverable
 
         boundary = await self._find(len(counted), recoverable)
-        return Labelled(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
+        return LineLabels(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
 
-    async def _try(self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> _Tried:
+    async def _try(
+        self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]
+    ) -> _PrefixTrial:
         """Whether one of K completions of a prefix passes, no more of them than it takes."""
         self.calls += 1
         asked = 0
@@ -178,5 +180,5 @@ class PrefixLabeler(Generic[R]):
                 *(self._passes(row, (*prefix_ids, *each.ids), each.finished) for each in found)
             )
             if any(judged):
-                return _Tried(True, asked)
-        return _Tried(False, asked)
+                return _PrefixTrial(True, asked)
+        return _PrefixTrial(False, asked)

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from headrace.config.sections.reward import RewardConfig
 from headrace.protocol.messages.control import Score, ScoreItem
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 
 _PATIENCE = 1 << 62
 
 
-class Desk:
+class OfflineScorer:
     """Hands items to the children of a pool, and their scores back to the callers."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[Score]] = {}
@@ -63,9 +63,11 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def open_desk(config: RewardConfig) -> AsyncIterator[Desk]:
+async def open_scorer(config: RewardConfig) -> AsyncIterator[OfflineScorer]:
     """A desk whose children live as long as the block."""
-    desk = Desk(Pool(config.model_copy(update={"max_consecutive_failures": _PATIENCE})))
+    desk = OfflineScorer(
+        ScoringPool(config.model_copy(update={"max_consecutive_failures": _PATIENCE}))
+    )
     running = asyncio.create_task(desk.run(), name="desk")
     try:
         yield desk
@@ -85,7 +87,7 @@ async def score_all(config: RewardConfig, items: Sequence[ScoreItem]) -> AsyncIt
         sees_groups = sources[item.source].unit == "group"
         key = (item.source, item.prompt) if sees_groups else item.trajectory_id
         groups.setdefault(key, []).append(item)
-    async with open_desk(config) as desk:
+    async with open_scorer(config) as desk:
         asked: dict[int, tuple[asyncio.Task[Score], int]] = {}
         for key, members in groups.items():
             item = members[0]

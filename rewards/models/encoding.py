@@ -18,7 +18,7 @@ Prompt = str | list[dict[str, Any]]
 ChatMode = Literal["auto", "always", "never"]
 
 
-class Encoded(NamedTuple):
+class EncodedResponse(NamedTuple):
     """Token ids of a prompt and of a response to it, and the images in the prompt."""
 
     prompt: list[int]
@@ -74,7 +74,7 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
+def rendered_prompt(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
     """A prompt as the policy sees it, as text; UserError for chat messages where the chat template
     is switched off, and for content other than text, unless it is `images`."""
     if not images:
@@ -91,7 +91,7 @@ def prompt_ids(
     tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False
 ) -> list[int]:
     """Ids of a prompt; UserError as of `shown`."""
-    text = shown(tokenizer, prompt, mode, images=images)
+    text = rendered_prompt(tokenizer, prompt, mode, images=images)
     if isinstance(prompt, str) and mode != "always":
         return text_ids(tokenizer, text)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -108,7 +108,7 @@ def check_text(prompt: Prompt) -> None:
 def encode(
     tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True,
     images: PromptImages | None = None,
-) -> Encoded:  # fmt: skip
+) -> EncodedResponse:  # fmt: skip
     """Ids of a prompt and a response; `ended`: with the end token. `images`: None for a model of
     text, which has a UserError for a prompt with images."""
     ids = list(tokenizer(response, add_special_tokens=False)["input_ids"])
@@ -116,9 +116,9 @@ def encode(
         ids.append(int(tokenizer.eos_token_id))
     opening = prompt_ids(tokenizer, prompt, mode, images=images is not None)
     if images is None:
-        return Encoded(opening, ids)
+        return EncodedResponse(opening, ids)
     expanded, media = images.expand(opening, prompt)
-    return Encoded(expanded, ids, media)
+    return EncodedResponse(expanded, ids, media)
 
 
 def split_lines(text: str, separator: str) -> list[str]:

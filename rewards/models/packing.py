@@ -21,7 +21,7 @@ from learner.models.forward import Pack
 from learner.models.images import LaidRow, PackImages, images_of
 
 
-class Row(NamedTuple):
+class UnitRow(NamedTuple):
     """A sequence, the places in it that are read, for each the token that is scored there (0 where
     none is), and the images in it."""
 
@@ -31,11 +31,11 @@ class Row(NamedTuple):
     media: tuple[MediaRun, ...] = ()
 
 
-class Unit(NamedTuple):
+class LossUnit(NamedTuple):
     """Sequences that a loss needs together. `facts`: what the objective knows of them; `weight`:
     what they count for in a mean."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[UnitRow, ...]
     facts: tuple[float, ...]
     weight: float = 1.0
 
@@ -59,16 +59,20 @@ class UnitPack(NamedTuple):
     """One forward pass."""
 
     pack: Pack
-    units: tuple[Unit, ...]
+    units: tuple[LossUnit, ...]
 
-    def of_units(self, outputs: Tensor) -> Iterator[tuple[Unit, Tensor]]:
+    def of_units(self, outputs: Tensor) -> Iterator[tuple[LossUnit, Tensor]]:
         """Each unit with its outputs."""
         parts = outputs.split([unit.reads for unit in self.units])
         return zip(self.units, parts, strict=True)
 
 
 def packs_of(
-    units: Sequence[Unit], *, budget: int, device: torch.device, images: ImageShapes | None = None
+    units: Sequence[LossUnit],
+    *,
+    budget: int,
+    device: torch.device,
+    images: ImageShapes | None = None,
 ) -> list[UnitPack]:
     """Packs of at most `budget` tokens, or of one unit. `images`: those of a model that sees."""
     sizes = [unit.tokens for unit in units]
@@ -81,7 +85,9 @@ def packs_of(
     ]
 
 
-def _pack(units: tuple[Unit, ...], device: torch.device, images: ImageShapes | None) -> UnitPack:
+def _pack(
+    units: tuple[LossUnit, ...], device: torch.device, images: ImageShapes | None
+) -> UnitPack:
     rows = [row for unit in units for row in unit.rows]
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
     lengths = [len(rows[index].ids) for index in order]
@@ -106,7 +112,7 @@ def _pack(units: tuple[Unit, ...], device: torch.device, images: ImageShapes | N
     return UnitPack(pack, units)
 
 
-def _images(rows: Sequence[Row], images: ImageShapes, device: torch.device) -> PackImages:
+def _images(rows: Sequence[UnitRow], images: ImageShapes, device: torch.device) -> PackImages:
     laid = [LaidRow(np.array(row.ids, np.int32), row.media, 0, len(row.ids)) for row in rows]
     starts = [0, *accumulate(row.end for row in laid[:-1])]
     return images_of(laid, starts, images, device)

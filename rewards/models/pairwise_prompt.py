@@ -17,20 +17,20 @@ from tasks.rows import images_in
 _SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")
 
 
-class Words(NamedTuple):
+class YesNoTokens(NamedTuple):
     """Token ids of the two answers."""
 
     yes: int
     no: int
 
 
-def ask(template: str, *, question: str, rule: str, first: str, second: str) -> str:
+def fill_template(template: str, *, question: str, rule: str, first: str, second: str) -> str:
     """The template with its slots filled in; braces in the texts mean nothing."""
     values = {"question": question, "rule": rule, "first": first, "second": second}
     return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
-def asked_ids(
+def question_ids(
     tokenizer: Any, prompt: Prompt, text: str, *, chat: bool, images: PromptImages | None = None
 ) -> tuple[list[int], tuple[MediaRun, ...]]:
     """Token ids of what is asked about a prompt, as a user's message where `chat`, and the prompt's
@@ -48,12 +48,12 @@ def asked_ids(
     return (ids, ()) if images is None else images.expand(ids, prompt)
 
 
-def words_in_context(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> Words:
+def yes_no_tokens(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> YesNoTokens:
     """Ids of yes and no behind the template; UserError where one of them is not a single token
     there, or where both are the same one."""
-    text = ask(config.template, question="q", rule=config.rule, first="a", second="b")
+    text = fill_template(config.template, question="q", rule=config.rule, first="a", second="b")
     shown = _shown(tokenizer, text) if chat else text
-    words = Words(
+    words = YesNoTokens(
         _id_of(tokenizer, shown, "yes", config.yes), _id_of(tokenizer, shown, "no", config.no)
     )
     if words.yes == words.no:

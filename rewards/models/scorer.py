@@ -29,7 +29,7 @@ from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import Card, check_kind, check_tokenizer, read_card
 from rewards.models.encoding import Prompt, PromptImages, encode, plain_text
-from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
+from rewards.models.pairwise_prompt import fill_template, question_ids, yes_no_tokens
 
 
 class PairScore(NamedTuple):
@@ -128,12 +128,12 @@ class _Scorer:
     def _seen(self, ids: list[int], media: tuple[MediaRun, ...], targets: Sequence[int]) -> Any:
         """What the network says at the end of a sequence with images, of each of `targets`; an
         image's embeddings are kept."""
-        from rewards.models.packing import Row, Unit, packs_of
+        from rewards.models.packing import LossUnit, UnitRow, packs_of
 
         self._row(ids)
-        row = Row(ids, [len(ids) - 1] * len(targets), list(targets), media)
+        row = UnitRow(ids, [len(ids) - 1] * len(targets), list(targets), media)
         (pack,) = packs_of(
-            [Unit((row,), ())], budget=len(ids), device=self._device, images=self._inputs
+            [LossUnit((row,), ())], budget=len(ids), device=self._device, images=self._inputs
         )
         return self._network(pack.pack)
 
@@ -221,7 +221,7 @@ class PairScorer(_Scorer):
         assert isinstance(self.card.objective, PairwiseConfig)
         self._config = self.card.objective
         self._chat = self.card.chat_template == "always"
-        self._words = words_in_context(self.tokenizer, self._config, chat=self._chat)
+        self._words = yes_no_tokens(self.tokenizer, self._config, chat=self._chat)
 
     def pair(self, prompt: Prompt, a: str, b: str, *, rule: str | None = None) -> PairScore:
         """How likely `a` beats `b`, both orders averaged. `rule`: what makes an answer better
@@ -232,14 +232,16 @@ class PairScorer(_Scorer):
     @torch.inference_mode()
     def yes(self, prompt: Prompt, first: str, second: str, *, rule: str | None = None) -> float:
         """p(yes) in one order: the softmax over the two words, sigma(l_yes - l_no)."""
-        text = ask(
+        text = fill_template(
             self._config.template,
             question=plain_text(prompt),
             rule=self._config.rule if rule is None else rule,
             first=first,
             second=second,
         )
-        ids, media = asked_ids(self.tokenizer, prompt, text, chat=self._chat, images=self._images)
+        ids, media = question_ids(
+            self.tokenizer, prompt, text, chat=self._chat, images=self._images
+        )
         if self._images is not None:
             found = self._seen(ids, media, self._words).logprobs
             return float(torch.sigmoid(found[0] - found[1]))

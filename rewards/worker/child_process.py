@@ -54,7 +54,7 @@ class ChildKilledError(RunFailedError):
     """A signal ended the child while it started: another one may do better."""
 
 
-class Child:
+class ScoringChild:
     """One scoring process and the pipe to it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -65,7 +65,7 @@ class Child:
         """What its verifier needs."""
 
     @classmethod
-    async def start(cls, source: SourceConfig, *, check: bool = False) -> "Child":
+    async def start(cls, source: SourceConfig, *, check: bool = False) -> "ScoringChild":
         """A child that is ready to score; UserError or RunFailedError when it cannot be, or, with
         `check`, when what its source depends on is not there now."""
         ours = str(Path(rewards.__file__).parent.parent)

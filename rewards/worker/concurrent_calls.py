@@ -13,24 +13,24 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.worker.child_process import Child, ChildDiedError
+from rewards.worker.child_process import ChildDiedError, ScoringChild
 from rewards.worker.pipe import Batch, Began, Outcome
 
 if TYPE_CHECKING:
-    from rewards.worker.source_workers import Crew
+    from rewards.worker.source_workers import SourceWorkers
 
 GRACE_S = 2.0
 """A child is stuck when an item is so long over its deadline."""
 
 
-class _Begun(NamedTuple):
+class _PendingItem(NamedTuple):
     item: ScoreItem
     at: float
 
 
-async def fly(child: Child, owner: "Crew", timeout_s: float) -> None:
+async def score_concurrently(child: ScoringChild, owner: "SourceWorkers", timeout_s: float) -> None:
     """Keep up to `child.ready.concurrency` items in flight until the child has to be replaced."""
-    flight = _Flight(child, owner, timeout_s)
+    flight = _ConcurrentCalls(child, owner, timeout_s)
     jobs = [asyncio.create_task(job) for job in (flight.send(), flight.hear(), flight.watch())]
     try:
         try:
@@ -47,15 +47,15 @@ async def fly(child: Child, owner: "Crew", timeout_s: float) -> None:
         await owner.hand_back([begun.item for begun in flight.begun.values()])
 
 
-class _Flight:
+class _ConcurrentCalls:
     """Three jobs that end together, with the first."""
 
-    def __init__(self, child: Child, owner: "Crew", timeout_s: float) -> None:
+    def __init__(self, child: ScoringChild, owner: "SourceWorkers", timeout_s: float) -> None:
         self._child, self._owner, self._timeout_s = child, owner, timeout_s
         self._most = child.ready.concurrency
         self._next = self._read = 0
         self._landed = asyncio.Event()
-        self.begun: dict[int, _Begun] = {}
+        self.begun: dict[int, _PendingItem] = {}
         """What is in flight, by its number; the oldest first."""
 
     async def send(self) -> None:
@@ -67,7 +67,7 @@ class _Flight:
             items = await self._owner.take(free)
             first, now = self._next, time.monotonic()
             self._next += len(items)
-            self.begun.update({first + i: _Begun(item, now) for i, item in enumerate(items)})
+            self.begun.update({first + i: _PendingItem(item, now) for i, item in enumerate(items)})
             await self._child.say(Batch(list(items), first))
 
     async def hear(self) -> None:

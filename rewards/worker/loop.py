@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Message, Score, ScoreRequest, Scores
 from headrace.protocol.transport.sockets import Dealer
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 
 GATHER_S = 0.05
 """A message costs more than the plain answers in it; so long nobody minds to wait."""
@@ -21,7 +21,7 @@ MOST_SCORES = 256
 
 
 async def serve(
-    dealer: Dealer, pool: Pool, messages: AsyncIterator[Message], *, drain_s: float
+    dealer: Dealer, pool: ScoringPool, messages: AsyncIterator[Message], *, drain_s: float
 ) -> None:
     """Score until there are no more messages."""
     try:
@@ -44,13 +44,13 @@ async def serve(
             await _send_some(dealer, pool, [])
 
 
-async def _send(dealer: Dealer, pool: Pool) -> None:
+async def _send(dealer: Dealer, pool: ScoringPool) -> None:
     while True:
         await _send_some(dealer, pool, [await pool.scores.get()])
         await asyncio.sleep(GATHER_S)
 
 
-async def _send_some(dealer: Dealer, pool: Pool, scores: list[Score]) -> None:
+async def _send_some(dealer: Dealer, pool: ScoringPool, scores: list[Score]) -> None:
     while not pool.scores.empty() and len(scores) < MOST_SCORES:
         scores.append(pool.scores.get_nowait())
     await dealer.send(Scores(scores=scores))

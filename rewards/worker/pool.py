@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Score, ScoreItem
-from rewards.worker.source_workers import Crew, Status
+from rewards.worker.source_workers import SourceWorkers, Status
 
 AUDIT_RETRY_S = 10.0
 """Seconds before a source that only audits restarts."""
 log = logging.getLogger("rewards")
 
 
-class Pool:
+class ScoringPool:
     """A crew for every source of `config`, kept alive until `run` is cancelled."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._crews = {
-            name: Crew(
+            name: SourceWorkers(
                 source,
                 self._settle,
                 batch=config.batch,
@@ -76,7 +76,7 @@ class Pool:
         except* (UserError, RunFailedError) as errors:
             raise errors.exceptions[0] from None
 
-    async def _keep(self, name: str, crew: Crew) -> None:
+    async def _keep(self, name: str, crew: SourceWorkers) -> None:
         """Run a crew. A source that only audits fails its items and restarts when it cannot go on:
         an audit never ends a run."""
         while True:

@@ -19,20 +19,25 @@ from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Score, ScoreItem
 from rewards import kinds
 from rewards.answers.row import right_or_wrong
-from rewards.functions.reward_scaling import priced, unfinished, waits_for_an_end
-from rewards.worker.child_process import START_TIMEOUT_S, Child, ChildDiedError, ChildKilledError
-from rewards.worker.concurrent_calls import fly
+from rewards.functions.reward_scaling import scale_response, unfinished, waits_for_an_end
+from rewards.worker.child_process import (
+    START_TIMEOUT_S,
+    ChildDiedError,
+    ChildKilledError,
+    ScoringChild,
+)
+from rewards.worker.concurrent_calls import score_concurrently
 from rewards.worker.pipe import Batch, Began, Outcome
 
 MAX_IDLE_DEATHS = 5
 """Number of consecutive children dying before their first score that end the worker."""
 
 Status = Literal["ok", "timeout", "crashed", "invalid"]
-Glance = Callable[[ScoreItem], Outcome | None]
+FastPath = Callable[[ScoreItem], Outcome | None]
 Judge = Callable[[ScoreItem], bool | None]
 
 
-class Crew:
+class SourceWorkers:
     """`source.children` children, kept alive until `run` is cancelled. `settle` is called with each
     score; `most_failures` of them in a row, audits apart, are a RunFailedError."""
 
@@ -46,7 +51,7 @@ class Crew:
     ) -> None:
         self._source, self._settle_score = source, settle
         self._batch, self._most_failures = batch, most_failures
-        self._glance = glance_of(source)
+        self._glance = fast_path_of(source)
         self._waiting: deque[ScoreItem] = deque()
         self._arrived = asyncio.Condition()
         self._failures = 0
@@ -81,7 +86,7 @@ class Crew:
     async def _keep_child(self) -> None:
         while True:
             try:
-                child = await Child.start(self._source)
+                child = await ScoringChild.start(self._source)
             except ChildKilledError as error:
                 self.count_idle_death(error)
                 continue
@@ -91,10 +96,10 @@ class Crew:
                 await child.kill()
             self.restarts += 1
 
-    async def _feed(self, child: Child) -> None:
+    async def _feed(self, child: ScoringChild) -> None:
         """Hand out batches until the child has to be replaced."""
         if child.ready.concurrency:
-            await fly(child, self, self._source.timeout_s)
+            await score_concurrently(child, self, self._source.timeout_s)
             return
         lives = True
         while lives:
@@ -118,7 +123,7 @@ class Crew:
             self._waiting.extendleft(reversed(items))
             self._arrived.notify_all()
 
-    async def _score_batch(self, child: Child, batch: deque[ScoreItem]) -> bool:
+    async def _score_batch(self, child: ScoringChild, batch: deque[ScoreItem]) -> bool:
         """Take items off `batch` as they are scored; False when the child is to be replaced."""
         try:
             await child.say(Batch(list(batch)))
@@ -209,14 +214,14 @@ def _score(item: ScoreItem, outcome: Outcome) -> Score:
     )
 
 
-def glance_of(source: SourceConfig) -> Glance:
+def fast_path_of(source: SourceConfig) -> FastPath:
     """The fast path's scores of a source's responses; None where a child has to score. Each equals
     the child's score and comes from comparing texts, in microseconds that are not counted; it is
     never an error, and neither a user's code nor a library runs."""
     judge = _judge_of(source)
     # Three outcomes are all there are, so each is made once.
     right, wrong = (
-        Outcome.of(priced(source, right_or_wrong(correct), graded=False), 0.0)
+        Outcome.of(scale_response(source, right_or_wrong(correct), graded=False), 0.0)
         for correct in (True, False)
     )
     without_end = Outcome.of(unfinished(source), 0.0)
@@ -231,11 +236,11 @@ def glance_of(source: SourceConfig) -> Glance:
 def _judge_of(source: SourceConfig) -> Judge:
     """The kind's fast path; one without answers if the kind has none, or if a user's expression,
     which may never end, comes first."""
-    glances = source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory"
+    glances = source.kind in kinds.FAST_PATH_KINDS and source.unit == "trajectory"
     if glances and source.format is None:
         module = kinds.load(source.kind)
         # What the options lack is told by a child, as of every other kind.
         with contextlib.suppress(UserError):
-            judge: Judge = module.glance(kinds.read_options(source, module))
+            judge: Judge = module.fast_path(kinds.read_options(source, module))
             return judge
     return lambda item: None

@@ -34,7 +34,7 @@ time.sleep(600)
 """
 
 
-class Scene:
+class EscapeEnvironment:
     """Made new for every escape."""
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 Each is a text in `attempts/` (Python, kept from being imported by its suffix), which says in its
 first lines what would count as escaped. Out: what escaped, judged from outside. Programs do no harm
-beyond the scene that they are pointed at, also where nothing holds them.
+beyond the environment that they are pointed at, also where nothing holds them.
 
 The same is looked at after every program: nobody outside was signalled, slowed or limited, no
 listener heard anything, no file changed, no secret is in what it wrote, it ended in time, took no
@@ -20,11 +20,11 @@ from pathlib import Path
 import psutil
 
 from sandbox.cell import Cell
-from sandbox.escape_tests.environment import Scene
+from sandbox.escape_tests.environment import EscapeEnvironment
 from sandbox.interpreter import Interpreter
-from sandbox.isolation.factory_client import Workshop
+from sandbox.isolation.factory_client import CellFactoryClient
 from sandbox.isolation.init_process import resident_bytes
-from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 
 FOLDER = Path(__file__).parent / "attempts"
 CHECKS_MARK = "# --- checks\n"
@@ -43,13 +43,13 @@ LOOK_EVERY_S = 0.04
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EscapeResult:
     """Of one escape."""
 
     name: str
     escaped: tuple[str, ...]
     """What went wrong; empty where it was held."""
-    result: Result
+    result: ProgramResult
 
 
 def names() -> list[str]:
@@ -68,36 +68,36 @@ def _first_code(lines: list[str]) -> int:
     return next(i for i, line in enumerate(lines) if not line.startswith("#"))
 
 
-async def try_all(layer: str, python: Interpreter | None = None) -> list[Outcome]:
+async def try_all(layer: str, python: Interpreter | None = None) -> list[EscapeResult]:
     """Try every escape; RunFailedError where the layer cannot be had."""
     free = asyncio.Semaphore(TOGETHER)
-    workshop = await Workshop.start(python)
+    factory = await CellFactoryClient.start(python)
 
-    async def one(name: str) -> Outcome:
+    async def one(name: str) -> EscapeResult:
         async with free:
-            return await attempt(name, layer, workshop)
+            return await attempt(name, layer, factory)
 
     try:
         first, *others = names()
         return [await one(first), *await asyncio.gather(*map(one, others))]
     finally:
-        await workshop.close()
+        await factory.close()
 
 
-async def attempt(name: str, layer: str, workshop: Workshop) -> Outcome:
+async def attempt(name: str, layer: str, factory: CellFactoryClient) -> EscapeResult:
     """Try one escape."""
     text = (FOLDER / f"{name}.txt").read_text(encoding="ascii")
     source, _, checks = text.partition(CHECKS_MARK)
-    with Scene() as scene:
-        facts = scene.facts(LIMITS, workshop.python)
+    with EscapeEnvironment() as environment:
+        facts = environment.facts(LIMITS, factory.python)
         program = Program(
             facts + source,
             stdin="",
-            checks=Checks((checks,), setup=f"TOKEN = {scene.token!r}") if checks else None,
+            checks=Checks((checks,), setup=f"TOKEN = {environment.token!r}") if checks else None,
         )
-        cell = await Cell.make(workshop, layer, LIMITS)
+        cell = await Cell.make(factory, layer, LIMITS)
         await cell.ready()
-        watch = Watch(cell.pid)
+        watch = CellMonitor(cell.pid)
         watching = asyncio.create_task(watch.look())
         began = time.monotonic()
         try:
@@ -107,11 +107,11 @@ async def attempt(name: str, layer: str, workshop: Workshop) -> Outcome:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
         took = time.monotonic() - began
-        found = [*scene.harm(), *watch.harm(LIMITS), *_judge(result, took, scene.token)]
-    return Outcome(name, tuple(found), result)
+        found = [*environment.harm(), *watch.harm(LIMITS), *_judge(result, took, environment.token)]
+    return EscapeResult(name, tuple(found), result)
 
 
-def _judge(result: Result, took: float, token: str) -> list[str]:
+def _judge(result: ProgramResult, took: float, token: str) -> list[str]:
     written = result.stdout + result.stderr + "".join(result.errors)
     found = []
     if "ESCAPED" in result.stdout:
@@ -128,7 +128,7 @@ def _judge(result: Result, took: float, token: str) -> list[str]:
     return found
 
 
-class Watch:
+class CellMonitor:
     """What the processes of a cell take, seen from outside."""
 
     def __init__(self, launcher: int) -> None:

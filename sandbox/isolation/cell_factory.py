@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sandbox import candidate, checker
+from sandbox import checker, program_process
 from sandbox.channel import read_frame
 from sandbox.isolation import init_process, kernel, landlock, namespaces, privileges
 from sandbox.isolation.syscall_filter import instructions
@@ -38,7 +38,7 @@ NUM_SOCKETS = 6
 Lock = Callable[[], None]
 
 
-class Cell:
+class CellSetup:
     """What the processes of a cell are made with."""
 
     def __init__(self, settings: dict[str, Any], sockets: list[int]) -> None:
@@ -113,12 +113,12 @@ def main() -> int:
             return 0
         if os.fork() == 0:
             control.close()
-            return _make(Cell(json.loads(order), list(sockets)))
+            return _make(CellSetup(json.loads(order), list(sockets)))
         for each in sockets:
             os.close(each)
 
 
-def _make(cell: Cell) -> int:
+def _make(cell: CellSetup) -> int:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, init_process.WAITED_FOR)
@@ -128,7 +128,7 @@ def _make(cell: Cell) -> int:
         return cell.give_up(error)
 
 
-def _namespaced(cell: Cell) -> int:
+def _namespaced(cell: CellSetup) -> int:
     inner = namespaces.separate_processes()
     user = None if inner else privileges.cell_user(cell.process)
     first = os.fork()
@@ -153,7 +153,7 @@ def _namespaced(cell: Cell) -> int:
     os._exit(0)
 
 
-def _landlocked(cell: Cell) -> int:
+def _landlocked(cell: CellSetup) -> int:
     landlock.version()
     user = None
     if os.geteuid() == 0 and landlock.open_to_all(cell.readable):
@@ -169,16 +169,16 @@ def _landlocked(cell: Cell) -> int:
     return _populate(cell, lock, alone=True)
 
 
-def _populate(cell: Cell, lock: Lock, *, alone: bool = False) -> int:
+def _populate(cell: CellSetup, lock: Lock, *, alone: bool = False) -> int:
     """Fork the examiner and the candidate, and keep them until one has done. Returns only in the
     candidate's process, when its program has run. `alone`: there are no others to take down."""
     asking, asked = socket.socketpair()
     examining = os.fork()
     if examining == 0:
-        os._exit(_examiner(cell, lock, asking, asked))
+        os._exit(_run_checker(cell, lock, asking, asked))
     running = os.fork()
     if running == 0:
-        return _candidate(cell, lock, asking, asked)
+        return _run_program(cell, lock, asking, asked)
     for held in (cell.verdict, asking, asked):
         held.close()
     _use_null(0, 1, 2)
@@ -196,7 +196,7 @@ def _populate(cell: Cell, lock: Lock, *, alone: bool = False) -> int:
     os._exit(0)
 
 
-def _begin(cell: Cell, lock: Lock) -> None:
+def _begin(cell: CellSetup, lock: Lock) -> None:
     os.close(cell.processes)
     if cell.paths or cell.modules:
         sys.path.extend(cell.paths)
@@ -211,7 +211,7 @@ def _begin(cell: Cell, lock: Lock) -> None:
         os._exit(cell.give_up(error))
 
 
-def _examiner(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
+def _run_checker(cell: CellSetup, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
     _use_null(0, 1, 2)
     _begin(cell, lock)
     asked.close()
@@ -219,7 +219,7 @@ def _examiner(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.socke
     return checker.examine(cell.verdict, asking)
 
 
-def _candidate(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
+def _run_program(cell: CellSetup, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
     _begin(cell, lock)
     asking.close()
     cell.verdict.close()
@@ -229,11 +229,11 @@ def _candidate(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.sock
         return 0
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]
-    sys.argv = [candidate.NAME]
+    sys.argv = [program_process.NAME]
     if order["checked"]:
-        return candidate.answer(order["source"], asked)
+        return program_process.answer(order["source"], asked)
     asked.close()
-    return candidate.run(order["source"])
+    return program_process.run(order["source"])
 
 
 def _use_null(*descriptors: int) -> None:

@@ -20,7 +20,7 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2", "PYTHONUTF8": "1
 """A program's own is empty. Hashes, and so the order of sets, are the same in every cell."""
 
 
-class Workshop:
+class CellFactoryClient:
     """A running launcher."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Workshop:
         """What programs run with."""
 
     @classmethod
-    async def start(cls, python: Interpreter | None = None) -> "Workshop":
+    async def start(cls, python: Interpreter | None = None) -> "CellFactoryClient":
         """Start one, for programs of this interpreter (None: ours)."""
         python = python or interpreter()
         control, inside = socket.socketpair(type=socket.SOCK_SEQPACKET)

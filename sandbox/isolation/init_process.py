@@ -21,8 +21,8 @@ WAITED_FOR = (signal.SIGCHLD,)
 
 def keep(
     orders: socket.socket,
-    examiner: int,
-    candidate: int,
+    checker: int,
+    program: int,
     *,
     processes: int,
     watched: list[int] | None,
@@ -37,9 +37,9 @@ def keep(
     cause: str | None = None
     while cause is None:
         _reap(codes)
-        if codes.get(examiner, NOTHING_TO_CHECK) != NOTHING_TO_CHECK:
+        if codes.get(checker, NOTHING_TO_CHECK) != NOTHING_TO_CHECK:
             break
-        if len(codes.keys() & {examiner, candidate}) == 2:
+        if len(codes.keys() & {checker, program}) == 2:
             break
         if line.poll(0):
             cause = "abandoned"
@@ -47,7 +47,7 @@ def keep(
             cause = "memory"
         else:
             signal.sigtimedwait(WAITED_FOR, EVERY_S)
-    return {"exit": codes.get(candidate), "examiner": codes.get(examiner), "cause": cause}
+    return {"exit": codes.get(program), "examiner": codes.get(checker), "cause": cause}
 
 
 def _reap(codes: dict[int, int]) -> None:

@@ -95,7 +95,7 @@ class Work:
     def prompts(self, count: int | None) -> list[Prompt]:
         """Held-out prompts, as many as an evaluation has, and training prompts: `count` of them, or
         all of a dataset. Each once."""
-        from rewards.models.encoding import prompt_ids, shown
+        from rewards.models.encoding import prompt_ids, rendered_prompt
         from tasks.datasets.source import DatasetSource, build_source
 
         config, mode = self._config, self._config.model.chat_template
@@ -109,7 +109,7 @@ class Work:
 
         def keep(asked: Asked, *, out: bool) -> bool:
             """Whether it is a prompt that was not there yet."""
-            text = shown(self._tokenizer, asked.row.prompt, mode)
+            text = rendered_prompt(self._tokenizer, asked.row.prompt, mode)
             name = self._judges.source_of(asked.row)
             new = Prompt(len(found), asked.row, asked.ids, text, name, out)
             return found.setdefault(text, new) is new

@@ -166,13 +166,13 @@ class Work:
     async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.labeling.line_labels import PrefixLabeler
-        from rewards.labeling.offline_scoring import open_desk
+        from rewards.labeling.offline_scoring import open_scorer
 
         capacity = self._config.generator.seats
         async with (
             serving_judges(self._config),
             open_sampler(self._config) as sampler,
-            open_desk(self._config.reward) as desk,
+            open_scorer(self._config.reward) as desk,
         ):
 
             async def passes(row: Answer, ids: Sequence[int], finished: bool) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt, split_lines
-from rewards.models.training.examples import Labelled, Pair
-from rewards.models.training.pairs_from_runs import Answer
+from rewards.models.training.examples import LabelledAnswer, PreferencePair
+from rewards.models.training.pairs_from_runs import GroupAnswer
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
@@ -38,7 +38,7 @@ def has_pairs(record: Record) -> bool:
     return "chosen" in record or "rejected" in record
 
 
-def read_pair(where: str, record: Record, folder: str = "") -> Pair:
+def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
     """A row `prompt, chosen, rejected[, margin, rule, images]`; the answers are texts or chat
     messages, and without a prompt it is what both chats begin with."""
     texts = [_answer(record, name, where) for name in ("chosen", "rejected")]
@@ -48,10 +48,10 @@ def read_pair(where: str, record: Record, folder: str = "") -> Pair:
     if rule is not None and not isinstance(rule, str):
         raise UserError(f"{where}: rule is {str(rule)[:40]!r}, and should be a text")
     prompt = _prompt(record, where) or _common(record, where)
-    return Pair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where, folder)
+    return PreferencePair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where, folder)
 
 
-def read_answer(where: str, record: Record) -> Answer:
+def read_answer(where: str, record: Record) -> GroupAnswer:
     """A row of exported trajectories: `prompt, response, correct[, group_id]`."""
     text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
     if text is None:
@@ -65,10 +65,10 @@ def read_answer(where: str, record: Record) -> Answer:
     prompt = _prompt(record, where)
     if not prompt:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
-    return Answer(str(record.get("group_id", "")), prompt, text, correct)
+    return GroupAnswer(str(record.get("group_id", "")), prompt, text, correct)
 
 
-def read_labelled(where: str, record: Record, separator: str) -> Labelled:
+def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
     """A row `prompt, labels` with `lines`, `steps` or `completions`, or with a `response` that is
     split; labels are 1, 0, -1, null, or true and false for 1 and -1."""
     key = next((key for key in LINES if isinstance(record.get(key), list)), None)
@@ -93,7 +93,7 @@ def read_labelled(where: str, record: Record, separator: str) -> Labelled:
     if not prompt:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
     found = tuple(_label(label, index, where) for index, label in enumerate(labels))
-    return Labelled(prompt, tuple(lines), found, where)
+    return LabelledAnswer(prompt, tuple(lines), found, where)
 
 
 def _prompt(record: Record, where: str) -> Prompt | None:

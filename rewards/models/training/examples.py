@@ -20,7 +20,7 @@ _PARTS = 10_000
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Two answers to one prompt, of which `chosen` is the better one.
 
     Attributes:
@@ -39,7 +39,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledAnswer:
     """An answer in lines, each with its separator, and a label for each: 1 (all is well so far), 0
     (neutral), -1 (lost), None (nobody said)."""
 
@@ -55,7 +55,7 @@ class ExampleImages:
     def __init__(self) -> None:
         self._found: dict[str, tuple[Any, Path]] = {}
 
-    def named(self, pair: Pair) -> Pair:
+    def named(self, pair: PreferencePair) -> PreferencePair:
         """The pair with its images named by their digests. MediaError, which names row and image,
         where one cannot be used."""
         folder = Path(pair.folder)
@@ -70,7 +70,7 @@ class ExampleImages:
         return image_bytes(*self._found[digest])
 
 
-E = TypeVar("E", Pair, Labelled)
+E = TypeVar("E", PreferencePair, LabelledAnswer)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ HF, STATE = "model", "state"
 _KEPT = 2
 
 
-class Model:
+class RewardModel:
     """A network in its engine, with the tokenizer it belongs to."""
 
     def __init__(

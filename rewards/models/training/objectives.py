@@ -28,10 +28,10 @@ from rewards.models.encoding import (
     plain_text,
     prompt_ids,
 )
-from rewards.models.packing import Row, Unit, UnitPack
-from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
+from rewards.models.packing import LossUnit, UnitPack, UnitRow
+from rewards.models.pairwise_prompt import fill_template, question_ids, yes_no_tokens
 from rewards.models.training import metrics
-from rewards.models.training.examples import Labelled, Pair
+from rewards.models.training.examples import LabelledAnswer, PreferencePair
 
 Output = Tensor | TokenScores
 
@@ -42,7 +42,7 @@ class Objective(Protocol):
     is_scalar: bool
     """A scalar head in the place of the language model's."""
 
-    def unit(self, example: Any, *, training: bool) -> Unit:
+    def unit(self, example: Any, *, training: bool) -> LossUnit:
         """The sequences of an example. `training` False: as held-out examples are looked at."""
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
@@ -51,7 +51,9 @@ class Objective(Protocol):
     def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
         """For each unit what its figures are made of."""
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(
+        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
+    ) -> dict[str, Any]:
         """Figures of held-out units, see `rewards.models.training.metrics`."""
 
 
@@ -63,16 +65,16 @@ def build_objective(
     mode = config.model.chat_template
     match config.objective:
         case BradleyTerryConfig():
-            return BradleyTerry(tokenizer, mode, images)
+            return BradleyTerryObjective(tokenizer, mode, images)
         case PairwiseConfig() as told:
-            return Pairwise(told, tokenizer, mode, images, seed=config.seed)
+            return PairwiseObjective(told, tokenizer, mode, images, seed=config.seed)
         case LinesConfig():
-            return Lines(tokenizer, mode)
+            return LinesObjective(tokenizer, mode)
         case other:
             raise UserError(f"objective.kind = {other.kind!r} is not made of packed examples")
 
 
-class BradleyTerry:
+class BradleyTerryObjective:
     """A score at the last token of each answer."""
 
     is_scalar = True
@@ -80,14 +82,14 @@ class BradleyTerry:
     def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
         self._tokenizer, self._mode, self._images = tokenizer, mode, images
 
-    def unit(self, example: Pair, *, training: bool) -> Unit:
+    def unit(self, example: PreferencePair, *, training: bool) -> LossUnit:
         """The chosen answer, then the rejected one."""
         rows = tuple(self._row(example, text) for text in (example.chosen, example.rejected))
-        return Unit(rows, (example.margin,))
+        return LossUnit(rows, (example.margin,))
 
-    def _row(self, example: Pair, text: str) -> Row:
+    def _row(self, example: PreferencePair, text: str) -> UnitRow:
         found = encode(self._tokenizer, example.prompt, text, self._mode, images=self._images)
-        return Row(found.ids, [len(found.ids) - 1], [0], found.media)
+        return UnitRow(found.ids, [len(found.ids) - 1], [0], found.media)
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed -log sigma(chosen - rejected - margin)."""
@@ -99,12 +101,14 @@ class BradleyTerry:
         """(score of the chosen answer, of the rejected one)."""
         return [(c, r) for c, r in _scores(output).view(-1, 2).tolist()]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(
+        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
+    ) -> dict[str, Any]:
         """Accuracy and calibration."""
         return metrics.of_scores(judged, [unit.facts[0] for unit in units])
 
 
-class Pairwise:
+class PairwiseObjective:
     """The word behind a question about two answers."""
 
     is_scalar = False
@@ -115,10 +119,10 @@ class Pairwise:
     ) -> None:  # fmt: skip
         self._config, self._tokenizer, self._images = config, tokenizer, images
         self._chat = mode == "always"
-        self._words = words_in_context(tokenizer, config, chat=self._chat)
+        self._words = yes_no_tokens(tokenizer, config, chat=self._chat)
         self._rng = Random(f"orders/{seed}")
 
-    def unit(self, example: Pair, *, training: bool) -> Unit:
+    def unit(self, example: PreferencePair, *, training: bool) -> LossUnit:
         """Both orders, the better answer first and then second; or one of them, drawn for each
         example, while training without `swap`."""
         texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
@@ -126,17 +130,19 @@ class Pairwise:
         if training and not self._config.swap:
             place = 0 if self._rng.random() < self._config.first_share else 1
             texts, answers = [texts[place]], answers[place : place + 1]
-        return Unit(tuple(self._row(example, *pair) for pair in texts), answers)
+        return LossUnit(tuple(self._row(example, *pair) for pair in texts), answers)
 
-    def _row(self, example: Pair, first: str, second: str) -> Row:
+    def _row(self, example: PreferencePair, first: str, second: str) -> UnitRow:
         rule = self._config.rule if example.rule is None else example.rule
         question = plain_text(example.prompt)
-        text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
-        ids, media = asked_ids(
+        text = fill_template(
+            self._config.template, question=question, rule=rule, first=first, second=second
+        )
+        ids, media = question_ids(
             self._tokenizer, example.prompt, text, chat=self._chat, images=self._images
         )
         # One place, read for both words: the network scores given tokens.
-        return Row(ids, [len(ids) - 1] * 2, list(self._words), media)
+        return UnitRow(ids, [len(ids) - 1] * 2, list(self._words), media)
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed cross-entropy of the words and, with both orders, `consistency`."""
@@ -154,12 +160,14 @@ class Pairwise:
         columns = torch.stack([front, back, entropy], dim=1)
         return [(f, b, e) for f, b, e in columns.tolist()]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(
+        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
+    ) -> dict[str, Any]:
         """Accuracy, calibration and position bias."""
         return metrics.of_orders(judged, weight=self._config.consistency)
 
 
-class Lines:
+class LinesObjective:
     """A score at each labelled line end."""
 
     is_scalar = True
@@ -167,7 +175,7 @@ class Lines:
     def __init__(self, tokenizer: Any, mode: ChatMode) -> None:
         self._tokenizer, self._mode = tokenizer, mode
 
-    def unit(self, example: Labelled, *, training: bool) -> Unit:
+    def unit(self, example: LabelledAnswer, *, training: bool) -> LossUnit:
         """The answer up to its last labelled line. Of lines that end in one token the first with a
         label counts."""
         opening = prompt_ids(self._tokenizer, example.prompt, self._mode)
@@ -177,8 +185,8 @@ class Lines:
             if label is not None:
                 labels.setdefault(end, label)
         places = [len(opening) + end for end in labels]
-        row = Row([*opening, *ids][: max(places, default=0) + 1], places, [0] * len(places))
-        return Unit((row,), tuple(labels.values()), float(len(labels)))
+        row = UnitRow([*opening, *ids][: max(places, default=0) + 1], places, [0] * len(places))
+        return LossUnit((row,), tuple(labels.values()), float(len(labels)))
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed squared errors."""
@@ -190,7 +198,9 @@ class Lines:
         """The score at each labelled line end."""
         return [tuple(part.tolist()) for _, part in pack.of_units(_scores(output))]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(
+        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
+    ) -> dict[str, Any]:
         """Mean squared error, area under the curve, accuracy and calibration."""
         return metrics.of_lines(judged, [unit.facts for unit in units])
 

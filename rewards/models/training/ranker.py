@@ -28,7 +28,7 @@ from learner.ranking.model import SessionRanker
 from learner.ranking.sessions import two_views
 from rewards.models.card import FORMAT, Card, fingerprint, write_card
 from rewards.models.training.model import HF, STATE, decay_of
-from rewards.models.training.train import Taken, batch_of
+from rewards.models.training.train import StepResult, batch_of
 from tasks.datasets.session_files import read_sessions
 from tasks.procedural.search_world import search_data
 
@@ -69,7 +69,7 @@ class SessionRankerTraining:
         if resumed is not None:
             self._restore(resumed)
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> StepResult:
         """A step of the stage that `step` is in."""
         stage, training = self._stage, self._config.training
         is_ranking = step >= self._contrasts
@@ -93,7 +93,7 @@ class SessionRankerTraining:
         applied = bool(torch.isfinite(norm))
         if applied:
             self._optimizer.step()
-        return Taken(float(loss.detach()), float(norm) if applied else None, rate, tokens)
+        return StepResult(float(loss.detach()), float(norm) if applied else None, rate, tokens)
 
     def _contrast(self, step: int) -> tuple[torch.Tensor, int]:
         stage, seed = self._stage, self._config.seed

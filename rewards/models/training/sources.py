@@ -18,8 +18,8 @@ from headrace.config.sections.reward_model import (
 from headrace.errors import UserError
 from headrace.run_files.run_folder import find_run
 from rewards.models.training import data_files, synthetic_errors
-from rewards.models.training.examples import E, Examples, Labelled, Pair, split
-from rewards.models.training.pairs_from_runs import Answer, pairs_of
+from rewards.models.training.examples import E, Examples, LabelledAnswer, PreferencePair, split
+from rewards.models.training.pairs_from_runs import GroupAnswer, pairs_of
 from tasks.rows import prompt_text
 
 PER_GROUP = 4
@@ -33,7 +33,7 @@ def read_examples(config: RewardModelConfig) -> Examples[Any]:
     return _pairs(config)
 
 
-def _pairs(config: RewardModelConfig) -> Examples[Pair]:
+def _pairs(config: RewardModelConfig) -> Examples[PreferencePair]:
     data, held_out = config.data, None
     match data:
         case FileDataConfig():
@@ -52,7 +52,7 @@ def _pairs(config: RewardModelConfig) -> Examples[Pair]:
     return split(different, fraction=data.eval_fraction, ties=ties)
 
 
-def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
+def _labelled(config: RewardModelConfig, separator: str) -> Examples[LabelledAnswer]:
     data = config.data
     match data:
         case FileDataConfig():
@@ -74,7 +74,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
     return split(found, fraction=data.eval_fraction)
 
 
-def _pairs_in(path: str, limit: int | None) -> list[Pair]:
+def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     """Pairs in a file of preferences, or made of the answers in a run's export."""
     rows = list(data_files.rows(path, limit))
     _not_empty(path, rows)
@@ -89,7 +89,7 @@ def _pairs_in(path: str, limit: int | None) -> list[Pair]:
     return pairs
 
 
-def _labelled_in(path: str, limit: int | None, separator: str) -> list[Labelled]:
+def _labelled_in(path: str, limit: int | None, separator: str) -> list[LabelledAnswer]:
     rows = list(data_files.rows(path, limit))
     _not_empty(path, rows)
     found = [data_files.read_labelled(where, record, separator) for _, where, record in rows]
@@ -99,11 +99,13 @@ def _labelled_in(path: str, limit: int | None, separator: str) -> list[Labelled]
     return labelled
 
 
-def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
+def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
     from storage.queries import group_answers
 
     run_dir = find_run(root, data.run)
-    answers = (Answer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir))
+    answers = (
+        GroupAnswer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir)
+    )
     pairs = pairs_of(answers, per_group=data.pairs_per_group)
     if not pairs:
         raise UserError(

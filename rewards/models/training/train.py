@@ -37,10 +37,10 @@ from headrace.run_files.reward_model_run import (
 from headrace.run_files.run_folder import read_manifest
 from learner.process.checkpoint import newest
 from rewards.models.encoding import PromptImages
-from rewards.models.packing import Unit, packs_of
+from rewards.models.packing import LossUnit, packs_of
 from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
-from rewards.models.training.model import Model, check_start, load_tokenizer, positions_of
+from rewards.models.training.model import RewardModel, check_start, load_tokenizer, positions_of
 from rewards.models.training.objectives import Objective, build_objective
 from rewards.models.training.report import write_report
 from rewards.models.training.sources import read_examples
@@ -49,7 +49,7 @@ MOST_DROPPED = 20
 """Number of consecutive non-finite steps that end the run."""
 
 
-class Watch(Protocol):
+class TrainingObserver(Protocol):
     """Receives the training's progress."""
 
     def note(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Watch(Protocol):
         """The held-out examples were looked at."""
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """An optimizer step: the mean loss, the gradient norm before clipping (None: it was not
     applied), the learning rate, and tokens that went through the model."""
 
@@ -80,7 +80,7 @@ class Trainee(Protocol):
     examples: dict[str, int]
     """How many there are, and how many were left out, by name."""
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> StepResult:
         """Take the step that follows `step` others."""
 
     def evaluate(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Trainee(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How a training ended. `model` None: it was interrupted."""
 
     model: Path | None
@@ -103,15 +103,19 @@ class Outcome:
 
 
 def train(
-    config: RewardModelConfig, run_dir: Path, watch: Watch, *, should_stop: Callable[[], bool]
-) -> Outcome:
+    config: RewardModelConfig,
+    run_dir: Path,
+    watch: TrainingObserver,
+    *,
+    should_stop: Callable[[], bool],
+) -> TrainingResult:
     """Train from the run's newest checkpoint, or from the start, to the end, or until `should_stop`
     says so. The caller holds the run."""
     status = replace_status(read_status(run_dir), status="starting", detail="")
     status = status if status.started_at else replace_status(status, started_at=time.time())
     write_status(run_dir, status)
     try:
-        return Training(config, run_dir, watch, status).run(should_stop)
+        return TrainingLoop(config, run_dir, watch, status).run(should_stop)
     except BaseException as error:  # whatever ends it, the folder says so
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         last = replace_status(read_status(run_dir), status="failed", detail=line)
@@ -133,11 +137,11 @@ def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
     return PackedTraining(config, resumed)
 
 
-class Training:
+class TrainingLoop:
     """A training under way."""
 
     def __init__(
-        self, config: RewardModelConfig, run_dir: Path, watch: Watch, status: Status
+        self, config: RewardModelConfig, run_dir: Path, watch: TrainingObserver, status: Status
     ) -> None:
         self._config, self._run_dir, self._watch = config, run_dir, watch
         resumed = newest(run_dir / CHECKPOINTS)
@@ -155,7 +159,7 @@ class Training:
         told = [f"{number} {name}" for name, number in self._trainee.examples.items()]
         watch.note(f"examples: {', '.join(told).replace('_', ' ')}; {self._steps} steps")
 
-    def run(self, should_stop: Callable[[], bool]) -> Outcome:
+    def run(self, should_stop: Callable[[], bool]) -> TrainingResult:
         """Take the steps that are left."""
         config = self._config.training
         before = self._first_figures()
@@ -217,12 +221,12 @@ class Training:
         self._trainee.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
         self._kept_at = self._step
 
-    def _interrupted(self) -> Outcome:
+    def _interrupted(self) -> TrainingResult:
         self._checkpoint()
         self._say("interrupted", f"after {self._step} of {self._steps} steps")
-        return Outcome(None, self._step, self._figures)
+        return TrainingResult(None, self._step, self._figures)
 
-    def _finished(self, before: dict[str, float | None]) -> Outcome:
+    def _finished(self, before: dict[str, float | None]) -> TrainingResult:
         out = self._config.out
         folder = (self._run_dir / MODEL if out is None else Path(out)).resolve()
         self._trainee.save(folder, self._run_dir.name)
@@ -243,7 +247,7 @@ class Training:
             },
         )
         self._say("finished")
-        return Outcome(folder, self._step, self._figures)
+        return TrainingResult(folder, self._step, self._figures)
 
     def _say(self, status: str, detail: str = "") -> None:
         self._status = replace_status(self._status, status=status, step=self._step, detail=detail)
@@ -275,13 +279,13 @@ class PackedTraining:
         }
         self.steps = steps_of(config, len(data.training))
         is_scalar = self._objective.is_scalar
-        self._model = Model(
+        self._model = RewardModel(
             config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed,
             read_image=read_image,
         )  # fmt: skip
         self.checkpoint, self.save = self._model.checkpoint, self._model.save
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> StepResult:
         """A step on a batch of units."""
         config, model = self._config, self._model
         units = batch_of(self._training, step, config.training.batch, config.seed)
@@ -295,7 +299,7 @@ class PackedTraining:
             model.engine.backward(loss, last=number == len(packs))
             losses.append(loss.detach())
         done = model.engine.step()
-        return Taken(
+        return StepResult(
             float(torch.stack(losses).sum()),
             done.grad_norm if done.applied else None,
             lr,
@@ -309,18 +313,18 @@ class PackedTraining:
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingUnits:
     """Encoded examples, and how many were left out for their length."""
 
-    training: list[Unit]
-    held_out: list[Unit]
+    training: list[LossUnit]
+    held_out: list[LossUnit]
     too_long: int
     ties: int
 
 
 def encode_examples(
     config: RewardModelConfig, objective: Objective, examples: Examples[Any], *, limit: int
-) -> Data:
+) -> TrainingUnits:
     """Units of all examples; those over `limit` tokens, and those without anything to learn from,
     are left out. UserError where none is left on one side."""
     found = [objective.unit(example, training=True) for example in examples.training]
@@ -332,10 +336,10 @@ def encode_examples(
             f"{len(training)} examples to learn from and {len(kept_out)} held-out ones have at "
             f"most {limit} tokens, which is data.max_tokens or all that the model has positions for"
         )
-    return Data(training, kept_out, len(found) - len(training), examples.ties)
+    return TrainingUnits(training, kept_out, len(found) - len(training), examples.ties)
 
 
-def fits(unit: Unit, limit: int) -> bool:
+def fits(unit: LossUnit, limit: int) -> bool:
     """Whether a unit can be trained: something is read of it, and no row is too long."""
     return 0 < unit.longest <= limit and unit.reads > 0
 
@@ -368,11 +372,11 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
 
 @torch.no_grad()
 def evaluate(
-    model: Model, objective: Objective, units: Sequence[Unit], *, budget: int
+    model: RewardModel, objective: Objective, units: Sequence[LossUnit], *, budget: int
 ) -> dict[str, Any]:
     """Figures of held-out units under the present weights."""
     judged: list[tuple[float, ...]] = []
-    seen: list[Unit] = []
+    seen: list[LossUnit] = []
     for pack in packs_of(units, budget=budget, device=model.device, images=model.images):
         judged += objective.judge(model.engine(pack.pack), pack)
         seen += pack.units

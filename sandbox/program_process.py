@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.channel import Peer
+from sandbox.channel import ChannelEnd
 
 NAME = "program.py"
 
@@ -49,7 +49,7 @@ def answer(source: str, link: socket.socket) -> int:
             raise RuntimeError(f"the program does not load: {reason}")
 
         operations = dict.fromkeys(operations, refuse)
-    Peer(link, operations, before_reply=sys.stdout.flush).serve()
+    ChannelEnd(link, operations, before_reply=sys.stdout.flush).serve()
     return 0
 
 
