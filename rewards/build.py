@@ -1,4 +1,4 @@
-"""From a source of rewards to its verifier.
+"""Building of a reward source's verifier.
 
 In: a source's configuration. Out: a verifier whose verdicts earn what the source says. Building it
 loads what it needs (math-verify, the user's module), so that scoring starts warm; UserError when it
@@ -23,12 +23,11 @@ _LOAD = {
     "group": load_group_functions,
     "line": load_line_functions,
 }
-"""What loads the functions of a source, by its unit."""
+"""Loader of a source's functions, by its unit."""
 
 
 def build_verifier(source: SourceConfig) -> Verifier:
-    """The verifier of a source, whose verdicts earn what the source says; UserError when it cannot
-    be had."""
+    """Build the verifier whose verdicts pay as the source says; UserError without one."""
     found = _of_functions(source) if source.kind == "function" else _of_kind(source)
     later = found.judge_later
 
@@ -50,7 +49,7 @@ def build_verifier(source: SourceConfig) -> Verifier:
 
 
 def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
-    """How many items a child scores at a time; 0: one by one."""
+    """Number of items that a child scores at a time; 0: one by one."""
     if verifier.judge_later is not None:
         return source.concurrency or verifier.concurrency
     if (source.concurrency or 1) > 1:
@@ -63,7 +62,7 @@ def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
 
 
 def _of_functions(source: SourceConfig) -> Verifier:
-    """What functions say: scores on a scale of their own."""
+    """Verifier of user functions: scores on a scale of their own."""
     functions = _LOAD[source.unit](source)
     many = (source.concurrency or 1) > 1 and functions.waits
     return Verifier(
@@ -75,7 +74,7 @@ def _of_functions(source: SourceConfig) -> Verifier:
 
 
 def _of_kind(source: SourceConfig) -> Verifier:
-    """What a kind of `rewards.kinds` says: scores from 0 to 1."""
+    """Verifier of a kind of `rewards.kinds`: scores from 0 to 1."""
     module = kinds.load(source.kind)
     units = getattr(module, "UNITS", ("trajectory",))
     if source.unit not in units:

@@ -1,4 +1,4 @@
-"""A look at the sources of rewards before a run starts.
+"""Checks of the reward sources before a run starts.
 
 In: the reward section, and a way to ask which columns the task has. Out: the section that the run
 needs, or a UserError of one line. A source is loaded in a scoring child, as a worker will load it,
@@ -19,9 +19,10 @@ from rewards.worker.pipe import Ready
 def check_sources(
     config: RewardConfig, columns: Callable[[], Collection[str]], *, every: bool = False
 ) -> RewardConfig:
-    """The section with what its functions ask for; UserError where one of them cannot be loaded or
-    called as a reward function. `columns` is asked only where they need some. `every`: math and
-    exact, which take no options and load slowly, are loaded too."""
+    """Return the section that the run needs; UserError for a source that cannot be used.
+
+    `columns` is called only where functions need some. `every`: math and exact, which take no
+    options and load slowly, are loaded too."""
     asks_ids = False
     for name, source in config.each().items():
         plain = source.kind in ("math", "exact") and source.unit == "trajectory"

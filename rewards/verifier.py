@@ -1,5 +1,4 @@
-"""What a verifier is: items in, verdicts out, one by one or, where it waits for others, many at a
-time."""
+"""Verifiers: items in, verdicts out, one by one or, while waiting, many at a time."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,16 +21,15 @@ class Verifier:
     needs: tuple[str, ...] = ()
     """Columns of the dataset that it cannot do without."""
     asks_ids: bool = False
-    """Whether it takes token ids."""
+    """True: it takes token ids."""
     judge_later: AsyncJudge | None = None
     """The judge as a coroutine, of a verifier that scores many items at a time."""
     concurrency: int = 0
-    """How many at a time; 0: one by one."""
+    """Number of items at a time; 0: one by one."""
     graded: bool = False
     """Its verdicts are scores alone: the source's `correct_threshold` says what is right."""
     prepare: Prepare = field(default=lambda check: ())
-    """See to what it depends on, yielding now and then while that takes time. True: raise UserError
-    where it is not there, and do not wait."""
+    """Prepare what it depends on, yielding meanwhile. True: raise UserError instead of waiting."""
 
     def __call__(self, item: ScoreItem) -> Verdict:
         """The verdict on one item."""

@@ -1,4 +1,4 @@
-"""One cell, seen from outside: made, waiting, run once, gone.
+"""One cell, seen from outside: created, waiting, run once, gone.
 
 In: a program. Out: its result. Promises: `run` returns within the deadline and a moment, whatever
 the program does; no more of its output is kept than the limits say; when `run` or `close` has
@@ -20,10 +20,10 @@ from sandbox.limits import Limits, Program, ProgramResult, Status
 
 MAKE_TIMEOUT_S = 60.0
 PAUSE_S = 0.005
-"""Between two reads of output that is no longer kept, so that a flood takes no core here."""
+"""Seconds between reads of output that is not kept, so that a flood takes no core."""
 
 CONNECTIONS = ("stdin", "stdout", "stderr", "orders", "verdict", "life")
-"""A cell's sockets, in the order in which the launcher takes them."""
+"""A cell's sockets, in the order in which the cell factory takes them."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -33,7 +33,7 @@ class Cell:
     def __init__(self, limits: Limits, lines: dict[str, Connection]) -> None:
         self._limits, self._lines = limits, lines
         self.pid = 0
-        """Of the process above it, once it is ready."""
+        """Process id of the one above it, once it is ready."""
 
     @classmethod
     async def make(cls, factory: CellFactoryClient, layer: str, limits: Limits) -> "Cell":
@@ -78,7 +78,7 @@ class Cell:
 
     @property
     def gone(self) -> bool:
-        """Whether it ended before it was used: somebody killed it, or the launcher."""
+        """True if it ended before it was used: something killed it, or the cell factory."""
         return is_closed(self._lines["life"][1].get_extra_info("socket"))
 
     async def run(self, program: Program) -> ProgramResult:
@@ -131,7 +131,7 @@ class Cell:
             writer.close()
 
     async def _end(self) -> None:
-        """The same, with all that the cell has said still to be read."""
+        """End the cell, with all that it has said still to be read."""
         life, ending = self._lines["life"]
         for writer in (ending, self._lines["orders"][1]):
             with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class Cell:
             await life.read()
 
     async def _feed(self, program: Program) -> None:
-        """Hand the program, its checks and its input over."""
+        """Send the program, its checks and its input."""
         checks = program.checks
         source, tests, stdin = (self._lines[name][1] for name in ("orders", "verdict", "stdin"))
         with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ class Cell:
                 await writer.drain()
 
     async def _report(self) -> dict[str, Any]:
-        """The next line of launcher or keeper; empty when they are gone."""
+        """Return the next line of cell factory or init process; empty when they are gone."""
         try:
             line = await self._lines["orders"][0].readline()
         except ConnectionResetError:
@@ -163,7 +163,7 @@ class Cell:
         return dict(json.loads(line)) if line.endswith(b"\n") else {}
 
     async def _hear_verdicts(self, program: Program) -> list[dict[str, Any]]:
-        """Lines of the examiner, as many as there are checks."""
+        """Return the checker's lines, as many as there are checks."""
         lines: list[dict[str, Any]] = []
         with contextlib.suppress(ConnectionResetError):
             while program.checks and len(lines) < len(program.checks.each):
@@ -194,7 +194,7 @@ def _frame(message: object) -> bytes:
 
 
 async def _keep(stream: asyncio.StreamReader, bound: int) -> tuple[bytes, bool]:
-    """The first `bound` bytes of a stream that is read to its end, and whether there were more."""
+    """Read a stream to its end; return its first `bound` bytes and whether more came."""
     kept = bytearray()
     more = False
     with contextlib.suppress(ConnectionResetError):

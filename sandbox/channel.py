@@ -1,4 +1,4 @@
-"""The link between the examiner and the candidate of a cell.
+"""The link between the checker and the program process of a cell.
 
 Each side asks the other to do an operation and gets a value or an exception; while it waits it
 serves what the other asks in between, so that a check may hand a function to the program. What is
@@ -33,8 +33,10 @@ _INTO = ("call", "set", "put")
 """Operations that call into the objects that they are given."""
 _STOPS = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
 _NAMES = ("__name__", "__qualname__", "__dict__")
-"""Names with two underscores that are data. Others are hooks of Python or of libraries, which take
-the answer on trust (numpy reads memory at the given address)."""
+"""Names with two underscores that are data.
+
+Others are hooks of Python or of libraries, which take the answer on trust (numpy reads memory at
+the given address)."""
 
 
 class ProgramEndedError(Exception):
@@ -80,19 +82,19 @@ class ChangeGroup:
 
     def __init__(self) -> None:
         self.into: ChangeGroup | None = None
-        """The family that it has joined."""
+        """The group that it has joined."""
         self.told: dict[object, Any] = {}
-        """What they said since they were last called into; an exception: that they raised it."""
+        """Their answers since they were last called into; an exception: they raised it."""
 
     def whole(self) -> "ChangeGroup":
-        """The family that this one is now part of."""
+        """Return the group that this one is now part of."""
         found = self
         while found.into is not None:
             found = found.into
         return found
 
     def once(self, key: object, ask: Callable[[], Any]) -> Any:
-        """What they said or raised to this, or do now."""
+        """Return or raise their answer to this; ask for it the first time."""
         told = self.whole().told
         if key not in told:
             try:
@@ -106,7 +108,7 @@ class ChangeGroup:
 
 @dataclass
 class _IteratedItems:
-    """What an object gave in a pass over it."""
+    """Items that an object gave in a pass over it."""
 
     source: Any
     given: list[Any] = field(default_factory=list)
@@ -114,8 +116,9 @@ class _IteratedItems:
 
 
 class ChannelEnd:
-    """One end of the link. `operations` are what the other side may ask for; with
-    `only_functions` nothing but callables is handed over by reference."""
+    """One end of the link; `operations` are what the other side may ask for.
+
+    With `only_functions` nothing but callables is handed over by reference."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class ChannelEnd:
         self._numbers: dict[int, int] = {}
         self._yours: dict[int, RemoteObject] = {}
         self._common = ChangeGroup()
-        """Of what the program defines by name: any call may change it."""
+        """The group of all that the program defines by name: any call may change it."""
 
     def ask(self, operation: str, *operands: Any, **keywords: Any) -> Any:
         """Have the other side do an operation; raises what it raised."""
@@ -143,7 +146,7 @@ class ChannelEnd:
         return decode(answer, partial(self._find, whole=whole, anew=anew))
 
     def look(self, whole: "RemoteObject", operation: str, operand: Any) -> Any:
-        """A part of an object, the same until something is called."""
+        """Return a part of an object, the same until something is called."""
         answer = self._common.once(
             (whole._number, operation, repr(operand)),
             lambda: self._answer(operation, (whole, operand), {}),
@@ -151,7 +154,7 @@ class ChannelEnd:
         return decode(answer, partial(self._find, whole=whole._family))
 
     def touch(self, operation: str, given: Iterable["RemoteObject"]) -> None:
-        """Forget what an operation may change; what it calls into is one family from here on."""
+        """Forget what an operation may change; what it calls into is one group from here on."""
         if operation not in _INTO and operation != "next":
             return
         self._common.told.clear()
@@ -253,8 +256,9 @@ class ChannelEnd:
         return ["mine", number]
 
     def _find(self, name: Json, whole: ChangeGroup | None = None, anew: bool = False) -> Any:
-        """What is named. `whole`: the family of what is not known yet; without one, and `anew`,
-        what is known is handed over again."""
+        """Return the named object, at first as part of the group `whole`.
+
+        Without one, and if `anew`, a known one counts as handed over again."""
         owner, number = name
         if owner == "yours":
             return self._mine[number]
@@ -267,9 +271,11 @@ class ChannelEnd:
 
 
 class RemoteObject:
-    """An object of the other side. It supports operations on data (calls, attributes, items,
-    length, truth, conversions); it compares equal to nothing but objects of the same side, and has
-    neither order nor arithmetic, because those answers would be the program's own verdict."""
+    """An object of the other side.
+
+    It supports operations on data (calls, attributes, items, length, truth, conversions); it
+    compares equal to nothing but objects of the same side, and has neither order nor arithmetic,
+    because those answers would be the program's own verdict."""
 
     __slots__ = ("_family", "_number", "_peer")
 
@@ -328,7 +334,7 @@ class RemoteObject:
         return self._peer.ask("next", self)
 
     def _convert(self, operation: str, kind: Callable[[Any], T]) -> T:
-        """Told once, and a plain value from then on."""
+        """Convert it once; the plain value stays from then on."""
         converted: T = self._family.once(
             (self._number, operation), lambda: kind(self._peer.ask(operation, self))
         )

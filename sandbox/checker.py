@@ -1,4 +1,4 @@
-"""The process of a cell in which the checks run. The program is in another one.
+"""The process of a cell that runs the checks. The program is in another one.
 
 In: the checks, over a socket that the program's process does not have. Out, over the same socket:
 one line per check, `{"held": true}` or the error. The names that checks do not define are looked up
@@ -43,8 +43,7 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
 
 
 def _prepare(request: dict[str, Any], peer: ChannelEnd, space: dict[str, Any]) -> None:
-    """Bind the program's names, run the setup, then bind those that are the program's in any
-    case."""
+    """Bind the program's names, run the setup, then bind the names that stay its own."""
     texts = [request["setup"], *request["each"]]
     wanted = sorted(foreign_names(texts))
     # What it says it has counts only for what was asked: it would like to have `__builtins__`.
@@ -58,8 +57,7 @@ def _prepare(request: dict[str, Any], peer: ChannelEnd, space: dict[str, Any]) -
 
 
 def foreign_names(texts: Iterable[str]) -> set[str]:
-    """Names that this code uses and nowhere binds, and that Python does not have; code that does
-    not parse has none."""
+    """Return names that code uses, nowhere binds and Python lacks; none if it is invalid."""
     used: set[str] = set()
     bound: set[str] = set(dir(builtins))
     for node in _nodes(texts):
@@ -84,8 +82,10 @@ def _nodes(texts: Iterable[str]) -> Iterator[ast.AST]:
 
 
 def _is_module(name: str, texts: Iterable[str]) -> bool:
-    """Whether checks mean the module of Python's that has this name. Were it the program's, it
-    would be the program that measures (mbpp/596 asks for `sys.getsizeof`)."""
+    """Return whether checks mean Python's module of this name.
+
+    Were it the program's, it would be the program that measures (mbpp/596 asks for
+    `sys.getsizeof`)."""
     wholes = (node.value for node in _nodes(texts) if isinstance(node, ast.Attribute))
     used = {whole.id for whole in wholes if isinstance(whole, ast.Name)}
     return name in sys.stdlib_module_names and name in used

@@ -26,8 +26,9 @@ QUESTION_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Absolute paths; of `readable` none lies within another, but for what is visible within a
-    covered folder."""
+    """A Python and the absolute paths that it needs.
+
+    None of `readable` lies within another, but for what is visible within a covered folder."""
 
     executable: str
     readable: tuple[str, ...]
@@ -38,7 +39,7 @@ class Interpreter:
 
     @property
     def shows_packages(self) -> bool:
-        """Whether programs see more than the standard library."""
+        """True if programs see more than the standard library."""
         return bool(self.paths or self.modules)
 
 
@@ -49,8 +50,9 @@ def interpreter() -> Interpreter:
 
 
 def interpreter_for(python: str | None, packages: Sequence[str]) -> Interpreter:
-    """The interpreter of the Python program named, with all packages that it imports, or ours with
-    the packages named and what they require; UserError where they cannot be had."""
+    """Return the interpreter `python` with its packages, or ours with these `packages`.
+
+    With what the packages require; UserError where they cannot be had."""
     if python is None:
         return _with_packages(interpreter(), packages)
     if packages:

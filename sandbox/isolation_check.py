@@ -1,4 +1,4 @@
-"""Which isolation works on this machine, found out by trying.
+"""Search for the isolation that works on this machine.
 
 Out: the first layer under which every escape of `escapes.py` is held, or a UserError that says what
 is missing. Trying takes some seconds, so the answer is kept in the user's cache folder for as long
@@ -35,18 +35,18 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class LayerTrial:
-    """What came of trying a layer. It works where it could be had and nothing escaped."""
+    """Trial of a layer. It works where it could be had and nothing escaped."""
 
     layer: str
     tried: int = 0
     escaped: tuple[str, ...] = ()
-    """`name: what happened`, one an escape."""
+    """One `name: what happened` per escape."""
     refused: str = ""
-    """Why the machine does not let it be had."""
+    """Reason why the machine does not allow it."""
 
     @property
     def works(self) -> bool:
-        """Whether programs may run in it."""
+        """True if programs may run in it."""
         return bool(self.tried) and not self.escaped and not self.refused
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ async def try_layer(layer: str, python: Interpreter | None = None) -> LayerTrial
 
 
 async def _run_ordinary(layer: str, python: Interpreter | None) -> ProgramResult:
-    """What comes of a program that does nothing special; where it fails, holding proves nothing."""
+    """Run a program that does nothing special; where it fails, holding proves nothing."""
     source = "import decimal, json, re\ndef answer(x):\n    return [x, decimal.Decimal(1)]\n"
     factory = await CellFactoryClient.start(python)
     try:
@@ -103,7 +103,7 @@ async def working_layer(python: Interpreter | None = None) -> str:
 
 
 async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTrial:
-    """What came of trying a layer, now or earlier; only success is remembered."""
+    """Return a trial of a layer, now or earlier; only success is remembered."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headrace")
     # One file for each interpreter, so that two that are used in turns are tried once.
     known = python or interpreter()
@@ -126,7 +126,7 @@ async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTr
 
 
 def _fingerprint(python: Interpreter) -> str:
-    """What an answer depends on."""
+    """Return a hash of all that an answer depends on."""
     digest = hashlib.sha256()
     boot = Path("/proc/sys/kernel/random/boot_id")
     facts = [platform.release(), str(os.geteuid()), repr(python), _capabilities()]
@@ -139,6 +139,6 @@ def _fingerprint(python: Interpreter) -> str:
 
 
 def _capabilities() -> str:
-    """What this process may do: another container on the same machine may do less."""
+    """This process's rights: another container on the same machine may have fewer."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return "".join(line for line in lines if line.startswith(("Cap", "Seccomp", "NoNewPrivs")))

@@ -38,8 +38,7 @@ _CHOICE = re.compile(
 
 
 def read_letter(text: str) -> tuple[str, str] | None:
-    """The letter that an answer is, and the text behind it (`(C) 12`); None where the answer is
-    something else."""
+    """Return the letter that an answer is and the text behind it (`(C) 12`), or None."""
     if _CROWDED.match(text):
         return None
     text = " ".join(unwrap_text(text).split())
@@ -53,8 +52,9 @@ def read_letter(text: str) -> tuple[str, str] | None:
 
 
 def said_letter(text: str, letters: str = LETTERS) -> str | None:
-    """The letter that a text in words chooses: the first behind its last "answer" or its like, the
-    one at its very start, or the last that stands alone."""
+    """Return the letter that a text in words chooses.
+
+    The first behind its last "answer" or its like, the one at its very start, or the last alone."""
     text = text[-_WIDE:]
     alone = [
         (match.start(), match[1])

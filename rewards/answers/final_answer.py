@@ -1,4 +1,4 @@
-"""Where in a text its final answer stands.
+"""The final answer of a text.
 
 In: a response, or the right answer as a dataset writes it. Out: the answer alone, and whether it
 was marked as the answer (a box, `####`, a tag, a text that is nothing else) or only looks like
@@ -61,9 +61,10 @@ Certainty = Literal["marked", "likely", "perhaps"]
 
 @dataclass(frozen=True)
 class FinalAnswer:
-    """The answer, and how certain that is: marked as the answer, announced or set apart, or merely
-    the end of the text. `around` is the part of the text in which to look on where it is not
-    marked."""
+    """A final answer and its certainty.
+
+    It is marked as the answer, announced or set apart, or merely the end of the text. `around` is
+    the part of the text to search further where it is not marked."""
 
     answer: str
     certainty: Certainty
@@ -71,7 +72,7 @@ class FinalAnswer:
 
     @property
     def marked(self) -> bool:
-        """Whether it is certainly the answer and nothing else."""
+        """True if the text marks it as the answer and as nothing else."""
         return self.certainty == "marked"
 
 
@@ -95,15 +96,13 @@ def find(text: str) -> FinalAnswer:
 
 
 def stated_value(text: str) -> str:
-    """What the last words of a text say that something is; empty where they do not, and where a
-    sentence announces the answer."""
+    """Return the value stated last; empty without one, or where one is announced."""
     found = None if _ANNOUNCED.search(text) else _TOLD.search(text[-SHORT:])
     return found[1].strip() if found else ""
 
 
 def boxed_answer(text: str) -> str | None:
-    """The content of the last box; boxes that stand side by side (`\\boxed{1} and \\boxed{2}`) are
-    one list. None without a box."""
+    """Return the last box's content (a list for `\\boxed{1} and \\boxed{2}`), or None."""
     boxes, _ = _boxes(text)
     return ", ".join(_joined(text, boxes)) if boxes else None
 
@@ -116,7 +115,7 @@ class _Box:
 
 
 def _boxes(text: str) -> tuple[list[_Box], str | None]:
-    """Every closed box in order, and what the last box holds if it was never closed."""
+    """Return all closed boxes, and the content of the last box if it stays open."""
     boxes: list[_Box] = []
     # What each open brace is: where its box began and its content begins, or None.
     opened: list[tuple[int, int] | None] = []
@@ -171,7 +170,7 @@ def _said_last(after: str) -> str | None:
 
 
 def _stands_alone(text: str) -> bool:
-    """Whether a short text is an answer and no sentence: formulas, numbers, and few words."""
+    """Return whether a short text is an answer (formulas, numbers, few words)."""
     bold = _BOLD.search(text)
     if _ANNOUNCED.search(text) or (bold and text[: bold.start()].strip()):
         return False
@@ -188,7 +187,7 @@ def _words(text: str) -> list[str]:
 
 
 def _likely(text: str) -> tuple[str, Certainty]:
-    """What is most likely the answer in a text that does not mark it; empty when nothing is."""
+    """Return the likeliest answer in a text that does not mark it; empty without one."""
     if announced := list(_ANNOUNCED.finditer(text)):
         said = _sentence(text[announced[-1].end() :])
         if said:
@@ -247,8 +246,11 @@ def _around(text: str) -> str:
 
 
 def wanted_answer(answer: str, marker: str | None) -> str:
-    """The right answer as a dataset writes it: what follows the marker where it has one (a worked
-    solution), since no given answer can hold the marker. Raises ValueError when it is empty."""
+    """Return a dataset's right answer; of a worked solution what follows the marker.
+
+    No given answer can hold the marker. Raises ValueError when it is empty.
+
+    A dataset's answer without the marker is the answer. Raises ValueError when it is empty."""
     after = None if marker is None else answer_after(answer, marker)
     wanted = answer if after is None else after
     if not wanted.strip():

@@ -40,14 +40,14 @@ def load() -> None:
 
 
 def equal(wanted: str, given: str) -> bool:
-    """Whether two formulas are equal, as far as they can be calculated."""
+    """Return whether two formulas are equal, as far as they can be calculated."""
     if not (is_cheap(wanted) and is_cheap(given)):
         return False
     return _verify(_dressed(wanted), _dressed(given))
 
 
 def found_in(text: str, wanted: str) -> bool:
-    """Whether the formula that math-verify finds in running text is the wanted one."""
+    """Return whether math-verify finds the wanted formula in running text."""
     text = _LONG_ROW.sub(lambda row: " " + row[0][-100:], text)
     if len(text) > 2 * LONGEST or not (is_cheap(wanted) and is_cheap(text, prose=True)):
         return False
@@ -55,7 +55,7 @@ def found_in(text: str, wanted: str) -> bool:
 
 
 def is_cheap(text: str, *, prose: bool = False) -> bool:
-    """Whether the numbers in a formula stay small enough to be calculated."""
+    """Return whether the numbers in a formula stay small enough to be calculated."""
     if len(text) > (2 * LONGEST if prose else LONGEST):
         return False
     tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(text)]
@@ -80,7 +80,7 @@ class _SizeBounds:
         self._at = 0
 
     def check(self) -> None:
-        """_Costly where something is too large."""
+        """Raise _TooCostlyError where something is too large."""
         while self._at < len(self._tokens):
             self._row(0)
             self._at += 1

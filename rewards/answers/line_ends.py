@@ -17,15 +17,16 @@ from itertools import groupby
 from typing import NamedTuple
 
 COMMENTS = ("#",)
-"""What a comment begins with."""
+"""Beginnings of a comment."""
 
 _FENCE = "```"
 _OPENS = re.compile(r"```[ \t]*\w*\s*")
 
 
 class AnswerLine(NamedTuple):
-    """Text with its newlines (the last line may have none), the index of the token at which it
-    ends, and whether it is neutral. Lines that end at one token are one."""
+    """A line of an answer; lines that end at one token are one.
+
+    `text` has its newlines (the last line may have none), `end` is the index of its last token."""
 
     text: str
     end: int
@@ -67,7 +68,7 @@ def neutral_lines(
     comments: Sequence[str] = COMMENTS,
     fenced: bool | None = None,
 ) -> list[bool]:
-    """For each line of a text whether it is neutral; arguments as for `split_lines`."""
+    """For each line return whether it is neutral; arguments as for `split_lines`."""
     inside = _inside_fences(lines)
     if fenced is None:
         fenced = any(inside)
@@ -79,8 +80,7 @@ def neutral_lines(
 
 
 def cut_like(lines: Sequence[AnswerLine], text: str) -> list[str]:
-    """A text cut where the lines of its tokens are, newline by newline: the whole may have blanks
-    that the texts of single tokens lack."""
+    """Cut a text where its tokens' lines end, by newlines; tokens may lack its blanks."""
     found, begin = [], 0
     for line in lines:
         end = begin
@@ -95,8 +95,9 @@ def cut_like(lines: Sequence[AnswerLine], text: str) -> list[str]:
 
 
 def neutral_ends(lines: Sequence[AnswerLine], ends: Sequence[int]) -> list[bool]:
-    """Whether what ends at each of some tokens is neutral; so is a token at which no line ends,
-    such as the end token behind the last newline."""
+    """For each token return whether no line that counts ends there.
+
+    No line ends at an end token behind the last newline."""
     known: Mapping[int, bool] = {line.end: line.neutral for line in lines}
     return [known.get(end, True) for end in ends]
 
@@ -117,7 +118,7 @@ def _written(token_texts: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _inside_fences(lines: Sequence[str]) -> list[bool]:
-    """Which lines stand between a fence and the next one, or the end."""
+    """For each line return whether it stands behind an open fence."""
     inside, found = False, []
     for line in lines:
         fence = line.startswith(_FENCE)

@@ -49,7 +49,7 @@ _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
 
 
 def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
-    """Whether the final answer in `text` equals `answer`.
+    """Return whether the final answer in `text` equals `answer`.
 
     With a marker the final answer is what follows its last occurrence; a response without the
     marker has no answer. Without one it is the last box, what follows `####`, what a sentence calls
@@ -70,15 +70,14 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
 
 @lru_cache(maxsize=256)
 def _wanted(source: str) -> str:
-    """The right answer, alone; one in words is taken as it stands where nothing in it looks like
-    the answer."""
+    """Return the right answer alone; a text in which nothing looks like it is taken whole."""
     found = find(source)
     sure = found.answer and found.certainty != "perhaps"
     return tidy(found.answer if sure else source.strip())
 
 
 def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
-    """Whether a text that does not mark its answer says the right one."""
+    """Return whether a text that does not mark its answer says the right one."""
     choice = read_letter(wanted)
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
@@ -94,7 +93,7 @@ def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
 
 
 def _is_numeric(text: str) -> bool:
-    """Whether an answer is a number, or numbers in a row."""
+    """Return whether an answer is a number, or numbers in a row."""
     listing = read_listing(text)
     items = (text,) if listing is None or listing.ordered else listing.items
     return all(
@@ -104,7 +103,7 @@ def _is_numeric(text: str) -> bool:
 
 
 def _same(wanted: str, given: str, depth: int = 0) -> bool:
-    """Whether two answers in their one way of writing are the same."""
+    """Return whether two answers in normal form are the same."""
     if not given or not wanted:
         return False
     if squeeze(wanted) == squeeze(given):
@@ -248,8 +247,9 @@ def _in_order(first: tuple[str, ...], second: tuple[str, ...], depth: int) -> bo
 
 
 def _in_any_order(first: tuple[str, ...], second: tuple[str, ...], depth: int) -> bool:
-    """Whether every item of one is an item of the other, and as often where the right answer
-    repeats one. `a = 4, -8` names its first item alone."""
+    """Return whether both have the same items, as often as the right answer has them.
+
+    `a = 4, -8` names its first item alone."""
     first, second = _distinct(_unnamed(first)), _distinct(_unnamed(second))
     left = list(second)
     if len(first) != len(second):
@@ -278,7 +278,7 @@ def _distinct(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _ends(listing: Listing) -> tuple[bool, bool]:
-    """Whether the brackets are square."""
+    """Return for both brackets whether they are square."""
     return listing.opening == "[", listing.closing == "]"
 
 

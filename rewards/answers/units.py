@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 Dimension = tuple[tuple[str, int], ...]
-"""What is measured: base quantities and their exponents, in the order of their names."""
+"""Base quantities of a unit and their exponents, in the order of their names."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
 
 Chat = Literal["never", "row", "always"]
-"""When prompt and completion are lists of messages: where the row's prompt is a chat, or always."""
+"""Use of chat messages for prompt and completion: as the row's prompt, or always."""
 
 
 class ScoringError(Exception):
-    """A response has no score; `parts` are numbers to look at all the same, such as what a judge
-    took."""
+    """A response has no score; `parts` are numbers to look at, such as a judge's tokens."""
 
     parts: Mapping[str, float] = MappingProxyType({})
 
@@ -72,8 +71,13 @@ class ResponseFacts:
 
     @property
     def truth(self) -> Any:
-        """The right answer where no column has the name that a function asks for: verl's or
-        SkyRL's ground truth as the row has it, which may be an object, else the answer as text."""
+        """The right answer under a name that no column has.
+
+        It is verl's or SkyRL's ground truth as the row has it, which may be an object, else the
+        text.
+
+        It is verl's or SkyRL's ground truth as the row has it, which may be an object, else the
+        text."""
         for column in ("reward_model", "reward_spec"):
             nested = self.columns.get(column)
             if isinstance(nested, Mapping) and "ground_truth" in nested:
@@ -100,8 +104,7 @@ class ResponseFacts:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """verifiers' state after its end. One for all functions of a rubric: what the first notes
-        in it, the next can read."""
+        """verifiers' state after its end, one for all functions of a rubric, which may write it."""
         both = {"prompt": self.prompt, "completion": self.completion}
         is_truncated = not self.item.finished
         return {
@@ -118,8 +121,7 @@ class ResponseFacts:
 
     @property
     def sample(self) -> Any:
-        """slime's sample, of its own class where the function's module has imported that. Its
-        metadata are the row's column of that name, else the row."""
+        """slime's sample, of its own class if imported; `metadata` is that column or the row."""
         given = self.columns.get("metadata")
         made = getattr(sys.modules.get("slime.utils.types"), "Sample", SimpleNamespace)
         return made(
@@ -197,8 +199,11 @@ FACTS: dict[str, Fact] = {
     "episode": lambda known: known.episode,
     **dict.fromkeys(TRUTHS, lambda known: known.truth),
 }
-"""What stands under a name where the row has no column of that name, or for a name that is its
-system's own whatever columns there are."""
+"""Values of arguments by name where the row has no such column.
+
+Also of a name that belongs to its system, whatever columns there are.
+
+Or for a name that is its system's own, whatever columns there are."""
 
 PLURALS = {
     **{f"{name}s": name for name in RESPONSES},

@@ -31,7 +31,7 @@ from rewards.functions.signatures import EXPECTED, Signature
 
 @dataclass(frozen=True)
 class Convention:
-    """How one system calls reward functions."""
+    """The way in which one system calls reward functions."""
 
     system: str
     expected: str
@@ -159,8 +159,9 @@ def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
 
 
 class ArgumentSource(NamedTuple):
-    """Where an argument comes from: the first of these columns that the row has, else the fact.
-    Each has a flag: whether the value goes into a list with one entry per response."""
+    """Source of an argument: the first of these columns that the row has, else the fact.
+
+    The flags: the value goes into a list with one entry per response."""
 
     columns: tuple[tuple[str, bool], ...]
     fact: Fact | None
@@ -180,7 +181,7 @@ class ArgumentSource(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """How one function is called: by the convention of `adapter`, as far as its names allow."""
+    """The call of one function by `adapter`'s convention, as far as its names allow."""
 
     adapter: Adapter
     convention: Convention
@@ -190,7 +191,7 @@ class Binding:
     needs: tuple[str, ...]
     """Columns of the dataset that it cannot do without."""
     asks_ids: bool
-    """Whether it takes token ids."""
+    """True: it takes token ids."""
     doubtful: frozenset[str] = frozenset()
     """Columns that would make the convention a wrong guess."""
 
@@ -228,8 +229,9 @@ def bind(
     adapter: Adapter | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> Binding:
-    """How a function with this signature is called: by the convention named, or the one that it
-    fits. `objects` are arguments that the function's own system holds ready (a rubric's parser).
+    """Bind a function by the named convention, or the one that its signature fits.
+
+    `objects` are arguments that the function's own system holds ready (a rubric's parser).
     UserError where the response would reach it under no known name."""
     chosen = adapter or recognise(signature.names, signature.texts)
     convention = _without_clashes(CONVENTIONS[chosen], signature.names)
@@ -260,8 +262,9 @@ def bind(
 
 
 def _without_clashes(convention: Convention, names: Collection[str]) -> Convention:
-    """The convention for a function with these arguments: a second name is only one where the
-    first is not taken too, and may else be a column."""
+    """Drop the convention's second names for arguments that the function takes itself.
+
+    A name that is dropped may be a column."""
     aliases = {name: of for name, of in convention.aliases.items() if of not in names}
     return replace(convention, aliases=aliases)
 
@@ -291,7 +294,7 @@ def _source(name: str, convention: Convention, response: str) -> ArgumentSource:
 
 
 def _is_offered(name: str, convention: Convention, response: str) -> bool:
-    """Whether an argument that has a default is given all the same, where it can be."""
+    """Return whether an argument with a default is passed, where it can be."""
     single = convention.singular(name)
     if single in {"prompt", response, *IDS, *convention.own, *convention.facts}:
         return True

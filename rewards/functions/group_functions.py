@@ -91,7 +91,7 @@ def _joined(binding: Binding, name: str, known: ResponseFacts, values: Sequence[
 
 
 def _is_listed(binding: Binding, name: str, known: ResponseFacts) -> bool:
-    """Whether each sibling's own call has this argument in a list of one."""
+    """Return whether each sibling's own call has this argument in a list of one."""
     source = binding.sources.get(name)
     if source is None:
         return name not in binding.objects and binding.convention.lists

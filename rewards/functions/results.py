@@ -1,4 +1,4 @@
-"""What reward functions return, read as scores.
+"""Scores from what reward functions return.
 
 In: whatever came back for one response: a number, a list with one entry, an array or a tensor, a
 dict, an object with a `reward`, or None. Out: a score, what the function says of the answer, and
@@ -15,8 +15,9 @@ from rewards.functions.arguments import InvalidRewardError
 
 MAX_PARTS = 64
 Form = Literal["one", "list", "first"]
-"""How a function returns the reward of one response: as it is, in a list as long as the lists that
-it was handed, or as the first entry of a tuple."""
+"""Form of a returned reward: as it is, one entry of a list, or a tuple's first entry.
+
+The list is as long as the lists that the function received."""
 SCORES = ("score", "reward", "rewards")
 """The entry of a dict that is the reward."""
 JUDGEMENTS = ("correct", "acc", "is_correct")
@@ -25,7 +26,7 @@ JUDGEMENTS = ("correct", "acc", "is_correct")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one response, of its lines, or of a group.
+    """A verifier's judgement of one response, of its lines, or of a group.
 
     `reward` is what training sees, `correct` whether the answer is right, `parts` are further
     numbers to look at.
@@ -40,11 +41,11 @@ class Verdict:
     lines: tuple[float | None, ...] = ()
     siblings: "tuple[Verdict | None, ...]" = ()
     model: str | None = None
-    """Which model said so, where the run trains it."""
+    """The model that gave the score, where the run trains it."""
 
 
 class FunctionResult(NamedTuple):
-    """What one function says of one response."""
+    """One function's score of one response."""
 
     score: float
     correct: bool | None
@@ -99,8 +100,7 @@ def _judgement(parts: Mapping[str, float], result: Mapping[object, object]) -> b
 
 
 def _parts(name: str, entry: object) -> dict[str, float]:
-    """The numbers in an entry, one level deep. Texts (verl's `pred`), None and lists of several are
-    nothing that can be drawn, and are left out."""
+    """Numbers in an entry, one level deep; texts, None and lists of several are left out."""
     if isinstance(entry, Mapping):
         return {k: v for n, inner in entry.items() for k, v in _parts(f"{name}/{n}", inner).items()}
     if hasattr(entry, "tolist"):
@@ -111,7 +111,7 @@ def _parts(name: str, entry: object) -> dict[str, float]:
 
 
 def _is_listed(value: object) -> bool:
-    """Whether it is a list, an array or a tensor with at least one dimension."""
+    """Return whether it is a list, an array or a tensor with at least one dimension."""
     if isinstance(value, Sequence):
         return not isinstance(value, str | bytes)
     return bool(getattr(value, "ndim", 0))
@@ -141,9 +141,10 @@ def _finite(what: str, value: object) -> float:
 def weigh(
     results: Sequence[tuple[str, float, FunctionResult | None]], *, threshold: float
 ) -> Verdict:
-    """One verdict from what (label, weight, result) say: the weighted sum of the functions that
-    apply. The first of them with a weight says whether the answer is right: by itself, else from a
-    score of `threshold` on. With several functions each one's score is a part under its label."""
+    """Combine results (label, weight, result) to the weighted sum of those that apply.
+
+    The first of them with a weight says whether the answer is right: by itself, else from a score
+    of `threshold` on. With several functions each one's score is a part under its label."""
     applied = [(label, weight, result) for label, weight, result in results if result is not None]
     if not applied:
         who = "the function says" if len(results) == 1 else "all functions say"

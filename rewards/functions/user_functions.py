@@ -106,14 +106,14 @@ def _look_in(folder: Path) -> None:
 
 
 class FunctionCall(NamedTuple):
-    """A function and what it is handed."""
+    """A function and its arguments."""
 
     function: Callable[..., Any]
     positional: list[Any]
     named: dict[str, Any]
 
     def result(self) -> Any:
-        """What it returns, waited for where it is a coroutine."""
+        """Return its result, waited for where it is a coroutine."""
         returned = self.function(*self.positional, **self.named)
         return coroutines.run(returned) if inspect.isawaitable(returned) else returned
 
@@ -136,24 +136,26 @@ class RewardFunction:
         return FunctionCall(self.function, positional, named)
 
     def read(self, returned: Any) -> FunctionResult | None:
-        """What it says of one response, by its convention; None: it does not apply."""
+        """Read its score of one response, by its convention; None: it does not apply."""
         return read_result(returned, self.binding.convention.returns)
 
     def read_each(self, returned: Any, number: int, what: str) -> list[FunctionResult | None]:
-        """What it says of each of several things, whose list is what it returned."""
+        """Read its scores of several things, whose list it returned."""
         return list(map(read_result, _entries(returned, number, what)))
 
     @property
     def waits(self) -> bool:
-        """Whether it is a coroutine function."""
+        """True if the function is a coroutine function."""
         called = getattr(self.function, "__call__", None)  # noqa: B004
         return any(map(inspect.iscoroutinefunction, (self.function, called)))
 
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The functions of a source: a weighted sum. An item becomes calls, and what they return, one
-    after the other, a verdict. Sources of groups and of lines do both in their own way."""
+    """The functions of a source: a weighted sum.
+
+    An item becomes calls, and their results, one after the other, a verdict. Sources of groups and
+    of lines do both in their own way."""
 
     functions: tuple[RewardFunction, ...]
     threshold: float
@@ -176,7 +178,7 @@ class RewardFunctions:
         ]
 
     def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
-        """What the functions say by what they returned."""
+        """Return the verdict from what the functions returned."""
         return self.weighed([f.read(r) for f, r in zip(self.functions, returned, strict=True)])
 
     def weighed(self, results: Sequence[FunctionResult | None]) -> Verdict:
@@ -186,7 +188,7 @@ class RewardFunctions:
 
     @property
     def waits(self) -> bool:
-        """Whether all of them are coroutine functions."""
+        """True if all functions are coroutine functions."""
         return all(f.waits for f in self.functions)
 
     @property
@@ -196,7 +198,7 @@ class RewardFunctions:
 
     @property
     def asks_ids(self) -> bool:
-        """Whether one of them takes token ids that do not come by themselves."""
+        """True if one of them takes token ids that do not come by themselves."""
         return any(f.binding.asks_ids for f in self.functions)
 
 
@@ -232,8 +234,7 @@ def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
 
 
 def _rubrics(found: object) -> Iterator[Any]:
-    """The rubrics of verifiers that an object is or holds: an environment has one, a group
-    several."""
+    """Yield the rubrics of an object: it is one, or holds one (environment) or several."""
     found = getattr(found, "rubric", found)
     if inspect.isroutine(found) or inspect.isclass(found) or found is None:
         return
@@ -273,8 +274,7 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
 
 
 def _entries(result: Any, number: int, what: str) -> Sequence[Any]:
-    """The `number` entries of a result (a list, an array or a tensor), one for each of what was
-    scored; all else is an InvalidRewardError."""
+    """Return a result's `number` entries, one per scored thing, or InvalidRewardError."""
     if hasattr(result, "tolist"):
         result = result.tolist()
     if not isinstance(result, Sequence) or isinstance(result, str | bytes):

@@ -1,4 +1,4 @@
-"""Where a judge is: a server by its URL, or a judge of the run.
+"""Address of a judge: a server by its URL, or a judge of the run.
 
 In: options. Out: a function that gives the address as it is now; a judge of the run has a new one
 when it was started again, and none before it serves.
@@ -27,7 +27,7 @@ AddressLookup = Callable[[], JudgeAddress | None]
 
 
 def address_lookup(options: Options) -> AddressLookup:
-    """Where the judge of these options is; UserError where that cannot be said."""
+    """Return a lookup of the judge's address; UserError where there can be none."""
     if options.url is not None:
         address = _of_url(options.url, options)
         return lambda: address

@@ -1,4 +1,4 @@
-"""From a response to a score between 0 and 1.
+"""Scores between 0 and 1 by a judge's reply.
 
 In: an item, and a way to ask the judge. Out: the score and parts. A row that lacks what the judge
 has to see raises ValueError, an answer that cannot be read InvalidRewardError.
@@ -59,7 +59,7 @@ async def _pairwise(template: str, values: dict[str, str], options: Options, ask
 
 
 def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str]:
-    """What the names of a template stand for."""
+    """Values of a template's names."""
     domain = options.domain
     if options.domain_column is not None:
         domain = str(column(item, options.domain_column))
@@ -81,7 +81,7 @@ def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str
 
 
 def needs_reference(options: Options, template: str) -> bool:
-    """Whether the judge is shown a reference."""
+    """Return whether the judge sees a reference."""
     return options.mode == "pairwise" or "reference" in names_in(template)
 
 

@@ -18,7 +18,7 @@ Mode = Literal["pointwise", "pairwise", "free"]
 
 
 class Options(StrictModel):
-    """Which judge, what it is asked, how its answer is read, and how often it may be asked."""
+    """The judge, its questions, the reading of its answers, and the rate of requests."""
 
     url: str | None = None
     """Server that speaks the protocol of OpenAI, such as `http://127.0.0.1:8000/v1`."""
@@ -53,11 +53,10 @@ class Options(StrictModel):
     answer."""
 
     images: bool = False
-    """Show the judge the prompt's images, each as a data URL, before the question. False: it reads
-    the prompt's text alone."""
+    """Show the prompt's images as data URLs before the question. False: its text alone."""
 
     domain: str = "general"
-    """Whose rule the judge goes by."""
+    """Domain whose rule the judge goes by."""
 
     domain_column: str | None = None
     """Column with the domain, where rows differ."""
@@ -69,8 +68,8 @@ class Options(StrictModel):
     """System message."""
 
     prompt: str | None = None
-    """What the judge is asked, with {question}, {response}, {reference}, {rule}, {yes}, {no},
-    {min}, {max}; of pairwise {first} and {second}. None: the mode's own."""
+    """Question to the judge; {question}, {response}, {reference}, {rule}, {yes}, {no}, {min} and
+    {max} are filled in, and of pairwise {first} and {second}. None: the mode's own."""
 
     thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
     """Tag of the response's thought (`think`), which the judge does not see."""
@@ -105,8 +104,8 @@ class Options(StrictModel):
     """Temperature of the judge."""
 
     attempts: int | None = Field(default=None, ge=1)
-    """How often a question is asked before it is given up, within the source's deadline. None: 8
-    times by url, and a judge of the run as often as the deadline allows."""
+    """Attempts of a question within the source's deadline. None: 8 by url, and for a judge of the
+    run as many as the deadline allows."""
 
     backoff_s: float = Field(default=0.5, gt=0)
     """Longest wait after the first failure; it doubles with each."""
@@ -130,17 +129,17 @@ class Options(StrictModel):
     """Price of a million tokens of answers."""
 
     wait_s: float = Field(default=600.0, gt=0)
-    """How long a child waits for a judge of the run before the first question."""
+    """Seconds that a child waits for a judge of the run before the first question."""
 
     @property
     def most_attempts(self) -> float:
-        """How often a question is asked."""
+        """Maximum number of attempts of a question."""
         by_default = 8 if self.judge is None else math.inf
         return by_default if self.attempts is None else self.attempts
 
     @property
     def reads_words(self) -> bool:
-        """Whether yes or no is what the judge says."""
+        """True if the judge says yes or no."""
         return self.mode == "pairwise" or (self.mode == "pointwise" and self.reading == "yes_no")
 
 

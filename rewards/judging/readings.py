@@ -1,4 +1,4 @@
-"""What a judge's answer means.
+"""Reading of a judge's reply.
 
 In: a reply (its text, and the log-probabilities of its tokens where the server gives them). Out:
 the probability of yes, or a number. Pure. What cannot be read is an InvalidRewardError, never a
@@ -20,8 +20,10 @@ _SHOWN = 80
 
 
 class JudgeReply(NamedTuple):
-    """One answer of a judge. `alternatives`: for each of its tokens the log-probabilities of the
-    likeliest tokens there, the sampled one first; empty where the server gives none."""
+    """A judge's reply.
+
+    `alternatives`: for each of its tokens the log-probabilities of the likeliest tokens there, the
+    sampled one first; empty where the server gives none."""
 
     text: str
     alternatives: tuple[Mapping[str, float], ...] = ()
@@ -30,8 +32,7 @@ class JudgeReply(NamedTuple):
 
 
 def two_token(yes: float, no: float) -> float:
-    """The probability of yes among yes and no, from their logits or log-probabilities:
-    sigma(l_yes - l_no) (Pairwise-RL)."""
+    """Return sigma(l_yes - l_no), p(yes) by logits or log-probabilities (Pairwise-RL)."""
     gap = yes - no
     if gap >= 0:
         return 1.0 / (1.0 + math.exp(-gap))
@@ -39,14 +40,19 @@ def two_token(yes: float, no: float) -> float:
 
 
 def both_orders(front: float, back: float) -> float:
-    """The probability that a response beats its anchor, free of the judge's preference for a
-    place. `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL)."""
+    """Return the probability that a response beats its anchor, free of position bias.
+
+    `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL).
+
+    `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL)."""
     return 0.5 * (front + 1.0 - back)
 
 
 def yes_probability(reply: JudgeReply, yes: str, no: str) -> float:
-    """The probability of yes: of the tokens where the judge says one of the two, else of its first
-    token; without log-probabilities 1 or 0, by the text."""
+    """Return the probability of yes.
+
+    That of the token where the judge says yes or no, else of its first token; without
+    log-probabilities 1 or 0, by the text."""
     place = _deciding(reply, yes, no)
     if place is not None:
         found_yes, found_no = _mass(place, yes), _mass(place, no)

@@ -1,4 +1,4 @@
-"""A look at a judge before a run starts: at its server, or at the tokenizer of a judge of the run.
+"""Checks of a judge before a run: of its server, or of its tokenizer.
 
 In: options and the judge. Out: nothing, or a UserError of one line: the server does not answer,
 does not know the model, refuses the key or the request, or its words for yes and no are several
@@ -116,8 +116,7 @@ async def _check_question(server: JudgeServer, address: JudgeAddress, options: O
 
 
 def _refuse_pieces(reply: JudgeReply, options: Options, model: str) -> None:
-    """UserError where the judge begins a word with a piece of it, so that its log-probability is
-    that of the piece."""
+    """Raise UserError where the judge begins a word with a piece, whose logprob it gives."""
     if not reply.alternatives:
         return
     tokens = [spelled(token) for token in reply.alternatives[0]]
@@ -132,8 +131,9 @@ def _refuse_pieces(reply: JudgeReply, options: Options, model: str) -> None:
 
 
 def check_tokenizer(options: Options, judge: JudgeConfig) -> None:
-    """The same of a judge of the run, which does not serve yet, by its tokenizer: UserError where
-    its words for yes and no are several tokens, or it cannot be asked by chat."""
+    """Check a judge of the run, which does not serve yet, by its tokenizer.
+
+    UserError where its words for yes and no are several tokens, or it cannot be asked by chat."""
     name = str(options.judge)
     try:
         tokenizer = load_tokenizer(judge.path, trust_remote_code=judge.trust_remote_code)

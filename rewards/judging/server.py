@@ -30,16 +30,19 @@ MINUTE_S = 60.0
 
 
 def backoff_s(failures: int, *, first_s: float, longest_s: float, chance: float) -> float:
-    """Seconds to wait after a number of failures in a row: between a half and the whole of a time
-    that doubles, by `chance` in [0, 1), so that clients that failed together retry apart."""
+    """Return the seconds to wait after this number of failures in a row.
+
+    They double, and lie between half and the whole by `chance` in [0, 1), so that clients that
+    failed together retry apart.
+
+    Between half and the whole, by `chance` in [0, 1), so that clients that failed together part."""
     # 2**60 is longer than any wait, and a float.
     whole = min(longest_s, first_s * 2.0 ** min(failures - 1, 60))
     return whole * (0.5 + 0.5 * chance)
 
 
 def retry_after_s(header: str | None, now: datetime | None = None) -> float | None:
-    """What a server's `Retry-After` asks for, in seconds: a number or a date; None where it asks
-    for nothing that can be read."""
+    """Return the seconds in a `Retry-After`, a number or a date; None without any."""
     if header is None:
         return None
     if header.strip().isdecimal():
@@ -53,8 +56,10 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
 
 
 class RateLimiter:
-    """At most `per_minute` entries in any minute, evenly spaced, so that nobody waits for a minute
-    that others filled at its beginning; None: as many as come. First come, first served."""
+    """Limits entries to `per_minute`, first come, first served; None: no limit.
+
+    They are evenly spaced, so that nobody waits for a minute that others filled at its
+    beginning."""
 
     def __init__(
         self,
@@ -68,14 +73,14 @@ class RateLimiter:
         self._next = self._closed_until = float("-inf")
 
     async def enter(self) -> None:
-        """Return when it is one's turn."""
+        """Return when it is the caller's turn."""
         while (wait := self._reserve() - self._clock()) > 0:
             await self.sleep(wait)
             if self._clock() >= self._closed_until:
                 return
 
     def hold(self, seconds: float) -> None:
-        """Nobody enters for so long."""
+        """Let nobody enter for this many seconds."""
         self._closed_until = max(self._closed_until, self._clock() + seconds)
 
     def _reserve(self) -> float:
@@ -108,14 +113,14 @@ class TransientJudgeError(JudgeError):
 
 @dataclass
 class JudgeUsage:
-    """What one response's judgement took."""
+    """Requests, tokens and last problem of one response's judgement."""
 
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cached: int = 0
     problem: str = ""
-    """What went wrong last."""
+    """Cause of the last failure."""
 
     def parts(self, options: Options) -> dict[str, float]:
         """Numbers to look at; the cost in the currency of the prices."""
@@ -130,8 +135,7 @@ class JudgeUsage:
 
 
 class ReplyCache:
-    """The last `most` replies by the content of the question; the one longest not asked for goes
-    first."""
+    """The `most` replies asked for last, by the content of the question."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -169,8 +173,7 @@ class JudgeServer:
         self._client: httpx.AsyncClient | None = None
 
     async def ask(self, prompt: str, tally: JudgeUsage, images: Sequence[str] = ()) -> JudgeReply:
-        """The judge's reply to a prompt with images, which are URLs; JudgeError when there is none
-        after all attempts."""
+        """Return the reply to a prompt with images (URLs); JudgeError after all attempts."""
         failures = 0
         while True:
             try:
@@ -214,8 +217,7 @@ class JudgeServer:
         return reply
 
     async def request(self, address: JudgeAddress, path: str, body: bytes | None = None) -> bytes:
-        """What the server answers to a POST, or to a GET where there is no body; JudgeError when
-        that is no success."""
+        """Return the answer to a POST, or a GET without a body; JudgeError without success."""
         import httpx
 
         method, url = "GET" if body is None else "POST", f"{address.base}{path}"
@@ -258,7 +260,7 @@ class JudgeServer:
 
 
 def _message(body: bytes) -> str:
-    """What an error's body says, on one line."""
+    """Return the message of an error's body, on one line."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.MsgspecError:

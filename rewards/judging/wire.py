@@ -64,7 +64,7 @@ class _Completion(msgspec.Struct):
 
 
 def path_of(options: Options) -> str:
-    """What is asked."""
+    """Path of the API."""
     return "/chat/completions" if options.api == "chat" else "/completions"
 
 

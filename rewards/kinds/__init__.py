@@ -58,8 +58,7 @@ def load(kind: str) -> ModuleType:
 
 
 def read_options(source: SourceConfig, module: ModuleType) -> Any:
-    """The options of a source of a kind, `answer_marker` among them where the source has one;
-    UserError where the kind does not know one."""
+    """Read a source's options, with `answer_marker`; UserError for an unknown one."""
     told = dict(source.options)
     if source.answer_marker is not None:
         told["answer_marker"] = source.answer_marker
@@ -75,8 +74,7 @@ def read_options(source: SourceConfig, module: ModuleType) -> Any:
 
 
 def model_folder(given: object, kind: str, model: str) -> str:
-    """The folder of the reward model that a kind asks, which a recipe names in `options.model`;
-    UserError where there is none. `model` is what the kind needs, in words."""
+    """Return `options.model`; without it a UserError that says which `model` is needed."""
     if isinstance(given, str):
         return given
     raise UserError(

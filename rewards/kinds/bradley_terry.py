@@ -25,11 +25,10 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Which model scores, and what it reads."""
+    """The reward model and the text that it reads."""
 
     model: str | None = None
-    """Folder of the reward model (relative to the recipe or the working directory). There is no
-    other: a recipe names one."""
+    """Folder of the reward model, relative to recipe or working directory; required."""
 
     center: float = 0.0
     """The score that is worth a half: pairs say nothing of where a model's scores have their zero.

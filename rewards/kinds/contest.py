@@ -35,7 +35,7 @@ def _same(given, wanted):
 
 
 class ContestTest(NamedTuple):
-    """What goes in and what has to come out."""
+    """Input of a test and the right output."""
 
     given: Any
     wanted: Any
@@ -47,11 +47,11 @@ class Contest:
 
     tests: tuple[ContestTest, ...]
     function: str | None = None
-    """What is called; None: the program reads and writes."""
+    """Function that tests call; None: the program reads and writes."""
 
 
 class ContestResult(NamedTuple):
-    """What came of a program on the tests of a row."""
+    """Result of a program on the tests of a row."""
 
     status: Status
     """That of the last run that did not end well."""
@@ -60,8 +60,9 @@ class ContestResult(NamedTuple):
 
 
 def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
-    """The first `most` tests of a row; None where it has no tests of this shape, ValueError where
-    they make no sense."""
+    """Read the first `most` tests of a row.
+
+    None where it has no tests of this shape, ValueError where they make no sense."""
     for name in ("input_output", "answer"):
         told = _parsed(columns.get(name))
         if isinstance(told, dict) and "inputs" in told and "outputs" in told:
@@ -111,7 +112,7 @@ def _paired(inputs: Any, outputs: Any) -> list[ContestTest]:
 
 
 def _text(value: Any) -> str:
-    """What a program reads or writes; a list is its lines."""
+    """Return what a program reads or writes as text; a list is its lines."""
     if isinstance(value, list):
         return "\n".join(_text(line) for line in value)
     if isinstance(value, str | int | float):
@@ -120,7 +121,7 @@ def _text(value: Any) -> str:
 
 
 def same_output(given: str, wanted: str) -> bool:
-    """Whether two outputs differ in nothing but trailing blanks and empty lines."""
+    """Return whether outputs are equal but for trailing blanks and empty lines."""
     return _lines(given) == _lines(wanted)
 
 
@@ -132,8 +133,7 @@ def _lines(text: str) -> list[str]:
 
 
 def function_program(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
-    """The program with its tests as calls of the function that is asked for, which may be a method
-    of a class `Solution`."""
+    """Return a program whose tests call its function, perhaps of a class `Solution`."""
     name = str(contest.function)
     if not name.isidentifier():
         raise ValueError(f"fn_name is {name!r}, no name of a function")
@@ -154,8 +154,9 @@ def run_contest(
     seconds: float,
     to_end: bool,
 ) -> ContestResult:
-    """What came of a program that reads and writes. All tests share `seconds`. The first one that
-    fails ends it, unless it goes on `to_end`."""
+    """Run a program that reads and writes on tests that share `seconds`.
+
+    The first one that fails ends it, unless it goes on `to_end`."""
     end = time.monotonic() + seconds
     status: Status = "ok"
     passed = 0

@@ -21,7 +21,7 @@ _SAID_LAST = re.compile(r"final\s+answer", re.IGNORECASE)
 
 
 class Options(StrictModel):
-    """Where the answer stands."""
+    """Place of the answer."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
     """Text right before the final answer. None: the last box, what follows `####`, what a sentence
@@ -41,15 +41,20 @@ def build(options: Options) -> Verifier:
 
 
 def fast_path(options: Options) -> Callable[[ScoreItem], bool | None]:
-    """Whether plain answers are right."""
+    """Return a function that says whether a plain answer is right; None for others."""
     marker = options.answer_marker
     return lambda item: is_right_by_text(item.text, item.answer, marker=marker)
 
 
 def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bool | None:
-    """Whether the final answer in `text` equals `answer`, where both are plain numbers or the same
-    text, or where the marker is missing; None where only `math_answer` can say. What it says is
-    what that says; it is never an error, and its time is linear in the length of the texts."""
+    """Return whether a plain answer is right; None where only `math_answer` can say.
+
+    Plain are numbers and the same text as the right answer; wrong is one without the marker. The
+    result is what `math_answer` says; it is never an error, and its time is linear in the texts'
+    length.
+
+    A response without the marker is wrong. The result is what `math_answer` says; it is never an
+    error, and its time is linear in the length of the texts."""
     wanted = answer
     if marker is not None:
         wanted = answer if (after := answer_after(answer, marker)) is None else after
@@ -70,7 +75,7 @@ def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bo
 
 
 def _boxed(text: str) -> str | None:
-    """What the only box of a text holds, where nothing behind it is called the answer."""
+    """Return the content of a text's only box if nothing behind is called the answer."""
     if len(_BOXES.findall(text)) != 1:
         return None
     box = _BOXED.search(text)

@@ -19,7 +19,7 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """What is compared, and how strictly."""
+    """Compared texts, and the strictness of the comparison."""
 
     ignore_case: bool = False
     """Capital and small letters are the same."""

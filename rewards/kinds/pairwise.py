@@ -27,11 +27,10 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Which model judges, and where the anchors are."""
+    """The judging model and its anchors."""
 
     model: str | None = None
-    """Folder of the pairwise reward model (relative to the recipe or the working directory). There
-    is no other: a recipe names one."""
+    """Folder of the pairwise model, relative to recipe or working directory; required."""
 
     anchors: str | None = None
     """A file of anchors, as `headrace reward anchors` writes it."""
@@ -40,7 +39,7 @@ class Options(StrictModel):
     """The column of the dataset with the anchor, in the place of a file."""
 
     rule: str | None = None
-    """What makes an answer better. None: the rule that the model was trained with."""
+    """Rule that makes an answer better. None: the one that the model was trained with."""
 
     threads: int = Field(default=1, ge=1)
     """Torch threads of a scoring child."""

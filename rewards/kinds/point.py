@@ -13,7 +13,7 @@ from rewards.verifier import Verifier
 
 
 class Options(Grounding, StrictModel):
-    """Where the point and the boxes stand."""
+    """Place of the point and of the boxes."""
 
 
 def build(options: Options) -> Verifier:

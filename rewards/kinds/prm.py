@@ -22,18 +22,16 @@ UNITS = ("line",)
 
 
 class Options(StrictModel):
-    """Which model, and what is neutral for it."""
+    """The model, and the lines that are neutral for it."""
 
     model: str | None = None
-    """Folder of the line reward model (relative to the recipe or the working directory). There is
-    no other: a recipe names one."""
+    """Folder of the line model, relative to recipe or working directory; required."""
 
     fenced: bool = False
-    """Answers have their code in a fenced block, and lines outside of it are neutral. An answer
-    that is still being written does not say so itself."""
+    """Lines outside of the fenced block are neutral, even if it is not written yet."""
 
     comments: tuple[str, ...] = COMMENTS
-    """What a comment begins with."""
+    """Beginnings of a comment."""
 
     threads: int = Field(default=1, ge=1)
     """Torch threads of a scoring child."""

@@ -39,7 +39,7 @@ OUTPUT_BYTES = 4 * MIB
 
 
 class Options(StrictModel):
-    """What a program may take, and what it earns."""
+    """Bounds of a program, and its pay."""
 
     seconds: float = Field(default=5.0, gt=0)
     """Deadline of a program with its tests; shorter than that of the source."""
@@ -134,9 +134,10 @@ def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
 
 
 def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
-    """Names of Python's own that the tests mean the program by (mbpp/126 asks for a `sum`): those
-    that the reference solution defines. Without one, where tests use no other name that is not
-    Python's, what they call first."""
+    """Python's names that tests mean the program by (mbpp/126 asks for a `sum`).
+
+    Those that the reference solution defines; without one, where tests use no other name that is
+    not Python's, what they call first."""
     defined = [name for name in dir(builtins) if reference and _defines(reference, name)]
     if reference or foreign_names(tests):
         return [name for name in defined if any(_calls(test, name) for test in tests)]
@@ -145,8 +146,7 @@ def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
 
 
 def code_of(text: str, entry: str | None = None) -> str:
-    """The code of a response: its last fenced block (that defines `entry`, if one does), else all
-    of it."""
+    """Return the last fenced block, preferably one that defines `entry`, else the text."""
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not blocks:
         return text
@@ -155,8 +155,9 @@ def code_of(text: str, entry: str | None = None) -> str:
 
 
 def prompt_code(prompt: str, entry: str) -> str:
-    """The code in a prompt, also where a template or a sentence stands around it: the longest run
-    of lines that is Python and defines `entry`. Empty where there is none."""
+    """Return the longest run of a prompt's lines that is Python and defines `entry`, or "".
+
+    A template or a sentence may stand around it."""
     for text in (prompt, *(match[1] for match in _BLOCK.finditer(prompt))):
         if _defines(text, entry):
             return text
@@ -178,7 +179,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _calls(test: str, name: str, *, first: bool = False) -> bool:
-    """Whether a test calls a function of this name, or calls it before any other."""
+    """Return whether a test calls a function of this name, or calls it `first`."""
     try:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -36,11 +36,10 @@ Score = Callable[[RankedList, ModelVersion | None], tuple[list[float], str | Non
 
 
 class Options(StrictModel):
-    """Which model ranks, what the answer is, and what is paid."""
+    """The ranker, the form of the answer, and the reward."""
 
     model: str | None = None
-    """Folder of the ranker (relative to the recipe or the working directory). There is no other: a
-    recipe names one."""
+    """Folder of the ranker, relative to recipe or working directory; required."""
 
     answer: Literal["query", "order"] = "query"
     """query: the answer stands in the place of the last query. order: numbers of candidates, from 1
@@ -129,7 +128,7 @@ def _judged(
 def _own(
     options: Options, order: Sequence[int], scores: Sequence[float], labels: Sequence[int]
 ) -> float:
-    """What the ranker says, from 0 to 1."""
+    """Return the ranker's own score, from 0 to 1."""
     from learner.ranking.metrics import ndcg
 
     gains = [(1.0 + math.tanh(score / 2)) / 2 for score in scores]

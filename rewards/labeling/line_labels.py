@@ -1,4 +1,4 @@
-"""Labels for the lines of an answer: which one made it wrong, found by trying to finish it.
+"""Labels of an answer's lines: the one that made it wrong, found by completing prefixes.
 
 In: an answer's lines and tokens, a policy that completes prefixes, a judge of whole answers. Out: a
 label for each line. A prefix is recoverable where at least one of K completions passes; a wrong
@@ -23,35 +23,37 @@ Label = int | None
 
 
 class Completion(NamedTuple):
-    """What a policy wrote after a prefix: tokens without the prefix, and whether it ended."""
+    """A policy's continuation of a prefix: tokens without it, and whether it ended."""
 
     ids: Sequence[int]
     finished: bool
 
 
 class PrefixCompleter(Protocol):
-    """A policy."""
+    """A policy that completes prefixes."""
 
     async def __call__(
         self, prompt_ids: Sequence[int], prefix_ids: Sequence[int], n: int, *, first: int
     ) -> Sequence[Completion]:
-        """`n` completions of a response that begins with a prefix. They are those from number
-        `first` on of an endless row, the same ones whenever they are asked for."""
+        """Return `n` completions of a prefix, from number `first` on of an endless row.
+
+        They are the same ones at every call."""
         ...
 
 
 class AnswerJudge(Protocol[R]):
-    """A judge."""
+    """A judge of whole answers."""
 
     async def __call__(self, row: R, ids: Sequence[int], finished: bool) -> bool:
-        """Whether a whole response to a row passes; raises where it cannot be judged."""
+        """Return whether a response to a row passes; raises where it cannot be judged."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LineLabels:
-    """What is known of an answer's lines: `counted` of them are not neutral, the first `boundary`
-    of these are good; `calls` prefixes were tried for it with `completions` completions."""
+    """Labels of an answer's lines: `counted` are not neutral, the first `boundary` good.
+
+    It took `calls` tries of prefixes with `completions` completions."""
 
     labels: tuple[Label, ...]
     counted: int
@@ -61,12 +63,12 @@ class LineLabels:
 
     @property
     def revised(self) -> bool:
-        """Whether lines of both labels are there: a wrong answer that was good for a while."""
+        """True if there are lines of both labels: a wrong answer that was good for a while."""
         return 0 < self.boundary < self.counted
 
 
 Find = Callable[[int, Callable[[int], Awaitable[bool]]], Awaitable[int]]
-"""A way to look for the boundary: `search` is one."""
+"""A search for the boundary, such as `search`."""
 
 
 class _PrefixTrial(NamedTuple):
@@ -75,7 +77,8 @@ class _PrefixTrial(NamedTuple):
 
 
 async def search(lines: int, recoverable: Callable[[int], Awaitable[bool]]) -> int:
-    """How many lines the longest recoverable prefix of a wrong answer has, found by halves:
+    """Return the lines of a wrong answer's longest recoverable prefix, by bisection.
+
     `recoverable` is asked about prefixes of 1 to `lines` - 1 lines."""
     good, bad = 0, lines
     while bad - good > 1:
@@ -88,8 +91,7 @@ async def search(lines: int, recoverable: Callable[[int], Awaitable[bool]]) -> i
 
 
 def labels_of(neutral: Sequence[bool], boundary: int) -> tuple[Label, ...]:
-    """1 for the first `boundary` lines that are not neutral, -1 for the others, None for neutral
-    ones."""
+    """Return 1 for the first `boundary` lines that count, -1 for others, None for neutral."""
     labels: list[Label] = []
     counted = 0
     for passive in neutral:
@@ -110,11 +112,11 @@ class PrefixLabeler(Generic[R]):
         at_once: int = 1,
         find: Find | None = None,
     ) -> None:
-        """Args: complete: the policy. passes: the judge. k: completions of a prefix before it is
-        given up. at_once: how many of them are asked for together. 1 wastes none; more is quicker
-        where few
-            answers are labelled at a time.
-        find: how the boundary is looked for. None: `search`.
+        """Create a labeler of the policy `complete` and the judge `passes`.
+
+        A prefix is given up after `k` completions, `at_once` of them together: 1 wastes none, more
+        is quicker where few answers are labelled at a time. `find` looks for the boundary; None:
+        `search`.
         """
         if not 1 <= at_once <= k:
             raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")
@@ -136,7 +138,7 @@ class PrefixLabeler(Generic[R]):
         passed: bool,
         key: Hashable = None,
     ) -> LineLabels:
-        """The labels of one answer.
+        """Return the labels of one answer.
 
         Args:
             row: what the judge needs to know of the prompt. prompt_ids: the prompt. response_ids:
@@ -168,7 +170,7 @@ class PrefixLabeler(Generic[R]):
     async def _try(
         self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]
     ) -> _PrefixTrial:
-        """Whether one of K completions of a prefix passes, no more of them than it takes."""
+        """Return whether one of up to K completions of a prefix passes."""
         self.calls += 1
         asked = 0
         while asked < self._k:

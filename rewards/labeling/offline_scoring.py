@@ -1,4 +1,4 @@
-"""Scoring without a run: finished responses in, scores out, through the children that a run has.
+"""Scoring of responses without a run, by the children that a run has.
 
 In: the reward section; items, one by one by `Desk.score` or all by `score_all`. Out: their Scores.
 Deadlines, kills and replacements of children are a run's; failures are results here, however many
@@ -20,7 +20,7 @@ _PATIENCE = 1 << 62
 
 
 class OfflineScorer:
-    """Hands items to the children of a pool, and their scores back to the callers."""
+    """Passes items to the children of a pool, and their scores back to the callers."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool
@@ -29,8 +29,9 @@ class OfflineScorer:
         self._broken: BaseException | None = None
 
     async def score(self, item: ScoreItem) -> Score:
-        """The score of a response; its trajectory id is kept. UserError or RunFailedError where the
-        children cannot be had."""
+        """Return a response's score, its trajectory id kept; UserError or RunFailedError.
+
+        They are raised where the children cannot be had."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -64,7 +65,7 @@ class OfflineScorer:
 
 @contextlib.asynccontextmanager
 async def open_scorer(config: RewardConfig) -> AsyncIterator[OfflineScorer]:
-    """A desk whose children live as long as the block."""
+    """Return a scorer whose children live as long as the block."""
     desk = OfflineScorer(
         ScoringPool(config.model_copy(update={"max_consecutive_failures": _PATIENCE}))
     )
@@ -78,9 +79,10 @@ async def open_scorer(config: RewardConfig) -> AsyncIterator[OfflineScorer]:
 
 
 async def score_all(config: RewardConfig, items: Sequence[ScoreItem]) -> AsyncIterator[Score]:
-    """The scores of items whose trajectory ids are their places, in the order of the items, each as
-    soon as it and those before it are there; UserError or RunFailedError where a child cannot be
-    had. Answers to the same prompt are the siblings of one group where their source sees groups."""
+    """Yield the scores of items in their order, each as soon as it is there.
+
+    Trajectory ids are the items' places. Answers to the same prompt are the siblings of one group
+    where their source scores groups. UserError or RunFailedError where a child cannot be had."""
     sources = config.each()
     groups: dict[tuple[str, str] | int, list[ScoreItem]] = {}
     for item in items:

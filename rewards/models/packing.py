@@ -22,8 +22,7 @@ from learner.models.images import LaidRow, PackImages, images_of
 
 
 class UnitRow(NamedTuple):
-    """A sequence, the places in it that are read, for each the token that is scored there (0 where
-    none is), and the images in it."""
+    """A sequence, its read places with the tokens scored there (or 0), and its images."""
 
     ids: list[int]
     places: list[int]
@@ -32,8 +31,9 @@ class UnitRow(NamedTuple):
 
 
 class LossUnit(NamedTuple):
-    """Sequences that a loss needs together. `facts`: what the objective knows of them; `weight`:
-    what they count for in a mean."""
+    """Sequences that a loss needs together; `facts` are the objective's.
+
+    `weight`: what they count for in a mean."""
 
     rows: tuple[UnitRow, ...]
     facts: tuple[float, ...]
@@ -51,7 +51,7 @@ class LossUnit(NamedTuple):
 
     @property
     def reads(self) -> int:
-        """Numbers that the model gives for it."""
+        """Number of outputs of the model for it."""
         return sum(len(row.places) for row in self.rows)
 
 

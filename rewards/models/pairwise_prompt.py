@@ -1,4 +1,4 @@
-"""What a pairwise model is asked, and which two tokens are its answers.
+"""Prompt of a pairwise model, and the two tokens of its answers.
 
 In: a question, a rule and two answers as texts. Out: the text that ends right before the answer,
 and the ids of `yes` and `no` in that place. Promise: each is one token there; words that are
@@ -33,8 +33,9 @@ def fill_template(template: str, *, question: str, rule: str, first: str, second
 def question_ids(
     tokenizer: Any, prompt: Prompt, text: str, *, chat: bool, images: PromptImages | None = None
 ) -> tuple[list[int], tuple[MediaRun, ...]]:
-    """Token ids of what is asked about a prompt, as a user's message where `chat`, and the prompt's
-    images, which stand before it. UserError for more than text where `images` is None."""
+    """Return the ids of a question, as a user's message if `chat`, and its prompt's images.
+
+    Images stand before the text. UserError for more than text where `images` is None."""
     if images is None:
         check_text(prompt)
     shown = images_in(prompt)
@@ -49,8 +50,9 @@ def question_ids(
 
 
 def yes_no_tokens(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> YesNoTokens:
-    """Ids of yes and no behind the template; UserError where one of them is not a single token
-    there, or where both are the same one."""
+    """Return the ids of yes and no behind the template.
+
+    UserError where one of them is not a single token there, or where both are the same one."""
     text = fill_template(config.template, question="q", rule=config.rule, first="a", second="b")
     shown = _shown(tokenizer, text) if chat else text
     words = YesNoTokens(
@@ -69,7 +71,7 @@ def _shown(tokenizer: Any, content: str | list[dict[str, Any]]) -> str:
 
 
 def _id_of(tokenizer: Any, shown: str, name: str, word: str) -> int:
-    """The one token by which the text goes on with a word."""
+    """Return the one token by which the text goes on with a word."""
     before, after = (
         list(tokenizer(text, add_special_tokens=False)["input_ids"])
         for text in (shown, shown + word)

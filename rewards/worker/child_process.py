@@ -34,13 +34,14 @@ from rewards.worker.pipe import (
 )
 
 START_TIMEOUT_S = 120.0
-"""Deadline for loading the verifier (for a child that says it is at it, for its next word), and
-for a child to begin with a batch."""
+"""Deadline for loading the verifier, and for beginning with a batch.
+
+A child that says that it is loading has it again for its next message."""
 
 
 @cache
 def _reaper() -> Reaper:
-    """This process's; it ends with it."""
+    """The reaper of this process, which ends with it."""
     reaper = Reaper()
     atexit.register(reaper.close)
     return reaper
@@ -62,12 +63,13 @@ class ScoringChild:
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
         self.ready = Ready()
-        """What its verifier needs."""
+        """The needs of its verifier."""
 
     @classmethod
     async def start(cls, source: SourceConfig, *, check: bool = False) -> "ScoringChild":
-        """A child that is ready to score; UserError or RunFailedError when it cannot be, or, with
-        `check`, when what its source depends on is not there now."""
+        """Start a child that is ready to score; UserError or RunFailedError otherwise.
+
+        `check`: also where what its source depends on is not there now."""
         ours = str(Path(rewards.__file__).parent.parent)
         paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -119,8 +121,7 @@ class ScoringChild:
             raise ChildDiedError("the child closed its pipe") from error
 
     async def hear(self, timeout_s: float | None) -> Answer:
-        """The next frame; TimeoutError after `timeout_s` (None: never), ChildDiedError at the
-        pipe's end."""
+        """Return the next frame; ChildDiedError at the end, TimeoutError (None: never)."""
         try:
             async with asyncio.timeout(timeout_s):
                 (length,) = LENGTH.unpack(await self._from.readexactly(LENGTH.size))
@@ -133,8 +134,9 @@ class ScoringChild:
             raise ChildDiedError(f"the child sent no answer: {error}") from error
 
     async def kill(self) -> int:
-        """End the process and whatever it started; its exit code (negative: the signal). A caller
-        that is cancelled meanwhile leaves nothing open behind."""
+        """Kill the process with all it started; return its exit code (negative: signal).
+
+        A caller that is cancelled meanwhile leaves nothing open behind."""
         ending = asyncio.create_task(self._end())
         try:
             return await asyncio.shield(ending)

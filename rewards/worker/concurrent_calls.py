@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rewards.worker.source_workers import SourceWorkers
 
 GRACE_S = 2.0
-"""A child is stuck when an item is so long over its deadline."""
+"""Seconds over the deadline of an item after which a child is stuck."""
 
 
 class _PendingItem(NamedTuple):
@@ -56,7 +56,7 @@ class _ConcurrentCalls:
         self._next = self._read = 0
         self._landed = asyncio.Event()
         self.begun: dict[int, _PendingItem] = {}
-        """What is in flight, by its number; the oldest first."""
+        """Items in flight by their numbers, the oldest first."""
 
     async def send(self) -> None:
         """Hand out items as places come free."""

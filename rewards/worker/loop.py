@@ -1,4 +1,4 @@
-"""The heart of a reward worker.
+"""Main loop of a reward worker.
 
 In: ScoreRequests. Out: Scores; the first at once, others with those of the next GATHER_S. Blocks
 on: the socket, and the children of the pool. Wakes by: a message, a score. Shutdown: what is held
@@ -16,7 +16,7 @@ from headrace.protocol.transport.sockets import Dealer
 from rewards.worker.pool import ScoringPool
 
 GATHER_S = 0.05
-"""A message costs more than the plain answers in it; so long nobody minds to wait."""
+"""Seconds in which scores are gathered: a message costs more than its plain answers."""
 MOST_SCORES = 256
 
 

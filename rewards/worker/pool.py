@@ -1,4 +1,4 @@
-"""The scoring children of a worker, kept warm: a crew for each source.
+"""The scoring children of a worker, kept warm: `SourceWorkers` per source.
 
 In: items by `submit`. Out: one Score an item on `scores`, in the order of completion. Promises:
 what `Crew` promises of a source, and that no source waits for another. `run` raises RunFailedError
@@ -20,7 +20,7 @@ log = logging.getLogger("rewards")
 
 
 class ScoringPool:
-    """A crew for every source of `config`, kept alive until `run` is cancelled."""
+    """The children of every source of `config`, kept alive until `run` is cancelled."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._crews = {
@@ -39,7 +39,7 @@ class ScoringPool:
         self.held = 0
         """Items submitted and not yet scored."""
         self._owed = 0
-        """Those of them that are no audits: somebody waits for them."""
+        """Those of them that are no audits, which somebody waits for."""
         self.counts: dict[Status, int] = {"ok": 0, "timeout": 0, "crashed": 0, "invalid": 0}
         """Scores so far, by status."""
 
@@ -62,8 +62,7 @@ class ScoringPool:
                 await crew.submit(own)
 
     async def finish(self) -> None:
-        """Return when everything submitted is scored, audits apart, and everything on `scores` is
-        dealt with (`scores.task_done`)."""
+        """Return when all items but audits are scored and `scores` is dealt with."""
         await self._idle.wait()
         await self.scores.join()
 
@@ -77,8 +76,7 @@ class ScoringPool:
             raise errors.exceptions[0] from None
 
     async def _keep(self, name: str, crew: SourceWorkers) -> None:
-        """Run a crew. A source that only audits fails its items and restarts when it cannot go on:
-        an audit never ends a run."""
+        """Run a source's children; one that only audits fails its items and restarts."""
         while True:
             try:
                 return await crew.run()

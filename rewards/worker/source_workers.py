@@ -38,8 +38,10 @@ Judge = Callable[[ScoreItem], bool | None]
 
 
 class SourceWorkers:
-    """`source.children` children, kept alive until `run` is cancelled. `settle` is called with each
-    score; `most_failures` of them in a row, audits apart, are a RunFailedError."""
+    """The `source.children` children of a source, kept alive until `run` is cancelled.
+
+    `settle` is called with each score; `most_failures` of them in a row, audits apart, are a
+    RunFailedError."""
 
     def __init__(
         self,
@@ -160,8 +162,7 @@ class SourceWorkers:
         status: Literal["timeout", "crashed"],
         error: str,
     ) -> None:
-        """Items, each with the seconds it took, that ended with their child. The failure count adds
-        them as one."""
+        """Settle items that ended with their child, with their seconds, as one failure."""
         for item, seconds in items:
             self._tell(item, Outcome(status, seconds, error=error))
         self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
@@ -171,7 +172,7 @@ class SourceWorkers:
         self._settle_score(_score(item, outcome))
 
     def _count(self, items: Sequence[ScoreItem], outcome: Outcome) -> None:
-        """What came of items at once counts as one, and an audit as none."""
+        """Count the outcome of items at once as one, of audits as none."""
         if all(item.audit for item in items):
             return
         self._failures = 0 if outcome.status == "ok" else self._failures + 1
@@ -197,7 +198,7 @@ class SourceWorkers:
 
 
 def _score(item: ScoreItem, outcome: Outcome) -> Score:
-    """What came of an item, in the words of the coordinator."""
+    """Convert an item's outcome to the coordinator's Score."""
     return Score(
         trajectory_id=item.trajectory_id,
         status=outcome.status,
@@ -215,9 +216,10 @@ def _score(item: ScoreItem, outcome: Outcome) -> Score:
 
 
 def fast_path_of(source: SourceConfig) -> FastPath:
-    """The fast path's scores of a source's responses; None where a child has to score. Each equals
-    the child's score and comes from comparing texts, in microseconds that are not counted; it is
-    never an error, and neither a user's code nor a library runs."""
+    """Return the fast path of a source; None where a child has to score.
+
+    Its score equals the child's and comes from comparing texts, in microseconds that are not
+    counted; it is never an error, and neither a user's code nor a library runs."""
     judge = _judge_of(source)
     # Three outcomes are all there are, so each is made once.
     right, wrong = (
@@ -234,8 +236,9 @@ def fast_path_of(source: SourceConfig) -> FastPath:
 
 
 def _judge_of(source: SourceConfig) -> Judge:
-    """The kind's fast path; one without answers if the kind has none, or if a user's expression,
-    which may never end, comes first."""
+    """Return the kind's fast path, or one without answers.
+
+    None has one if a user's expression, which may never end, comes first."""
     glances = source.kind in kinds.FAST_PATH_KINDS and source.unit == "trajectory"
     if glances and source.format is None:
         module = kinds.load(source.kind)

@@ -1,4 +1,4 @@
-"""What lies around a cell and must stay as it is while an escape is tried.
+"""Surroundings of a cell, which must stay as they are while an escape is tried.
 
 A bystander process with a secret in its environment, listeners on every kind of socket, a folder
 with a secret and with files that anybody may write, the clock and the machine's name. `facts` gives
@@ -35,7 +35,7 @@ time.sleep(600)
 
 
 class EscapeEnvironment:
-    """Made new for every escape."""
+    """The surroundings of one escape."""
 
     def __enter__(self) -> Self:
         self.token = secrets.token_hex(16)
@@ -93,8 +93,9 @@ class EscapeEnvironment:
         return made
 
     def facts(self, limits: Limits, python: Interpreter) -> str:
-        """Lines for a program: what there is to reach, and what it may see on purpose: modules
-        (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
+        """Return lines for a program: its targets, and what it may see on purpose.
+
+        That is modules (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
         values: dict[str, object] = {
             "TCP": self._sockets["TCP"].getsockname()[1],
             "UDP": self._sockets["UDP"].getsockname()[1],
@@ -115,7 +116,7 @@ class EscapeEnvironment:
         return "; ".join(f"{name} = {value!r}" for name, value in values.items()) + "\n"
 
     def harm(self) -> list[str]:
-        """What is not as it was."""
+        """Return what has changed."""
         found = [f"{name} was reached" for name, each in self._sockets.items() if _heard(each)]
         code = self._bystander.poll()
         if code is not None:
@@ -159,7 +160,7 @@ def _shown(python: Interpreter) -> list[str]:
 
 
 def _heard(listener: socket.socket) -> bool:
-    """Whether anything arrived."""
+    """Return whether anything arrived."""
     with contextlib.suppress(BlockingIOError):
         if listener.type == socket.SOCK_STREAM:
             listener.accept()[0].close()

@@ -1,4 +1,4 @@
-"""Programs that try to get out, and what is looked at to see whether one did.
+"""Programs that try to get out, and the checks of whether one did.
 
 Each is a text in `attempts/` (Python, kept from being imported by its suffix), which says in its
 first lines what would count as escaped. Out: what escaped, judged from outside. Programs do no harm
@@ -33,32 +33,32 @@ LIMITS = Limits(
     files=64,
 )  # fmt: skip
 GRACE_S = 2.0
-"""More than the deadline that taking a program down may last, on a busy machine."""
+"""Seconds over the deadline that taking a program down may last on a busy machine."""
 MEMORY_GRACE = 3
-"""Memory is summed 20 times a second; this many times the limit is what may be seen meanwhile."""
+"""Multiple of the memory limit that may be seen, since it is summed 20 times per second."""
 OWN_PROCESSES = 4
-"""Of a cell beside the program: launcher's child, examiner, and who is being forked or reaped."""
+"""Processes of a cell beside the program: parent, checker, one being forked or reaped."""
 TOGETHER = 4
 LOOK_EVERY_S = 0.04
 
 
 @dataclass(frozen=True)
 class EscapeResult:
-    """Of one escape."""
+    """Result of one escape."""
 
     name: str
     escaped: tuple[str, ...]
-    """What went wrong; empty where it was held."""
+    """The failures; empty where it was held."""
     result: ProgramResult
 
 
 def names() -> list[str]:
-    """Of all escapes."""
+    """Return the names of all escapes."""
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
 def meaning(name: str) -> str:
-    """What would count as escaped."""
+    """Return the escape's description: what would count as escaped."""
     lines = (FOLDER / f"{name}.txt").read_text(encoding="ascii").splitlines()
     comments = [line for line in lines[: _first_code(lines)] if line.startswith("#")]
     return " ".join(line.removeprefix("#").strip() for line in comments)
@@ -129,7 +129,7 @@ def _judge(result: ProgramResult, took: float, token: str) -> list[str]:
 
 
 class CellMonitor:
-    """What the processes of a cell take, seen from outside."""
+    """Processes and memory of a cell, seen from outside."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = psutil.Process(launcher)
@@ -138,7 +138,7 @@ class CellMonitor:
         self._bytes = 0
 
     async def look(self) -> None:
-        """Look until it is cancelled or the launcher is gone."""
+        """Look until it is cancelled or the cell is gone."""
         processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with contextlib.suppress(psutil.Error):
@@ -153,7 +153,7 @@ class CellMonitor:
             os.close(processes)
 
     def harm(self, limits: Limits) -> list[str]:
-        """What was too much, and what is left."""
+        """Return what was too much, and what is left."""
         found = []
         if self._tasks > limits.processes + OWN_PROCESSES:
             found.append(f"{self._tasks} processes and threads at a time")

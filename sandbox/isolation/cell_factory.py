@@ -1,4 +1,4 @@
-"""Makes cells: `python -S cell_factory.py CONTROL PARENT`, started by `factory_client.py` only.
+"""Creation of cells: `python -S cell_factory.py CONTROL PARENT`, by `factory_client.py`.
 
 In: an order for each cell, with six sockets: the program's standard files; `orders`, where its
 source comes in and reports go out; `verdict`, the same for the checks; `life`, whose end outside
@@ -39,7 +39,7 @@ Lock = Callable[[], None]
 
 
 class CellSetup:
-    """What the processes of a cell are made with."""
+    """Settings and sockets of the processes of a cell."""
 
     def __init__(self, settings: dict[str, Any], sockets: list[int]) -> None:
         self.limits = Limits(**settings["limits"])
@@ -57,7 +57,7 @@ class CellSetup:
         """An open /proc, where one is held."""
 
     def give_up(self, error: OSError) -> int:
-        """Say that no cell could be made; returns the exit code."""
+        """Report that no cell could be made; return the exit code."""
         init_process.report(self.orders, {"broken": str(error)})
         return 1
 
@@ -73,8 +73,9 @@ class CellSetup:
 
 
 class Importer:
-    """Finds modules that a cell may see but whose folder it may not list, after everything else has
-    not: each by its file, or by its folder where it has no `__init__.py`."""
+    """Finds modules that a cell may see but whose folder it may not list, as the last one.
+
+    Each by its file, or by its folder where it has no `__init__.py`."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
@@ -82,7 +83,7 @@ class Importer:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Where a module is; None where it is none of them."""
+        """Return where a module is; None for other modules."""
         file = self._files.get(name)
         if file is None:
             return None
@@ -96,8 +97,9 @@ class Importer:
 
 
 def main() -> int:
-    """Entry point. Returns in the launcher when nobody orders any more, and in a program's own
-    process when the program has run, so that it ends like any other."""
+    """Create cells until nobody orders any more.
+
+    Returns in a program's own process, too, when it has run, so that it ends like any other."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps by itself
@@ -170,8 +172,10 @@ def _landlocked(cell: CellSetup) -> int:
 
 
 def _populate(cell: CellSetup, lock: Lock, *, alone: bool = False) -> int:
-    """Fork the examiner and the candidate, and keep them until one has done. Returns only in the
-    candidate's process, when its program has run. `alone`: there are no others to take down."""
+    """Fork checker and program process, and wait until one has done.
+
+    Returns only in the program's process, when it has run. `alone`: there are no others to take
+    down."""
     asking, asked = socket.socketpair()
     examining = os.fork()
     if examining == 0:
@@ -237,7 +241,7 @@ def _run_program(cell: CellSetup, lock: Lock, asking: socket.socket, asked: sock
 
 
 def _use_null(*descriptors: int) -> None:
-    """Let go of standard files."""
+    """Replace standard files by /dev/null."""
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

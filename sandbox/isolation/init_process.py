@@ -15,7 +15,7 @@ from typing import Any
 from sandbox.checker import NOTHING_TO_CHECK
 
 EVERY_S = 0.05
-"""How often memory is summed."""
+"""Seconds between two sums of memory."""
 WAITED_FOR = (signal.SIGCHLD,)
 
 
@@ -28,9 +28,11 @@ def keep(
     watched: list[int] | None,
     memory_bytes: int,
 ) -> dict[str, Any]:
-    """Return the report when the program or its checks have ended, when they hold too much memory,
-    or when nobody outside waits for them any more. `processes` is an open /proc; `watched` its
-    entries that count, None for all but the first. SIGCHLD has to be blocked."""
+    """Return the report when the cell is to end.
+
+    The program or its checks have ended, they hold too much memory, or nobody outside waits for
+    them any more. `processes` is an open /proc; `watched` its entries that count, None for all but
+    the first. SIGCHLD has to be blocked."""
     line = select.poll()
     line.register(orders, select.POLLRDHUP)
     codes: dict[int, int] = {}
@@ -57,7 +59,7 @@ def _reap(codes: dict[int, int]) -> None:
 
 
 def resident_bytes(processes: int, watched: list[int] | None) -> int:
-    """Memory that these processes hold and no file backs."""
+    """Bytes that these processes hold and no file backs."""
     names = [str(number) for number in watched or ()]
     if watched is None:
         names = [name for name in os.listdir(processes) if name.isdigit() and name != "1"]
@@ -77,6 +79,6 @@ def resident_bytes(processes: int, watched: list[int] | None) -> int:
 
 
 def report(orders: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the outside, if it still listens."""
+    """Send a report outside, if anything still listens."""
     with contextlib.suppress(OSError):
         orders.sendall(json.dumps(message).encode() + b"\n")

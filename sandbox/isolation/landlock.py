@@ -30,7 +30,7 @@ def version() -> int:
 
 
 def open_to_all(readable: list[str]) -> bool:
-    """Whether a user without rights could read these paths: every folder above lets him through."""
+    """Return whether all folders above these paths let a user without rights through."""
     above = {parent for path in readable for parent in Path(path).parents}
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in above)
 

@@ -34,13 +34,14 @@ def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, str, Record
 
 
 def has_pairs(record: Record) -> bool:
-    """Whether a row is a preference; if not, it may be one answer of a run's export."""
+    """Return whether a row is a preference; if not, it may be an answer of an export."""
     return "chosen" in record or "rejected" in record
 
 
 def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
-    """A row `prompt, chosen, rejected[, margin, rule, images]`; the answers are texts or chat
-    messages, and without a prompt it is what both chats begin with."""
+    """Read a row `prompt, chosen, rejected[, margin, rule, images]`.
+
+    The answers are texts or chat messages; without a prompt it is what both chats begin with."""
     texts = [_answer(record, name, where) for name in ("chosen", "rejected")]
     margin, rule = record.get("margin"), record.get("rule")
     if margin is not None and not _is_number(margin):
@@ -52,7 +53,7 @@ def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
 
 
 def read_answer(where: str, record: Record) -> GroupAnswer:
-    """A row of exported trajectories: `prompt, response, correct[, group_id]`."""
+    """Read a row of exported trajectories: `prompt, response, correct[, group_id]`."""
     text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
     if text is None:
         raise UserError(
@@ -69,8 +70,9 @@ def read_answer(where: str, record: Record) -> GroupAnswer:
 
 
 def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
-    """A row `prompt, labels` with `lines`, `steps` or `completions`, or with a `response` that is
-    split; labels are 1, 0, -1, null, or true and false for 1 and -1."""
+    """Read a row `prompt, labels` with `lines`, `steps`, `completions` or `response`.
+
+    A response is split; labels are 1, 0, -1, null, or true and false for 1 and -1."""
     key = next((key for key in LINES if isinstance(record.get(key), list)), None)
     text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
     if key is not None:
@@ -121,7 +123,7 @@ def _answer(record: Record, name: str, where: str) -> str:
 
 
 def _common(record: Record, where: str) -> Prompt:
-    """What two chats begin with, up to their answers."""
+    """Return the common beginning of two chats, up to their answers."""
     chosen, rejected = record["chosen"], record["rejected"]
     if not isinstance(chosen, list) or not isinstance(rejected, list) or len(chosen) < 2:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")

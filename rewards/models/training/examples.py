@@ -1,4 +1,4 @@
-"""What a reward model learns from: pairs of answers, and answers whose lines are labelled.
+"""Examples for reward models: pairs of answers, and labelled lines.
 
 In: nothing. Out: `Pair`, `Labelled`, the images of pairs, and the split into examples to learn from
 and held-out ones. Promise: all examples of a prompt are on the same side, on every machine and in
@@ -40,8 +40,9 @@ class PreferencePair:
 
 @dataclass(frozen=True)
 class LabelledAnswer:
-    """An answer in lines, each with its separator, and a label for each: 1 (all is well so far), 0
-    (neutral), -1 (lost), None (nobody said)."""
+    """An answer in lines, each with its separator and its label.
+
+    1: all is well so far; 0: neutral; -1: lost; None: nobody said."""
 
     prompt: Prompt
     lines: tuple[str, ...]
@@ -56,8 +57,7 @@ class ExampleImages:
         self._found: dict[str, tuple[Any, Path]] = {}
 
     def named(self, pair: PreferencePair) -> PreferencePair:
-        """The pair with its images named by their digests. MediaError, which names row and image,
-        where one cannot be used."""
+        """Name a pair's images by digests; MediaError, with row and image, for a bad one."""
         folder = Path(pair.folder)
         files = files_of(pair.prompt, folder, pair.where, check=True)
         digests = [sha256(data).hexdigest() for data in files]
@@ -91,8 +91,7 @@ class Examples(Generic[E]):
 
 
 def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:
-    """Hold out that share of the prompts, by the hash of their texts. UserError where one side
-    would be empty."""
+    """Hold out this share of prompts, by their hash; UserError for an empty side."""
     bound = round(fraction * _PARTS)
     held = [one for one in examples if prompt_hash(one.prompt) % _PARTS < bound]
     kept = [one for one in examples if prompt_hash(one.prompt) % _PARTS >= bound]

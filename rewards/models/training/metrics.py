@@ -16,8 +16,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> dict[str, Any]:
-    """Of (chosen, rejected) scores. Every pair is a forecast of both orders, so that the bins are
-    symmetric; the loss has the margins, the forecast has not."""
+    """Figures of (chosen, rejected) scores.
+
+    Every pair is a forecast of both orders, so that the bins are symmetric; the loss has the
+    margins, the forecast has not."""
     scores = np.array(judged, np.float64).reshape(-1, 2)
     difference = scores[:, 0] - scores[:, 1]
     p = np.exp(-np.logaddexp(0.0, -difference))  # sigma
@@ -33,7 +35,7 @@ def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> 
 
 
 def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str, Any]:
-    """Of (p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
+    """Figures of (p(yes) with the better answer first, with it second, cross-entropy)."""
     front, back, entropy = np.array(judged, np.float64).reshape(-1, 3).T
     r = (front + 1 - back) / 2
     first, second = _mean(front > 0.5), _mean(back < 0.5)
@@ -57,8 +59,10 @@ def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str
 def of_lines(
     judged: Sequence[tuple[float, ...]], labels: Sequence[tuple[float, ...]]
 ) -> dict[str, Any]:
-    """Of scores at line ends and their labels. Accuracy, area and calibration are of lines labelled
-    1 or -1; a score s forecasts 1 with the probability (1 + s) / 2."""
+    """Figures of scores at line ends, by their labels.
+
+    Accuracy, area and calibration are of lines labelled 1 or -1; a score s forecasts 1 with the
+    probability (1 + s) / 2."""
     scores = np.array([score for row in judged for score in row], np.float64)
     wanted = np.array([label for row in labels for label in row], np.float64)
     clear = wanted != 0
@@ -77,8 +81,10 @@ def of_lines(
 
 
 def calibration(forecasts: Floats, outcomes: Floats) -> dict[str, Any]:
-    """Reliability in bins of equal width (those that are empty left out), the expected calibration
-    error (mean distance of forecast and share, by bin) and the Brier score."""
+    """Reliability in bins, expected calibration error and Brier score.
+
+    Bins have equal width, and empty ones are left out; the error is the mean distance of forecast
+    and share, by bin."""
     if not len(forecasts):
         return {"bins": [], "ece": None, "brier": None}
     places = np.minimum((forecasts * BINS).astype(int), BINS - 1)
@@ -99,8 +105,7 @@ def calibration(forecasts: Floats, outcomes: Floats) -> dict[str, Any]:
 
 
 def area(scores: Floats, positive: Floats) -> float | None:
-    """The share of (positive, negative) pairs in which the positive one scores higher, ties half;
-    None without both."""
+    """Share of (positive, negative) pairs that are in order, ties half, or None."""
     good = int(positive.sum())
     bad = len(positive) - good
     if not good or not bad:

@@ -1,4 +1,4 @@
-"""The model that is trained, its engine, and how both are kept.
+"""The trained model in its engine, and its files.
 
 In: a recipe and, for a resumed run, a checkpoint. Out: `Model`. Promises: a restored one goes on to
 the bit in float32; what is saved is loadable by transformers as it is
@@ -47,6 +47,7 @@ class RewardModel:
         read_image: Callable[[str], bytes] | None = None,
     ) -> None:
         """Load the model of the recipe or of a checkpoint; UserError where there is none.
+
         `read_image`: an image's file by its digest, for a model that sees."""
         self._config, self.tokenizer = config, tokenizer
         self.device = choose_device(config.engine.device, key="engine.device")
@@ -146,7 +147,7 @@ def positions_of(config: RewardModelConfig) -> int | None:
 
 
 def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
-    """UserError where the value model that is started from has another tokenizer."""
+    """Raise UserError where the initial value model has another tokenizer."""
     start = config.model.critic_path
     if start is None:
         return
@@ -168,8 +169,9 @@ def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
 
 
 def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:
-    """The factor of the learning rate at a step of `steps`, warm-up aside: from 1 at its end to 0
-    behind the last step, unless it is constant."""
+    """Return the learning rate's factor by step, warm-up aside: 1 to 0, or constant.
+
+    It reaches 0 behind the last of `steps`."""
     span = max(1, steps - training.warmup_steps)
 
     def factor(done: int) -> float:

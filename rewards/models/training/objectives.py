@@ -1,4 +1,4 @@
-"""What goes through the model for each objective, and what is made of its outputs.
+"""Inputs, losses and figures of each objective.
 
 In: examples. Out: units, their summed loss, and figures on held-out ones. Promise: an objective
 knows nothing of optimizers, files or folders. Held-out pairs are always shown in both orders.
@@ -49,7 +49,7 @@ class Objective(Protocol):
         """The sum of the losses of a pack's units, each counted by its weight."""
 
     def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
-        """For each unit what its figures are made of."""
+        """Each unit's numbers for its figures."""
 
     def figures(
         self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
@@ -60,8 +60,9 @@ class Objective(Protocol):
 def build_objective(
     config: RewardModelConfig, tokenizer: Any, images: PromptImages | None = None
 ) -> Objective:
-    """The objective of a recipe; UserError where the tokenizer cannot serve it. `images`: those of
-    prompts, for a model that sees."""
+    """Build a recipe's objective; UserError where the tokenizer cannot serve it.
+
+    `images`: those of prompts, for a model that sees."""
     mode = config.model.chat_template
     match config.objective:
         case BradleyTerryConfig():
@@ -123,8 +124,7 @@ class PairwiseObjective:
         self._rng = Random(f"orders/{seed}")
 
     def unit(self, example: PreferencePair, *, training: bool) -> LossUnit:
-        """Both orders, the better answer first and then second; or one of them, drawn for each
-        example, while training without `swap`."""
+        """Both orders, the better answer first; without `swap` while training one, drawn."""
         texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
         answers: tuple[float, ...] = (1.0, 0.0)
         if training and not self._config.swap:
@@ -176,8 +176,7 @@ class LinesObjective:
         self._tokenizer, self._mode = tokenizer, mode
 
     def unit(self, example: LabelledAnswer, *, training: bool) -> LossUnit:
-        """The answer up to its last labelled line. Of lines that end in one token the first with a
-        label counts."""
+        """The answer up to its last labelled line; of lines in one token the first counts."""
         opening = prompt_ids(self._tokenizer, example.prompt, self._mode)
         ids, ends = line_ends(self._tokenizer, example.lines)
         labels: dict[int, float] = {}
@@ -230,8 +229,9 @@ def probability_of_yes(log_yes: Tensor, log_no: Tensor) -> Tensor:
 
 
 def consistency(front: Tensor, back: Tensor) -> Tensor:
-    """[N] (p(a, b) + p(b, a) - 1)^2 of p(yes) in both orders (Pairwise-RL, L_pos; the paper's exact
-    form is not known to us)."""
+    """[N] (p(a, b) + p(b, a) - 1)^2 of p(yes) in both orders.
+
+    Pairwise-RL's L_pos; the paper's exact form is not known to us."""
     return (front + back - 1.0).square()
 
 

@@ -14,7 +14,8 @@ from tasks.rows import prompt_text
 
 
 class GroupAnswer(NamedTuple):
-    """One answer. `group`: which answers it was sampled with; empty: all of its prompt's.
+    """An answer of a group; an empty `group` is all of its prompt's.
+
     `correct` None: nobody knows, so it makes no pair."""
 
     group: str

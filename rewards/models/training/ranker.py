@@ -1,4 +1,4 @@
-"""The training of a session ranker: contrastive pretraining, then pointwise ranking (COCA).
+"""Training of a session ranker: contrastive, then pointwise (COCA).
 
 In: a recipe. Out: steps of both stages one after the other, as one training. Promises: the second
 stage has an optimizer of its own; a resumed training goes on to the bit on a CPU; figures are those
@@ -122,8 +122,9 @@ class SessionRankerTraining:
         return losses.mean(), sum(len(row.ids) for row in rows)
 
     def evaluate(self) -> dict[str, Any]:
-        """MAP, MRR and NDCG of the held-out lists, and how many variants were recognised in the
-        last 20 steps of the first stage."""
+        """MAP, MRR and NDCG of held-out lists, and the share of recognised variants.
+
+        The share is that of the last 20 steps of the first stage."""
         scores = self._ranker.scores_of(self._held_out, reads_history=self._reads_history)
         figures = rank_figures(scores, [ranked.labels for ranked in self._held_out])
         last = self._recognised[-20:]

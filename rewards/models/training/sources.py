@@ -1,4 +1,4 @@
-"""Where a recipe's examples come from.
+"""Sources of a recipe's examples.
 
 In: the data section, the objective, the folder of runs. Out: examples to learn from and held-out
 ones. Promise: every mistake in them is a UserError of one line before any model is loaded.
@@ -116,8 +116,9 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
 
 
 def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
-    """The two sides of two files. A prompt on both would be no test, and is taken out of the
-    second; UserError where nothing is left there."""
+    """Return the sides of two files, the second without prompts of the first.
+
+    They would be no test. UserError where nothing is left there."""
     learned = {prompt_text(one.prompt) for one in training}
     kept = [one for one in held_out if prompt_text(one.prompt) not in learned]
     if not kept:

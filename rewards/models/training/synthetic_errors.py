@@ -19,7 +19,7 @@ from tasks.procedural.base import ProceduralTask
 
 SEPARATOR = ";"
 Step = tuple[str, Callable[[int], int]]
-"""What a step begins with, and the result that it makes of the one before."""
+"""Beginning of a step, and its result by the one before."""
 
 
 def pairs(config: TaskDataConfig, *, seed: int) -> list[PreferencePair]:
@@ -93,7 +93,7 @@ def _answer(
 
 
 def _sums(prompt: str) -> tuple[int, list[Step], range]:
-    """What a chain of sums starts from, its steps, and what a result can be."""
+    """Return the start of a chain of sums, its steps, and the possible results."""
     digits = chain_sums.read_prompt(prompt)
     names = chain_sums.LABELS
     steps: list[Step] = [(f"{names[i]}{d}", partial(_add, d)) for i, d in enumerate(digits)]

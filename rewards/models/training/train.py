@@ -1,4 +1,4 @@
-"""The heart: take steps, look at held-out examples, keep checkpoints, report.
+"""The training loop: steps, held-out figures, checkpoints, the report.
 
 In: a recipe and its run folder, and somebody who watches. Out: the trained model's folder, lines of
 metrics, a report. Promises: the order of examples depends on the seed and the step alone, so that a
@@ -63,8 +63,9 @@ class TrainingObserver(Protocol):
 
 
 class StepResult(NamedTuple):
-    """An optimizer step: the mean loss, the gradient norm before clipping (None: it was not
-    applied), the learning rate, and tokens that went through the model."""
+    """Result of an optimizer step; `grad_norm` is the one before clipping.
+
+    None: the step was not applied. `tokens` went through the model."""
 
     loss: float
     grad_norm: float | None
@@ -73,12 +74,12 @@ class StepResult(NamedTuple):
 
 
 class Trainee(Protocol):
-    """What is trained: the model with its examples."""
+    """The model in training, with its examples."""
 
     steps: int
     """Of the whole training."""
     examples: dict[str, int]
-    """How many there are, and how many were left out, by name."""
+    """Number of examples, and of those left out, by name."""
 
     def take(self, step: int) -> StepResult:
         """Take the step that follows `step` others."""
@@ -95,7 +96,7 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended. `model` None: it was interrupted."""
+    """Result of a training. `model` None: it was interrupted."""
 
     model: Path | None
     step: int
@@ -109,8 +110,9 @@ def train(
     *,
     should_stop: Callable[[], bool],
 ) -> TrainingResult:
-    """Train from the run's newest checkpoint, or from the start, to the end, or until `should_stop`
-    says so. The caller holds the run."""
+    """Train from the newest checkpoint, or the start, until the end or `should_stop`.
+
+    The caller holds the run."""
     status = replace_status(read_status(run_dir), status="starting", detail="")
     status = status if status.started_at else replace_status(status, started_at=time.time())
     write_status(run_dir, status)
@@ -129,7 +131,7 @@ def replace_status(status: Status, /, **changes: Any) -> Status:
 
 
 def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
-    """What a recipe trains, from its start or a checkpoint."""
+    """Build what a recipe trains, from its start or a checkpoint."""
     if isinstance(config.objective, RankerConfig):
         from rewards.models.training.ranker import SessionRankerTraining
 
@@ -138,7 +140,7 @@ def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
 
 
 class TrainingLoop:
-    """A training under way."""
+    """A training in progress."""
 
     def __init__(
         self, config: RewardModelConfig, run_dir: Path, watch: TrainingObserver, status: Status
@@ -325,8 +327,9 @@ class TrainingUnits:
 def encode_examples(
     config: RewardModelConfig, objective: Objective, examples: Examples[Any], *, limit: int
 ) -> TrainingUnits:
-    """Units of all examples; those over `limit` tokens, and those without anything to learn from,
-    are left out. UserError where none is left on one side."""
+    """Encode all examples that fit in `limit` tokens and can be learned from.
+
+    The others are left out. UserError where none is left on one side."""
     found = [objective.unit(example, training=True) for example in examples.training]
     held = (objective.unit(example, training=False) for example in examples.held_out)
     kept_out = list(islice((u for u in held if fits(u, limit)), config.data.eval_limit))
@@ -340,7 +343,7 @@ def encode_examples(
 
 
 def fits(unit: LossUnit, limit: int) -> bool:
-    """Whether a unit can be trained: something is read of it, and no row is too long."""
+    """Return whether a unit can be trained: it has outputs, and no row is too long."""
     return 0 < unit.longest <= limit and unit.reads > 0
 
 
@@ -354,8 +357,9 @@ U = TypeVar("U")
 
 
 def batch_of(units: Sequence[U], step: int, size: int, seed: int) -> list[U]:
-    """The units of a step (from 0 on): a stretch of an endless stream of epochs, each in an order
-    of its own. No unit is twice in a step."""
+    """Return the units of a step (from 0 on) in an endless stream of shuffled epochs.
+
+    No unit is twice in a step."""
     count, first = len(units), step * size
     places = [
         _order(seed, position // count, count)[position % count]
