@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.errors import RunFailedError
-from sandbox.channel import LENGTH
+from sandbox.channel import frame
 from sandbox.isolation.factory_client import CellFactoryClient, is_closed
 from sandbox.limits import Limits, Program, ProgramResult, Status
 
@@ -37,7 +37,7 @@ class Cell:
 
     @classmethod
     async def make(cls, factory: CellFactoryClient, layer: str, limits: Limits) -> "Cell":
-        """A cell in this layer; it gets ready while nobody waits."""
+        """Create a cell in this layer that is ready; RunFailedError where it cannot be."""
         python = factory.python
         settings = {
             "layer": layer,
@@ -61,17 +61,21 @@ class Cell:
         finally:
             for _, inner in pairs.values():
                 inner.close()
-        return cls(limits, lines)
+        cell = cls(limits, lines)
+        try:
+            await cell._get_ready()
+        except BaseException:
+            await asyncio.shield(cell.close())
+            raise
+        return cell
 
-    async def ready(self) -> None:
-        """Wait until it is made; RunFailedError where it cannot be."""
+    async def _get_ready(self) -> None:
         try:
             async with asyncio.timeout(MAKE_TIMEOUT_S):
                 first = await self._report()
         except TimeoutError:
             first = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
         if "ready" not in first:
-            await self.close()
             why = first.get("broken") or "the launcher is gone"
             raise RunFailedError(f"no cell for a program: {why}")
         self.pid = int(first["ready"])
@@ -147,8 +151,8 @@ class Cell:
             if checks is None:
                 tests.write_eof()
             else:
-                tests.write(_frame(asdict(checks)))
-            source.write(_frame({"source": program.source, "checked": checks is not None}))
+                tests.write(frame(asdict(checks)))
+            source.write(frame({"source": program.source, "checked": checks is not None}))
             stdin.write(program.stdin.encode(errors="replace"))
             stdin.write_eof()
             for writer in (source, tests, stdin):
@@ -186,11 +190,6 @@ def _status(
     if code is None or code < 0:
         return "killed"
     return "failed" if code else "ok"
-
-
-def _frame(message: object) -> bytes:
-    body = json.dumps(message).encode()
-    return LENGTH.pack(len(body)) + body
 
 
 async def _keep(stream: asyncio.StreamReader, bound: int) -> tuple[bytes, bool]:

@@ -47,10 +47,10 @@ class ProgramError(Exception):
     """The other side raised an exception that this one does not have."""
 
 
-def send_frame(link: socket.socket, message: Json) -> None:
-    """Write one message."""
+def frame(message: Json) -> bytes:
+    """Return one message as bytes: its length and its JSON."""
     body = json.dumps(message).encode()
-    link.sendall(LENGTH.pack(len(body)) + body)
+    return LENGTH.pack(len(body)) + body
 
 
 def read_frame(link: socket.socket) -> Json | None:
@@ -232,7 +232,7 @@ class ChannelEnd:
 
     def _say(self, message: Json) -> None:
         try:
-            send_frame(self._link, message)
+            self._link.sendall(frame(message))
         except OSError as error:
             raise ProgramEndedError("the program ended") from error
 

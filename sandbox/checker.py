@@ -60,7 +60,7 @@ def foreign_names(texts: Iterable[str]) -> set[str]:
     """Return names that code uses, nowhere binds and Python lacks; none if it is invalid."""
     used: set[str] = set()
     bound: set[str] = set(dir(builtins))
-    for node in _nodes(texts):
+    for node in nodes_of(texts):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 used.add(name)
@@ -75,7 +75,8 @@ def foreign_names(texts: Iterable[str]) -> set[str]:
     return used - bound
 
 
-def _nodes(texts: Iterable[str]) -> Iterator[ast.AST]:
+def nodes_of(texts: Iterable[str]) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of the texts that parse."""
     for text in texts:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             yield from ast.walk(ast.parse(text))
@@ -86,7 +87,7 @@ def _is_module(name: str, texts: Iterable[str]) -> bool:
 
     Were it the program's, it would be the program that measures (mbpp/596 asks for
     `sys.getsizeof`)."""
-    wholes = (node.value for node in _nodes(texts) if isinstance(node, ast.Attribute))
+    wholes = (node.value for node in nodes_of(texts) if isinstance(node, ast.Attribute))
     used = {whole.id for whole in wholes if isinstance(whole, ast.Name)}
     return name in sys.stdlib_module_names and name in used
 

@@ -80,7 +80,6 @@ async def _run_ordinary(layer: str, python: Interpreter | None) -> ProgramResult
     factory = await CellFactoryClient.start(python)
     try:
         cell = await Cell.make(factory, layer, Limits())
-        await cell.ready()
         return await cell.run(Program(source, checks=Checks(("assert answer(4) == [4, 1]",))))
     finally:
         await factory.close()

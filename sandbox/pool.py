@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from headrace.errors import RunFailedError
@@ -73,12 +72,7 @@ class Sandbox:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def _make_one(self) -> None:
@@ -89,11 +83,11 @@ class Sandbox:
         """A cell that is ready; created again if its launcher ended meanwhile."""
         factory = await self._working_factory()
         try:
-            return await _made(factory, layer, self.limits)
+            return await Cell.make(factory, layer, self.limits)
         except RunFailedError:
             if factory.works:
                 raise
-        return await _made(await self._working_factory(), layer, self.limits)
+        return await Cell.make(await self._working_factory(), layer, self.limits)
 
     async def _working_factory(self) -> CellFactoryClient:
         async with self._starting:
@@ -103,13 +97,3 @@ class Sandbox:
             if self._factory is None:
                 self._factory = await CellFactoryClient.start(self._python)
             return self._factory
-
-
-async def _made(factory: CellFactoryClient, layer: str, limits: Limits) -> Cell:
-    cell = await Cell.make(factory, layer, limits)
-    try:
-        await cell.ready()
-    except BaseException:
-        await asyncio.shield(cell.close())
-        raise
-    return cell

@@ -34,9 +34,13 @@ class _TooCostlyError(Exception):
     """Evaluating the text might never end."""
 
 
-def load() -> None:
-    """Import math-verify now, so that the first answer does not pay for it."""
-    _math_verify()
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """Import math-verify, called early so that the first answer does not pay for it."""
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify
 
 
 def equal(wanted: str, given: str) -> bool:
@@ -167,18 +171,10 @@ def _dressed(text: str) -> str:
     return f"$\\boxed{{{text}}}$"
 
 
-@lru_cache(maxsize=1)
-def _math_verify() -> Any:
-    import math_verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return math_verify
-
-
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    return _math_verify().parse(text, parsing_timeout=None)
+    return load().parse(text, parsing_timeout=None)
 
 
 def _verify(wanted: str, given: str) -> bool:
-    return bool(_math_verify().verify(_parsed(wanted), _parsed(given), timeout_seconds=None))
+    return bool(load().verify(_parsed(wanted), _parsed(given), timeout_seconds=None))

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
@@ -183,21 +184,16 @@ TRUTHS = ("answer", "ground_truth", "label", "solution")
 """Names of the right answer, beside that of its column."""
 
 Fact = Callable[[ResponseFacts], Any]
+_COMPUTED = (
+    "prompt", "query", "prompt_ids", "completion_ids", "info", "state", "task_info", "sample",
+    "rllm_task", "episode",
+)  # fmt: skip
 FACTS: dict[str, Fact] = {
-    "prompt": lambda known: known.prompt,
-    "query": lambda known: known.query,
-    "prompt_ids": lambda known: known.prompt_ids,
-    "completion_ids": lambda known: known.completion_ids,
-    "extra_info": lambda known: {},
-    "info": lambda known: known.info,
-    "task": lambda known: "default",
-    "state": lambda known: known.state,
-    "task_info": lambda known: known.task_info,
-    "args": lambda known: SimpleNamespace(),
-    "sample": lambda known: known.sample,
-    "rllm_task": lambda known: known.rllm_task,
-    "episode": lambda known: known.episode,
-    **dict.fromkeys(TRUTHS, lambda known: known.truth),
+    **{name: attrgetter(name) for name in _COMPUTED},
+    "extra_info": lambda facts: {},
+    "task": lambda facts: "default",
+    "args": lambda facts: SimpleNamespace(),
+    **dict.fromkeys(TRUTHS, attrgetter("truth")),
 }
 """Values of arguments by name where the row has no such column.
 

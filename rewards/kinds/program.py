@@ -27,7 +27,7 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.results import Verdict
 from rewards.kinds.contest import ContestResult, function_program, read_contest, run_contest
 from rewards.verifier import Verifier
-from sandbox.checker import foreign_names
+from sandbox.checker import foreign_names, nodes_of
 from sandbox.interpreter import interpreter_for
 from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
@@ -180,11 +180,7 @@ def _defines(code: str, name: str) -> bool:
 
 def _calls(test: str, name: str, *, first: bool = False) -> bool:
     """Return whether a test calls a function of this name, or calls it `first`."""
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of([test]) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.lineno, call.col_offset))
     return any(
         isinstance(call.func, ast.Name) and call.func.id == name

@@ -79,9 +79,8 @@ async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) ->
 
 
 def _failure(error: BaseException, began: float) -> Outcome:
-    status: Literal["invalid", "crashed"] = "crashed"
-    if isinstance(error, InvalidRewardError):
-        status = "invalid"
+    status: Literal["invalid", "crashed"]
+    status = "invalid" if isinstance(error, InvalidRewardError) else "crashed"
     parts = dict(error.parts) if isinstance(error, ScoringError) else {}
     return Outcome(status, time.perf_counter() - began, parts=parts, error=_describe(error))
 

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sandbox.interpreter import Interpreter
@@ -58,12 +57,7 @@ class EscapeEnvironment:
         self._clock = time.time() - time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._bystander.kill()
         self._bystander.wait()
         assert self._bystander.stdout is not None
@@ -73,24 +67,22 @@ class EscapeEnvironment:
         shutil.rmtree(self._folder)
 
     def _listeners(self) -> dict[str, socket.socket]:
-        made = {
-            "TCP": socket.socket(socket.AF_INET, socket.SOCK_STREAM),
-            "UDP": socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
-            "ABSTRACT": socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-            "ABSTRACT_DATAGRAM": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
-            "SOCKET_FILE": socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-        }
-        made["TCP"].bind(("127.0.0.1", 0))
-        made["UDP"].bind(("127.0.0.1", 0))
-        made["ABSTRACT"].bind(f"\0headrace-{self.token[:12]}")
-        made["ABSTRACT_DATAGRAM"].bind(f"\0headrace-{self.token[:12]}-d")
-        made["SOCKET_FILE"].bind(str(self._folder / "socket"))
-        (self._folder / "socket").chmod(0o777)
-        for each in made.values():
+        abstract, file, here = f"\0headrace-{self.token[:12]}", self._folder / "socket", "127.0.0.1"
+        listeners = {}
+        for name, family, kind, address in (
+            ("TCP", socket.AF_INET, socket.SOCK_STREAM, (here, 0)),
+            ("UDP", socket.AF_INET, socket.SOCK_DGRAM, (here, 0)),
+            ("ABSTRACT", socket.AF_UNIX, socket.SOCK_STREAM, abstract),
+            ("ABSTRACT_DATAGRAM", socket.AF_UNIX, socket.SOCK_DGRAM, f"{abstract}-d"),
+            ("SOCKET_FILE", socket.AF_UNIX, socket.SOCK_STREAM, str(file)),
+        ):
+            listeners[name] = each = socket.socket(family, kind)
+            each.bind(address)
             each.setblocking(False)
-            if each.type == socket.SOCK_STREAM:
+            if kind == socket.SOCK_STREAM:
                 each.listen()
-        return made
+        file.chmod(0o777)
+        return listeners
 
     def facts(self, limits: Limits, python: Interpreter) -> str:
         """Return lines for a program: its targets, and what it may see on purpose.

@@ -96,7 +96,6 @@ async def attempt(name: str, layer: str, factory: CellFactoryClient) -> EscapeRe
             checks=Checks((checks,), setup=f"TOKEN = {environment.token!r}") if checks else None,
         )
         cell = await Cell.make(factory, layer, LIMITS)
-        await cell.ready()
         watch = CellMonitor(cell.pid)
         watching = asyncio.create_task(watch.look())
         began = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.channel import ChannelEnd, ProgramEndedError, ProgramError, RemoteObject, send_frame
+from sandbox.channel import ChannelEnd, ProgramEndedError, ProgramError, RemoteObject, frame
 from sandbox.checker import foreign_names
 
 
@@ -145,7 +145,7 @@ def test_an_answer_to_something_else_does_not_let_an_object_answer_anew() -> Non
         {"value": object_7}, {"value": 2.0},
     ]  # fmt: skip
     for reply in replies:
-        send_frame(right, reply)
+        right.sendall(frame(reply))
     peer = ChannelEnd(left, {})
     number = peer.ask("call", "f")
     assert float(number) == 1

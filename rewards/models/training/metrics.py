@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 BINS = 10
 Floats = npt.NDArray[np.float64]
+UnitOutputs = Sequence[tuple[float, ...]]
+"""Numbers that a model gives for each unit."""
 
 
-def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> dict[str, Any]:
+def of_scores(judged: UnitOutputs, margins: Sequence[float]) -> dict[str, Any]:
     """Figures of (chosen, rejected) scores.
 
     Every pair is a forecast of both orders, so that the bins are symmetric; the loss has the
@@ -34,7 +36,7 @@ def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> 
     }
 
 
-def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str, Any]:
+def of_orders(judged: UnitOutputs, *, weight: float) -> dict[str, Any]:
     """Figures of (p(yes) with the better answer first, with it second, cross-entropy)."""
     front, back, entropy = np.array(judged, np.float64).reshape(-1, 3).T
     r = (front + 1 - back) / 2
@@ -56,9 +58,7 @@ def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str
     }
 
 
-def of_lines(
-    judged: Sequence[tuple[float, ...]], labels: Sequence[tuple[float, ...]]
-) -> dict[str, Any]:
+def of_lines(judged: UnitOutputs, labels: UnitOutputs) -> dict[str, Any]:
     """Figures of scores at line ends, by their labels.
 
     Accuracy, area and calibration are of lines labelled 1 or -1; a score s forecasts 1 with the

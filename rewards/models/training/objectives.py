@@ -32,6 +32,7 @@ from rewards.models.packing import LossUnit, UnitPack, UnitRow
 from rewards.models.pairwise_prompt import fill_template, question_ids, yes_no_tokens
 from rewards.models.training import metrics
 from rewards.models.training.examples import LabelledAnswer, PreferencePair
+from rewards.models.training.metrics import UnitOutputs
 
 Output = Tensor | TokenScores
 
@@ -48,12 +49,10 @@ class Objective(Protocol):
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """The sum of the losses of a pack's units, each counted by its weight."""
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """Each unit's numbers for its figures."""
 
-    def figures(
-        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
-    ) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Figures of held-out units, see `rewards.models.training.metrics`."""
 
 
@@ -98,13 +97,11 @@ class BradleyTerryObjective:
         margins = chosen.new_tensor([unit.facts[0] for unit in pack.units])
         return bradley_terry(chosen, rejected, margins).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """(score of the chosen answer, of the rejected one)."""
         return [(c, r) for c, r in _scores(output).view(-1, 2).tolist()]
 
-    def figures(
-        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
-    ) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Accuracy and calibration."""
         return metrics.of_scores(judged, [unit.facts[0] for unit in units])
 
@@ -152,7 +149,7 @@ class PairwiseObjective:
         weight = self._config.consistency
         return pairwise(log_yes, log_no, is_yes, weight=weight).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """(p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
         log_yes, log_no = _logprobs(output).view(-1, 2, 2).unbind(dim=2)
         front, back = probability_of_yes(log_yes, log_no).unbind(dim=1)
@@ -160,9 +157,7 @@ class PairwiseObjective:
         columns = torch.stack([front, back, entropy], dim=1)
         return [(f, b, e) for f, b, e in columns.tolist()]
 
-    def figures(
-        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
-    ) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Accuracy, calibration and position bias."""
         return metrics.of_orders(judged, weight=self._config.consistency)
 
@@ -193,13 +188,11 @@ class LinesObjective:
         labels = scores.new_tensor([label for unit in pack.units for label in unit.facts])
         return line_error(scores, labels).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """The score at each labelled line end."""
         return [tuple(part.tolist()) for _, part in pack.of_units(_scores(output))]
 
-    def figures(
-        self, judged: Sequence[tuple[float, ...]], units: Sequence[LossUnit]
-    ) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Mean squared error, area under the curve, accuracy and calibration."""
         return metrics.of_lines(judged, [unit.facts for unit in units])
 

@@ -23,6 +23,7 @@ from headrace.run_files.reward_model_run import (
     read_lines,
 )
 from headrace.run_files.run_folder import write_atomically
+from rewards.models.training.metrics import flat
 
 _BLUE, _ORANGE, _GREY = "#0b6e99", "#d9730d", "#999999"
 STYLE: dict[Any, Any] = {
@@ -129,33 +130,25 @@ def write_report(run_dir: Path, report: dict[str, Any]) -> None:
 def page(report: dict[str, Any]) -> Iterator[str]:
     """The report in Markdown."""
     examples = report["examples"]
-    yield f"# Reward model {report['run_id']}"
-    yield ""
-    yield f"It gives {_WORDS[report['objective']]}. Folder: `{report['model']}`."
-    yield ""
+    yield f"# Reward model {report['run_id']}\n"
+    yield f"It gives {_WORDS[report['objective']]}. Folder: `{report['model']}`.\n"
     counts = [f"{number} {name.replace('_', ' ')}" for name, number in examples.items()]
     yield (
         f"Started from `{report['start']}`; {report['steps']} steps, {report['tokens']:,} tokens, "
-        f"{report['train_time_s']:.0f} s, seed {report['seed']}. Examples: {', '.join(counts)}."
+        f"{report['train_time_s']:.0f} s, seed {report['seed']}. Examples: {', '.join(counts)}.\n"
     )
-    yield ""
-    yield "## Held-out examples"
-    yield ""
+    yield "## Held-out examples\n"
     yield "| figure | before | after | meaning |"
     yield "|---|---|---|---|"
-    before, after = report["before"], _flat(report["after"])
+    before, after = report["before"], flat(report["after"])
     for name, title, meaning in _FIGURES:
         if name in after:
             yield f"| {title} | {_number(before.get(name))} | {_number(after[name])} | {meaning} |"
-    yield ""
-    yield f"![Loss, held-out accuracy and calibration]({PLOT})"
+    yield f"\n![Loss, held-out accuracy and calibration]({PLOT})"
     if "calibration" not in report["after"]:
         return
-    yield ""
-    yield "## Calibration"
-    yield ""
-    yield "What the model forecasts against what came true; equal columns are a calibrated model."
-    yield ""
+    yield "\n## Calibration\n"
+    yield "What the model forecasts against what came true; equal columns are a calibrated model.\n"
     yield "| forecast from | to | examples | mean forecast | share that came true |"
     yield "|---|---|---|---|---|"
     for part in report["after"]["calibration"]["bins"]:
@@ -163,11 +156,6 @@ def page(report: dict[str, Any]) -> Iterator[str]:
             f"| {part['from']:.1f} | {part['to']:.1f} | {part['count']} | "
             f"{part['forecast']:.3f} | {part['share']:.3f} |"
         )
-
-
-def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    inner = {k: v for part in found.values() if isinstance(part, dict) for k, v in part.items()}
-    return found | inner
 
 
 def _number(value: Any) -> str:
