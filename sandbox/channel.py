@@ -256,9 +256,9 @@ class ChannelEnd:
         return ["mine", number]
 
     def _find(self, name: Json, whole: ChangeGroup | None = None, anew: bool = False) -> Any:
-        """Return the named object, at first as part of the group `whole`.
+        """Return the named object; one that is not known yet joins the group `whole`.
 
-        Without one, and if `anew`, a known one counts as handed over again."""
+        Without a group, or `anew`, a known object is handed over again."""
         owner, number = name
         if owner == "yours":
             return self._mine[number]

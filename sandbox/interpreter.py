@@ -50,9 +50,9 @@ def interpreter() -> Interpreter:
 
 
 def interpreter_for(python: str | None, packages: Sequence[str]) -> Interpreter:
-    """Return the interpreter `python` with its packages, or ours with these `packages`.
+    """Return the Python named, with its packages, or ours with those named.
 
-    With what the packages require; UserError where they cannot be had."""
+    With what these require, too; UserError where they cannot be had."""
     if python is None:
         return _with_packages(interpreter(), packages)
     if packages:

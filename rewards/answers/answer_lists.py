@@ -39,10 +39,9 @@ _LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?|[a-z]\([a-z]\)")
 
 @dataclass(frozen=True)
 class Listing:
-    """Items of an answer and the brackets around them.
+    """Items and their brackets: `(`, `[`, `\\{`, `\\langle`, or none.
 
-    `(`, `[`, `\\{`, `\\langle`, or none at all, which reads like a set whose items may be in
-    order."""
+    Without brackets they read like a set whose items may also be given in order."""
 
     opening: str
     closing: str
@@ -93,9 +92,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def names_of(listing: Listing) -> tuple[str, ...]:
-    """Names of the items; empty where one has none or they name one equation's roots.
-
-    `AB = 4, CD = 5` has names, `x_1 = 4, x_2 = 5` roots."""
+    """Names of the items (`AB = 4, CD = 5`), unless they are roots (`x_1 = 4, x_2 = 5`)."""
     names = [split_name(item)[0] for item in listing.items]
     if not all(names) or len(set(names)) < len(names):
         return ()

@@ -52,9 +52,7 @@ def read_letter(text: str) -> tuple[str, str] | None:
 
 
 def said_letter(text: str, letters: str = LETTERS) -> str | None:
-    """Return the letter that a text in words chooses.
-
-    The first behind its last "answer" or its like, the one at its very start, or the last alone."""
+    """Return the chosen letter: behind the last "answer", at the start, or the last alone."""
     text = text[-_WIDE:]
     alone = [
         (match.start(), match[1])

@@ -248,9 +248,7 @@ def _around(text: str) -> str:
 def wanted_answer(answer: str, marker: str | None) -> str:
     """Return a dataset's right answer; of a worked solution what follows the marker.
 
-    No given answer can hold the marker. Raises ValueError when it is empty.
-
-    A dataset's answer without the marker is the answer. Raises ValueError when it is empty."""
+    No given answer can hold the marker. Raises ValueError when it is empty."""
     after = None if marker is None else answer_after(answer, marker)
     wanted = answer if after is None else after
     if not wanted.strip():

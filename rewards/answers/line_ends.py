@@ -95,9 +95,7 @@ def cut_like(lines: Sequence[AnswerLine], text: str) -> list[str]:
 
 
 def neutral_ends(lines: Sequence[AnswerLine], ends: Sequence[int]) -> list[bool]:
-    """For each token return whether no line that counts ends there.
-
-    No line ends at an end token behind the last newline."""
+    """For each token return whether no line that counts ends there (such as the end token)."""
     known: Mapping[int, bool] = {line.end: line.neutral for line in lines}
     return [known.get(end, True) for end in ends]
 

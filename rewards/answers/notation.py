@@ -104,9 +104,7 @@ def unwrap_text(text: str) -> str:
 
 
 def bare_text(text: str) -> str:
-    """Return the content of a text that is `\\text{...}` alone and more than words.
-
-    `\\text{350 students}`, `\\text{red, blue}`."""
+    """Return the content of `\\text{red, blue}` or `\\text{350 students}`, but not of words."""
     match = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     if match and re.search(r"^\s*[-+.]?[0-9]|,|\b(?:and|or)\b", match[1]):
         return match[1].strip()

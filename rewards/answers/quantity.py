@@ -31,11 +31,9 @@ _SPACED_DIGITS = re.compile(r"[0-9]\s+[0-9]")
 
 
 def same_number(wanted: Fraction, given: Fraction) -> bool:
-    """Return whether `given` equals `wanted`, or a part of its endless decimal.
+    """Return whether `given` equals `wanted`, or is a part of its endless decimal.
 
-    That takes at least PLACES right places and four right digits.
-
-    Four right digits are needed, too."""
+    That takes at least PLACES right places and four right digits."""
     if wanted == given:
         return True
     places = _places(given)
@@ -147,8 +145,8 @@ def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
 def same_quantity(wanted: Quantity, given: Quantity) -> bool:
     """Return whether both are the same quantity.
 
-    A unit that only one of them has, or that is not known, does not matter; per cent may be written
-    as the number of hundredths or as their value."""
+    A unit that one lacks, or that is not known, does not matter; per cent may be hundredths or a
+    value."""
     if wanted.unit != given.unit and "%" in (wanted.unit, given.unit):
         return _same_percent(wanted, given)
     if wanted.unit != given.unit and wanted.unit and given.unit:

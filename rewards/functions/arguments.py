@@ -72,13 +72,7 @@ class ResponseFacts:
 
     @property
     def truth(self) -> Any:
-        """The right answer under a name that no column has.
-
-        It is verl's or SkyRL's ground truth as the row has it, which may be an object, else the
-        text.
-
-        It is verl's or SkyRL's ground truth as the row has it, which may be an object, else the
-        text."""
+        """The ground truth of verl or SkyRL as the row has it, else the answer as text."""
         for column in ("reward_model", "reward_spec"):
             nested = self.columns.get(column)
             if isinstance(nested, Mapping) and "ground_truth" in nested:
@@ -195,11 +189,7 @@ FACTS: dict[str, Fact] = {
     "args": lambda facts: SimpleNamespace(),
     **dict.fromkeys(TRUTHS, attrgetter("truth")),
 }
-"""Values of arguments by name where the row has no such column.
-
-Also of a name that belongs to its system, whatever columns there are.
-
-Or for a name that is its system's own, whatever columns there are."""
+"""Values of arguments, by name, that have no column, or belong to their system anyway."""
 
 PLURALS = {
     **{f"{name}s": name for name in RESPONSES},

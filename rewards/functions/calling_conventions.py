@@ -159,7 +159,7 @@ def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
 
 
 class ArgumentSource(NamedTuple):
-    """Source of an argument: the first of these columns that the row has, else the fact.
+    """Source of an argument: the row's first of these columns, else the fact.
 
     The flags: the value goes into a list with one entry per response."""
 
@@ -262,9 +262,7 @@ def bind(
 
 
 def _without_clashes(convention: Convention, names: Collection[str]) -> Convention:
-    """Drop the convention's second names for arguments that the function takes itself.
-
-    A name that is dropped may be a column."""
+    """Drop aliases of names that the function takes itself; they may be columns."""
     aliases = {name: of for name, of in convention.aliases.items() if of not in names}
     return replace(convention, aliases=aliases)
 

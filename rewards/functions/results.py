@@ -15,9 +15,7 @@ from rewards.functions.arguments import InvalidRewardError
 
 MAX_PARTS = 64
 Form = Literal["one", "list", "first"]
-"""Form of a returned reward: as it is, one entry of a list, or a tuple's first entry.
-
-The list is as long as the lists that the function received."""
+"""Form of a returned reward: itself, a list with one per response, or a tuple's first."""
 SCORES = ("score", "reward", "rewards")
 """The entry of a dict that is the reward."""
 JUDGEMENTS = ("correct", "acc", "is_correct")

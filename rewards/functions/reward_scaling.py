@@ -16,11 +16,7 @@ from rewards.functions.results import Verdict
 
 
 def early_verdict(source: SourceConfig, item: ScoreItem) -> Verdict | None:
-    """Return the verdict on a response without its end or format, None for others.
-
-    Groups are judged whole.
-
-    Groups are judged whole."""
+    """Return the verdict on a response that lacks end or format; else None, as for groups."""
     return blocked_verdict(source, item) if source.unit == "trajectory" else None
 
 
@@ -35,9 +31,7 @@ def blocked_verdict(source: SourceConfig, item: ScoreItem) -> Verdict | None:
 
 
 def waits_for_an_end(source: SourceConfig, item: ScoreItem) -> bool:
-    """Return whether a response lacks an end that it needs.
-
-    Groups are scored whole, and lines before there is an end."""
+    """Return whether a response lacks an end that it needs; groups and lines need none."""
     return not item.finished and source.require_finish and source.unit == "trajectory"
 
 

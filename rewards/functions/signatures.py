@@ -55,7 +55,7 @@ def read_signature(function: Callable[..., Any], where: str) -> Signature:
 
 
 def check_columns(where: str, needs: Collection[str], columns: Collection[str]) -> None:
-    """Raise UserError where a function needs what no column of the dataset gives.
+    """Raise UserError where no column of the dataset gives what a function needs.
 
     A list with one entry per response takes the column of its entries' name."""
     unknown = [n for n in needs if not {n, PLURALS.get(n, n)} & set(columns)]

@@ -42,8 +42,6 @@ def two_token(yes: float, no: float) -> float:
 def both_orders(front: float, back: float) -> float:
     """Return the probability that a response beats its anchor, free of position bias.
 
-    `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL).
-
     `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL)."""
     return 0.5 * (front + 1.0 - back)
 

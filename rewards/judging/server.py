@@ -30,12 +30,10 @@ MINUTE_S = 60.0
 
 
 def backoff_s(failures: int, *, first_s: float, longest_s: float, chance: float) -> float:
-    """Return the seconds to wait after this number of failures in a row.
+    """Return the seconds to wait after this number of failures in a row, which double.
 
-    They double, and lie between half and the whole by `chance` in [0, 1), so that clients that
-    failed together retry apart.
-
-    Between half and the whole, by `chance` in [0, 1), so that clients that failed together part."""
+    `chance` in [0, 1) takes half to all of them, so that clients that failed together retry
+    apart."""
     # 2**60 is longer than any wait, and a float.
     whole = min(longest_s, first_s * 2.0 ** min(failures - 1, 60))
     return whole * (0.5 + 0.5 * chance)
@@ -56,7 +54,7 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
 
 
 class RateLimiter:
-    """Limits entries to `per_minute`, first come, first served; None: no limit.
+    """Limits entries to `per_minute` (None: no limit), first come, first served.
 
     They are evenly spaced, so that nobody waits for a minute that others filled at its
     beginning."""

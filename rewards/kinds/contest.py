@@ -60,9 +60,7 @@ class ContestResult(NamedTuple):
 
 
 def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
-    """Read the first `most` tests of a row.
-
-    None where it has no tests of this shape, ValueError where they make no sense."""
+    """Read a row's first `most` tests; None without any, ValueError where they are invalid."""
     for name in ("input_output", "answer"):
         told = _parsed(columns.get(name))
         if isinstance(told, dict) and "inputs" in told and "outputs" in told:
@@ -154,9 +152,7 @@ def run_contest(
     seconds: float,
     to_end: bool,
 ) -> ContestResult:
-    """Run a program that reads and writes on tests that share `seconds`.
-
-    The first one that fails ends it, unless it goes on `to_end`."""
+    """Run a program on tests that share `seconds`, up to the first failure or `to_end`."""
     end = time.monotonic() + seconds
     status: Status = "ok"
     passed = 0

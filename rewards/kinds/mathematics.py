@@ -49,12 +49,9 @@ def fast_path(options: Options) -> Callable[[ScoreItem], bool | None]:
 def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bool | None:
     """Return whether a plain answer is right; None where only `math_answer` can say.
 
-    Plain are numbers and the same text as the right answer; wrong is one without the marker. The
+    Plain are numbers and the same text as the right answer; one without the marker is wrong. The
     result is what `math_answer` says; it is never an error, and its time is linear in the texts'
-    length.
-
-    A response without the marker is wrong. The result is what `math_answer` says; it is never an
-    error, and its time is linear in the length of the texts."""
+    length."""
     wanted = answer
     if marker is not None:
         wanted = answer if (after := answer_after(answer, marker)) is None else after

@@ -155,9 +155,7 @@ def code_of(text: str, entry: str | None = None) -> str:
 
 
 def prompt_code(prompt: str, entry: str) -> str:
-    """Return the longest run of a prompt's lines that is Python and defines `entry`, or "".
-
-    A template or a sentence may stand around it."""
+    """Return a prompt's longest run of lines that is Python and defines `entry`, or ""."""
     for text in (prompt, *(match[1] for match in _BLOCK.finditer(prompt))):
         if _defines(text, entry):
             return text

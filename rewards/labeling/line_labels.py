@@ -35,9 +35,7 @@ class PrefixCompleter(Protocol):
     async def __call__(
         self, prompt_ids: Sequence[int], prefix_ids: Sequence[int], n: int, *, first: int
     ) -> Sequence[Completion]:
-        """Return `n` completions of a prefix, from number `first` on of an endless row.
-
-        They are the same ones at every call."""
+        """Return `n` completions from number `first` on, which are the same at every call."""
         ...
 
 
@@ -51,9 +49,9 @@ class AnswerJudge(Protocol[R]):
 
 @dataclass(frozen=True, slots=True)
 class LineLabels:
-    """Labels of an answer's lines: `counted` are not neutral, the first `boundary` good.
+    """Labels of an answer's lines, and the tries of prefixes that they took.
 
-    It took `calls` tries of prefixes with `completions` completions."""
+    `counted` lines are not neutral, the first `boundary` of these are good."""
 
     labels: tuple[Label, ...]
     counted: int

@@ -29,9 +29,7 @@ class OfflineScorer:
         self._broken: BaseException | None = None
 
     async def score(self, item: ScoreItem) -> Score:
-        """Return a response's score, its trajectory id kept; UserError or RunFailedError.
-
-        They are raised where the children cannot be had."""
+        """Return a response's score, its id kept; UserError or RunFailedError without children."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)

@@ -39,7 +39,7 @@ class PromptImages:
         self._processor, self.read = ImageProcessor(folder), read
 
     def expand(self, ids: Sequence[int], prompt: Prompt) -> tuple[list[int], tuple[MediaRun, ...]]:
-        """Return ids with all tokens of each image, and their places.
+        """Return ids with all tokens of each image, and where they stand.
 
         UserError where an image cannot be had, or has no placeholder."""
         found, media = self._processor.expand(
@@ -58,9 +58,7 @@ def plain_text(prompt: Prompt) -> str:
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text that opens a sequence, with one opening token.
-
-    What a chat template has rendered begins with it already."""
+    """Return ids of a text that opens a sequence, whose opening token is never doubled."""
     opening = tokenizer.bos_token
     special = not (opening and text.startswith(opening))
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])

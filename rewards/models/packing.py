@@ -31,9 +31,7 @@ class UnitRow(NamedTuple):
 
 
 class LossUnit(NamedTuple):
-    """Sequences that a loss needs together; `facts` are the objective's.
-
-    `weight`: what they count for in a mean."""
+    """Sequences that a loss needs together, the objective's `facts`, the weight in a mean."""
 
     rows: tuple[UnitRow, ...]
     facts: tuple[float, ...]

@@ -33,7 +33,7 @@ def fill_template(template: str, *, question: str, rule: str, first: str, second
 def question_ids(
     tokenizer: Any, prompt: Prompt, text: str, *, chat: bool, images: PromptImages | None = None
 ) -> tuple[list[int], tuple[MediaRun, ...]]:
-    """Return the ids of a question, as a user's message if `chat`, and its prompt's images.
+    """Return a question's ids, as a user's message if `chat`, and its prompt's images.
 
     Images stand before the text. UserError for more than text where `images` is None."""
     if images is None:
@@ -50,9 +50,7 @@ def question_ids(
 
 
 def yes_no_tokens(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> YesNoTokens:
-    """Return the ids of yes and no behind the template.
-
-    UserError where one of them is not a single token there, or where both are the same one."""
+    """Return the ids of yes and no behind the template; UserError unless two single tokens."""
     text = fill_template(config.template, question="q", rule=config.rule, first="a", second="b")
     shown = _shown(tokenizer, text) if chat else text
     words = YesNoTokens(

@@ -127,9 +127,7 @@ class _Scorer:
 
     @torch.inference_mode()
     def _seen(self, ids: list[int], media: tuple[MediaRun, ...], targets: Sequence[int]) -> Any:
-        """Return the network's outputs at the end of a sequence with images, by target.
-
-        An image's embeddings are kept."""
+        """Return the network's outputs at a sequence's end by target; it keeps image embeddings."""
         from rewards.models.packing import LossUnit, UnitRow, packs_of
 
         self._row(ids)

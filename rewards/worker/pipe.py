@@ -23,9 +23,7 @@ MAX_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """A source of rewards as JSON (`SourceConfig`).
-
-    `check`: see whether what it depends on is there, and do not wait for it."""
+    """A `SourceConfig` as JSON. `check`: fail at once where what it depends on is not there."""
 
     config: str
     check: bool = False
@@ -61,9 +59,7 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
-    """The batch was read, and its first item or all of it is being scored.
-
-    `end` is the number behind its last."""
+    """The batch up to `end` was read; its first item, or all of it, is being scored."""
 
     end: int = 0
 

@@ -238,7 +238,7 @@ def fast_path_of(source: SourceConfig) -> FastPath:
 def _judge_of(source: SourceConfig) -> Judge:
     """Return the kind's fast path, or one without answers.
 
-    None has one if a user's expression, which may never end, comes first."""
+    It has none where a user's expression, which may never end, comes first."""
     glances = source.kind in kinds.FAST_PATH_KINDS and source.unit == "trajectory"
     if glances and source.format is None:
         module = kinds.load(source.kind)

@@ -20,9 +20,7 @@ OWN_PROCESSES = 2
 
 
 def cell_user(process: int) -> int:
-    """Return the user for the cell that this process keeps.
-
-    Where a container maps fewer users, one of the upper half of those that exist."""
+    """Return this cell's user, of the upper half where a container maps fewer users."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     first, count = max(((inside, count) for inside, _, count in ranges), key=lambda r: r[1])
@@ -56,9 +54,7 @@ def limit_resources(limits: Limits, others: int) -> None:
 
 
 def limit_processor(limits: Limits) -> None:
-    """Bound processor time, a second wall behind the deadline, but not of the init process.
-
-    That one may wait for hours."""
+    """Bound processor time, a second wall behind the deadline; the init process may wait."""
     _limit(resource.RLIMIT_CPU, int(limits.seconds) + 2)
 
 

@@ -169,9 +169,7 @@ def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
 
 
 def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:
-    """Return the learning rate's factor by step, warm-up aside: 1 to 0, or constant.
-
-    It reaches 0 behind the last of `steps`."""
+    """Return the learning rate's factor: 1 after warm-up, 0 after `steps`, unless constant."""
     span = max(1, steps - training.warmup_steps)
 
     def factor(done: int) -> float:

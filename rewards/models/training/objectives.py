@@ -222,9 +222,7 @@ def probability_of_yes(log_yes: Tensor, log_no: Tensor) -> Tensor:
 
 
 def consistency(front: Tensor, back: Tensor) -> Tensor:
-    """[N] (p(a, b) + p(b, a) - 1)^2 of p(yes) in both orders.
-
-    Pairwise-RL's L_pos; the paper's exact form is not known to us."""
+    """[N] (p(a, b) + p(b, a) - 1)^2, L_pos of Pairwise-RL (its exact form is not known)."""
     return (front + back - 1.0).square()
 
 

@@ -14,9 +14,7 @@ from tasks.rows import prompt_text
 
 
 class GroupAnswer(NamedTuple):
-    """An answer of a group; an empty `group` is all of its prompt's.
-
-    `correct` None: nobody knows, so it makes no pair."""
+    """An answer of a `group` (empty: its prompt's); `correct` None: it makes no pair."""
 
     group: str
     prompt: Prompt

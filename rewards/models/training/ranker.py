@@ -122,9 +122,7 @@ class SessionRankerTraining:
         return losses.mean(), sum(len(row.ids) for row in rows)
 
     def evaluate(self) -> dict[str, Any]:
-        """MAP, MRR and NDCG of held-out lists, and the share of recognised variants.
-
-        The share is that of the last 20 steps of the first stage."""
+        """MAP, MRR and NDCG of held-out lists; variants recognised in stage one's last 20 steps."""
         scores = self._ranker.scores_of(self._held_out, reads_history=self._reads_history)
         figures = rank_figures(scores, [ranked.labels for ranked in self._held_out])
         last = self._recognised[-20:]

@@ -116,9 +116,7 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
 
 
 def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
-    """Return the sides of two files, the second without prompts of the first.
-
-    They would be no test. UserError where nothing is left there."""
+    """Return both sides, the second without the first's prompts; UserError if it is empty."""
     learned = {prompt_text(one.prompt) for one in training}
     kept = [one for one in held_out if prompt_text(one.prompt) not in learned]
     if not kept:

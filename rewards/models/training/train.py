@@ -63,9 +63,9 @@ class TrainingObserver(Protocol):
 
 
 class StepResult(NamedTuple):
-    """Result of an optimizer step; `grad_norm` is the one before clipping.
+    """An optimizer step: mean loss, gradient norm before clipping, learning rate, tokens.
 
-    None: the step was not applied. `tokens` went through the model."""
+    `grad_norm` None: the step was not applied."""
 
     loss: float
     grad_norm: float | None
@@ -327,9 +327,7 @@ class TrainingUnits:
 def encode_examples(
     config: RewardModelConfig, objective: Objective, examples: Examples[Any], *, limit: int
 ) -> TrainingUnits:
-    """Encode all examples that fit in `limit` tokens and can be learned from.
-
-    The others are left out. UserError where none is left on one side."""
+    """Encode examples with outputs and at most `limit` tokens; UserError for an empty side."""
     found = [objective.unit(example, training=True) for example in examples.training]
     held = (objective.unit(example, training=False) for example in examples.held_out)
     kept_out = list(islice((u for u in held if fits(u, limit)), config.data.eval_limit))
@@ -357,9 +355,7 @@ U = TypeVar("U")
 
 
 def batch_of(units: Sequence[U], step: int, size: int, seed: int) -> list[U]:
-    """Return the units of a step (from 0 on) in an endless stream of shuffled epochs.
-
-    No unit is twice in a step."""
+    """Return a step's distinct units, in an endless stream of shuffled epochs."""
     count, first = len(units), step * size
     places = [
         _order(seed, position // count, count)[position % count]
