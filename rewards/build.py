@@ -1,8 +1,8 @@
 """Building of a reward source's verifier.
 
-In: a source's configuration. Out: a verifier whose verdicts earn what the source says. Building it
-loads what it needs (math-verify, the user's module), so that scoring starts warm; UserError when it
-cannot be had.
+In: a source's configuration. Out: a verifier that pays what the source says, with what it needs
+loaded (math-verify, the user's module), so that scoring starts warm; UserError when it cannot be
+had.
 """
 
 from dataclasses import replace

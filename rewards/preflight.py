@@ -1,8 +1,8 @@
 """Checks of the reward sources before a run starts.
 
-In: the reward section, and a way to ask which columns the task has. Out: the section that the run
-needs, or a UserError of one line. A source is loaded in a scoring child, as a worker will load it,
-so that the user's code never runs in the caller's process; one that asks a judge asks it there.
+In: the reward section, and a way to read the task's columns. Out: the section that the run needs,
+or a UserError of one line. A source is loaded in a scoring child, as a worker will load it, so that
+user code never runs in the caller's process; one with a judge asks it there.
 """
 
 import asyncio

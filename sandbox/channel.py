@@ -1,15 +1,14 @@
 """The link between the checker and the program process of a cell.
 
 Each side asks the other to do an operation and gets a value or an exception; while it waits it
-serves what the other asks in between, so that a check may hand a function to the program. What is
-not plain data stays with its owner, and the other side holds a `Remote`. A side does only the
-operations that it was given, so that the program cannot look into what the checks hand it.
+serves what the other asks in between, so that a check may pass a function to the program. What is
+not plain data stays with its owner, and the other side holds a `RemoteObject`. A side does only the
+operations that it was given, so that the program cannot look into what the checks pass to it.
 
 An object cannot talk its way through a check by answering differently each time: what it converts
-to (or that it does not) is the same until it is called into, or handed over again. Its parts
+to (or that it does not) is the same until it is called into, or passed again. Its parts
 (attributes, items) share its fate, and so do objects that meet in one call or come from one.
-Attributes and items, and all about what the program defines by name, stay until anything of the
-program is called.
+Attributes and items, and all that the program defines by name, stay until anything of it is called.
 """
 
 import builtins

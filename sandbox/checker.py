@@ -85,8 +85,7 @@ def nodes_of(texts: Iterable[str]) -> Iterator[ast.AST]:
 def _is_module(name: str, texts: Iterable[str]) -> bool:
     """Return whether checks mean Python's module of this name.
 
-    Were it the program's, it would be the program that measures (mbpp/596 asks for
-    `sys.getsizeof`)."""
+    Were it the program's, that would measure itself (mbpp/596 asks for `sys.getsizeof`)."""
     wholes = (node.value for node in nodes_of(texts) if isinstance(node, ast.Attribute))
     used = {whole.id for whole in wholes if isinstance(whole, ast.Name)}
     return name in sys.stdlib_module_names and name in used

@@ -1,9 +1,8 @@
 """The Python that programs run with.
 
-Out: its real path, what of the machine's files it needs (`readable`), folders within those that are
-not to be seen (`covered`), and from where programs may import beside the standard library. Without
-anything asked for it is the one that runs Headrace, without installed packages, which belong to
-this installation.
+Out: its real path, the files that it needs (`readable`), folders within those that are hidden
+(`covered`), and the sources of imports beside the standard library. By default it is the one that
+runs Headrace, without installed packages, which belong to this installation.
 """
 
 import importlib.metadata

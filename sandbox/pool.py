@@ -1,8 +1,7 @@
 """The sandbox: runs programs in cells that are ready before they are needed.
 
 In: programs, any number at a time. Out: one result each. At most `parallel` run at once; the next
-cells are made meanwhile, and each is used once. `open` refuses with a UserError on a machine
-where no layer holds.
+cells are created meanwhile, for one use each. `open` raises a UserError where no layer holds.
 """
 
 import asyncio

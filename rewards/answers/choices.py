@@ -1,8 +1,7 @@
 """Letters of multiple choice.
 
-In: an answer or a response. Out: the letter it chooses, or None. The article "A" and the pronoun
-"I" are no choices, and no more is a letter behind "not", or one of several that is called wrong.
-Linear in the length of the text.
+In: an answer or a response. Out: the letter it chooses, or None. The article "A", the pronoun "I",
+a letter behind "not" and one of several that is called wrong are no choices. Linear in the text.
 """
 
 import re

@@ -1,9 +1,8 @@
 """The final answer of a text.
 
-In: a response, or the right answer as a dataset writes it. Out: the answer alone, and whether it
-was marked as the answer (a box, `####`, a tag, a text that is nothing else) or only looks like
-one: the last sentence that says "the answer is", the last bold words, the last formula. Linear in
-the length of the text.
+In: a response, or the right answer as a dataset writes it. Out: the answer, and whether it was
+marked as such (a box, `####`, a tag, a text that is nothing else) or only looks like one: the last
+sentence with "the answer is", the last bold words, the last formula. Linear in the text's length.
 """
 
 import re

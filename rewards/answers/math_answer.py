@@ -1,10 +1,9 @@
 """The `math` verifier: is the final answer of a response the right one?
 
-In: a response, the right answer, the marker of the final answer if the task has one. Out: right or
+In: a response, the right answer, the task's marker of the final answer, if any. Out: right or
 wrong. The form of the right answer decides how the given one is read: a number, a letter, words, a
-list, a pair. What is none of these is a formula, and math-verify says whether two formulas are
-equal. Formulas that cannot be calculated are wrong; those that take long are the caller's to end,
-which runs this in a process that can be killed.
+list, a pair, else a formula, which math-verify compares. Formulas that cannot be calculated are
+wrong; the caller ends those that take long, as it runs this in a process that can be killed.
 """
 
 import re

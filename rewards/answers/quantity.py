@@ -145,7 +145,7 @@ def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
 def same_quantity(wanted: Quantity, given: Quantity) -> bool:
     """Return whether both are the same quantity.
 
-    A unit that one lacks, or that is not known, does not matter; per cent may be hundredths or a
+    A unit that one lacks, or that is unknown, does not matter; per cent may be hundredths or a
     value."""
     if wanted.unit != given.unit and "%" in (wanted.unit, given.unit):
         return _same_percent(wanted, given)

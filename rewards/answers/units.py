@@ -1,8 +1,7 @@
 """Units of measurement, as answers write them.
 
 In: the text behind a number (`cm`, `m/s^2`, `\\text{square feet}`, `%`). Out: a Unit, which knows
-what it measures and how large it is, or None where the text is no unit of the table. Exact: factors
-are fractions of the SI unit.
+its dimension and size, or None where the table has none. Exact: factors are fractions of SI units.
 """
 
 import re

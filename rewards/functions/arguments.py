@@ -1,9 +1,8 @@
 """The arguments that a reward function can receive about one response.
 
-In: a ScoreItem. Out: facts by name, in the form in which a function's system has them: texts, chat
-messages, or objects with what a rollout of one turn has. A fact is computed when it is asked for.
-What a function looks for in an object and is not there raises, so that the scoring fails with its
-name.
+In: a ScoreItem. Out: facts by name, computed on demand, in the form in which a function's system
+has them: texts, chat messages, or objects like those of a rollout of one turn. An object's missing
+attribute raises, so that the scoring fails with its name.
 """
 
 import json

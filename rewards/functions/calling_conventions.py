@@ -1,10 +1,9 @@
 """Conventions of reward functions, and how arguments are bound by them.
 
 In: a function's signature, perhaps the name of a convention. Out: a binding, which turns a response
-into the arguments of a call. A convention is data: which names it hands over, as texts or as
-messages, one by one or in lists. What a function needs and nothing is known of is left to the
-dataset's columns; a function that takes the response under no known name is a UserError, because
-whatever it paid would say nothing.
+into the arguments of a call. A convention is data: the names that it passes, as texts or messages,
+one by one or in lists. An argument of unknown name is left to the dataset's columns; a function
+that takes the response under no known name is a UserError, because its rewards would say nothing.
 """
 
 from collections.abc import Collection, Mapping

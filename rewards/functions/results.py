@@ -1,9 +1,9 @@
 """Scores from what reward functions return.
 
-In: whatever came back for one response: a number, a list with one entry, an array or a tensor, a
-dict, an object with a `reward`, or None. Out: a score, what the function says of the answer, and
-parts; None where the function says that it does not apply. Everything else raises
-InvalidRewardError, so that a mistake never becomes a reward of zero.
+In: what came back for one response: a number, a list with one entry, an array or a tensor, a dict,
+an object with a `reward`, or None. Out: a score, the function's opinion of the answer, and parts;
+None where the function does not apply. Everything else raises InvalidRewardError, so that a mistake
+never becomes a reward of zero.
 """
 
 import math

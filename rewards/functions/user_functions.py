@@ -2,11 +2,10 @@
 
 In: names such as `package.module:name` or `path/to/file.py:name` with weights. Out: verdicts. A
 name may be a function of any convention (`calling_conventions.py`), plain or `async`, or a rubric
-of verifiers with functions of its own, also that of an environment which its `load_environment`
-makes. What cannot be called is a UserError when it is loaded. A module is looked up from the folder
-in which the run was started, too. A file may import its neighbours, by their names or relatively:
-its folder stands for its package, whose own `__init__.py` is run only where something of it is
-asked for.
+of verifiers with its functions, also of the environment that a `load_environment` creates. What
+cannot be called is a UserError at loading. Modules are looked up from the run's start folder, too.
+A file may import its neighbours, by their names or relatively: its folder stands for its package,
+whose own `__init__.py` is run only where something of it is used.
 """
 
 import importlib
@@ -154,8 +153,7 @@ class RewardFunction:
 class RewardFunctions:
     """The functions of a source: a weighted sum.
 
-    An item becomes calls, and their results, one after the other, a verdict. Sources of groups and
-    of lines do both in their own way."""
+    An item becomes calls, their results a verdict; groups and lines do both in their own way."""
 
     functions: tuple[RewardFunction, ...]
     threshold: float

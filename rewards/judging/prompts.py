@@ -1,8 +1,7 @@
 """Questions to a judge.
 
-In: templates with names in braces, and what they stand for. Out: texts. Only the names that are
-known are replaced, and what is put in is not looked at again, so that braces in answers stay what
-they are.
+In: templates with names in braces, and their values. Out: texts. Only known names are replaced, and
+values are not looked at again, so that braces in answers stay what they are.
 """
 
 import re

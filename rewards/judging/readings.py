@@ -1,8 +1,7 @@
 """Reading of a judge's reply.
 
-In: a reply (its text, and the log-probabilities of its tokens where the server gives them). Out:
-the probability of yes, or a number. Pure. What cannot be read is an InvalidRewardError, never a
-score.
+In: a reply (its text, and its tokens' log-probabilities where the server gives them). Out: p(yes),
+or a number. Pure. What cannot be read is an InvalidRewardError, never a score.
 """
 
 import math
@@ -49,8 +48,7 @@ def both_orders(front: float, back: float) -> float:
 def yes_probability(reply: JudgeReply, yes: str, no: str) -> float:
     """Return the probability of yes.
 
-    That of the token where the judge says yes or no, else of its first token; without
-    log-probabilities 1 or 0, by the text."""
+    That of the token where the judge says yes or no, else of its first; without logprobs 1 or 0."""
     place = _deciding(reply, yes, no)
     if place is not None:
         found_yes, found_no = _mass(place, yes), _mass(place, no)

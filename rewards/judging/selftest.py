@@ -1,8 +1,7 @@
 """Checks of a judge before a run: of its server, or of its tokenizer.
 
 In: options and the judge. Out: nothing, or a UserError of one line: the server does not answer,
-does not know the model, refuses the key or the request, or its words for yes and no are several
-tokens. What cannot be found out is no error.
+lacks the model, refuses key or request, or splits its words for yes and no. Unknowns are no error.
 """
 
 from collections.abc import Sequence

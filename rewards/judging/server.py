@@ -1,10 +1,9 @@
 """Asking a judge's server.
 
-In: prompts. Out: replies, and a tally of what they took. Promises: the same question is asked once
-as long as its answer is kept; what may pass (no connection, 408, 409, 425, 429, 5xx, an answer that
-is none) is tried again, ever later, as the server asks for it, within the caller's deadline;
-anything else is a JudgeError at once; a server's `Retry-After` delays all callers. The key is in no
-text.
+In: prompts. Out: replies, and what they took. Promises: the same question is asked once as long as
+its answer is kept; transient failures (no connection, 408, 409, 425, 429, 5xx, an unreadable
+answer) are retried, ever later, as the server asks for it, within the caller's deadline; others are
+a JudgeError at once; a server's `Retry-After` delays all callers. The key is in no text.
 """
 
 import asyncio
@@ -32,8 +31,7 @@ MINUTE_S = 60.0
 def backoff_s(failures: int, *, first_s: float, longest_s: float, chance: float) -> float:
     """Return the seconds to wait after this number of failures in a row, which double.
 
-    `chance` in [0, 1) takes half to all of them, so that clients that failed together retry
-    apart."""
+    `chance` in [0, 1) takes half to all of it, so that clients that failed together retry apart."""
     # 2**60 is longer than any wait, and a float.
     whole = min(longest_s, first_s * 2.0 ** min(failures - 1, 60))
     return whole * (0.5 + 0.5 * chance)
@@ -56,8 +54,7 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
 class RateLimiter:
     """Limits entries to `per_minute` (None: no limit), first come, first served.
 
-    They are evenly spaced, so that nobody waits for a minute that others filled at its
-    beginning."""
+    They are evenly spaced, so that nobody waits for a minute that others filled at once."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The protocol of OpenAI, as far as a judge needs it.
 
 In: a prompt, images as URLs, and options. Out: the body of a request; from the body of an answer a
-Reply. Pure. An answer that is none raises msgspec.MsgspecError, or ValueError.
+JudgeReply. Pure. An answer that is none raises msgspec.MsgspecError, or ValueError.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,10 +3,9 @@
 In: a row's columns. Out: a Contest, or None where the row has no such tests. Rows are those of APPS
 (`input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`; verl keeps the same in its
 ground truth) and of CodeContests (`public_tests`, `private_tests`, `generated_tests`, each with
-`input` and `output`). With a function's name the tests are calls of it, run by the examiner of a
+`input` and `output`). With a function's name the tests are calls of it, run by the checker of a
 cell; else every test is a run of the program, which reads standard input and writes standard
-output. Outputs are the same where they differ in blanks at the ends of lines and in empty lines at
-the end.
+output. Blanks at the ends of lines and empty lines at the end do not count.
 """
 
 import json

@@ -71,8 +71,7 @@ def _scored(
 ) -> tuple[float, bool]:
     """Return the score of an answer, and whether the task's scorer could read it.
 
-    A scorer that raises at this answer and not at the row's own calls it wrong: many convert what
-    they are given."""
+    A scorer that raises at this answer and not at the row's own calls it wrong: many convert it."""
     try:
         return float(score_answer(answer=answer, entry=entry)), True
     except Exception:

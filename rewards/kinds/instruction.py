@@ -1,8 +1,7 @@
 """`instruction`: the share of an instruction's constraints that a response meets.
 
-The checks stand in the options, for every prompt, or in a column of the row. The score is the share
-of checks that hold, and the response is correct when all do. See
-`rewards/answers/instruction_checks.py`.
+The checks (`rewards/answers/instruction_checks.py`) stand in the options, for every prompt, or in a
+column of the row. The score is the share that hold; a response is correct when all do.
 """
 
 from headrace.config.sections.base import StrictModel

@@ -50,8 +50,7 @@ def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bo
     """Return whether a plain answer is right; None where only `math_answer` can say.
 
     Plain are numbers and the same text as the right answer; one without the marker is wrong. The
-    result is what `math_answer` says; it is never an error, and its time is linear in the texts'
-    length."""
+    result is what `math_answer` says, is never an error, and takes time linear in the texts."""
     wanted = answer
     if marker is not None:
         wanted = answer if (after := answer_after(answer, marker)) is None else after

@@ -1,12 +1,10 @@
-"""The kind `pairwise`: how likely an answer beats its prompt's anchor (Pairwise-RL, arXiv
-2504.04950).
+"""The kind `pairwise`: the probability that an answer beats its prompt's anchor.
 
 In: an answer as text, and the anchor of its prompt from a file of anchors or, of prompts with
-images too, a column of its row.
-Out: r = (p(yes | the answer stands first) + p(no | it stands second)) / 2, from 0 to 1, by a model
-that `headrace reward train` made with `kind = "pairwise"`. Above 1/2 the answer counts as correct:
-it beats the anchor. The judge reads texts, so its tokenizer need not be the policy's. A prompt
-without an anchor is `invalid`, never 0.
+images too, a column of its row. Out: r = (p(yes | the answer stands first) + p(no | it stands
+second)) / 2, from 0 to 1 (Pairwise-RL, arXiv 2504.04950), by a model that `headrace reward train`
+made with `kind = "pairwise"`. Above 1/2 the answer counts as correct. The judge reads texts, so its
+tokenizer need not be the policy's. A prompt without an anchor is `invalid`, never 0.
 """
 
 import json

@@ -2,9 +2,8 @@
 
 In: an answer that may go on, as token ids, and the tokens at which the lines to score end. Out: a
 score for each of them, near 1 where the answer can still come out right and near -1 where it
-cannot; None for neutral lines (see `rewards.answers.line_ends`). One forward pass an answer,
-whatever the number of its lines. The model is one that `headrace reward train` made with `kind =
-"lines"`.
+cannot; None for neutral lines (see `rewards.answers.line_ends`). It takes one forward pass per
+answer. The model is one that `headrace reward train` made with `kind = "lines"`.
 """
 
 from typing import Any

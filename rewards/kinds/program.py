@@ -136,8 +136,8 @@ def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
 def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
     """Python's names that tests mean the program by (mbpp/126 asks for a `sum`).
 
-    Those that the reference solution defines; without one, where tests use no other name that is
-    not Python's, what they call first."""
+    Those that the reference solution defines; without one, what tests of no foreign name call
+    first."""
     defined = [name for name in dir(builtins) if reference and _defines(reference, name)]
     if reference or foreign_names(tests):
         return [name for name in defined if any(_calls(test, name) for test in tests)]

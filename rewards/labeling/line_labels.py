@@ -1,12 +1,11 @@
 """Labels of an answer's lines: the one that made it wrong, found by completing prefixes.
 
 In: an answer's lines and tokens, a policy that completes prefixes, a judge of whole answers. Out: a
-label for each line. A prefix is recoverable where at least one of K completions passes; a wrong
-answer's last recoverable prefix is searched for by halves, since what cannot be saved any more
-stays so. Lines up to there are labelled 1, later ones -1, neutral ones None (PSGPO, arXiv
-2410.17621). Promises: the empty prefix is taken for recoverable and the whole of a wrong answer for
-lost, without a try; no more than ceil(log2(lines)) prefixes are tried; a prefix is tried once,
-however many answers begin with it.
+label for each line. A prefix is recoverable where at least one of K completions passes; the last
+recoverable one of a wrong answer is found by bisection, since what is lost stays so. Lines up to
+there are labelled 1, later ones -1, neutral ones None (PSGPO, arXiv 2410.17621). Promises: the
+empty prefix counts as recoverable and the whole of a wrong answer as lost, without a try; at most
+ceil(log2(lines)) prefixes are tried; a prefix of several answers is tried once.
 """
 
 import asyncio
@@ -113,8 +112,7 @@ class PrefixLabeler(Generic[R]):
         """Create a labeler of the policy `complete` and the judge `passes`.
 
         A prefix is given up after `k` completions, `at_once` of them together: 1 wastes none, more
-        is quicker where few answers are labelled at a time. `find` looks for the boundary; None:
-        `search`.
+        is quicker for few answers at a time. `find` looks for the boundary; None: `search`.
         """
         if not 1 <= at_once <= k:
             raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")

@@ -1,8 +1,8 @@
 """Scoring of responses without a run, by the children that a run has.
 
-In: the reward section; items, one by one by `Desk.score` or all by `score_all`. Out: their Scores.
-Deadlines, kills and replacements of children are a run's; failures are results here, however many
-there are in a row.
+In: the reward section; items, one by one by `OfflineScorer.score` or all by `score_all`. Out:
+Scores. Deadlines, kills and replacements of children are a run's; any failures in a row are
+results.
 """
 
 import asyncio

@@ -76,8 +76,8 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
 def rendered_prompt(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
     """Return a prompt's text as the policy sees it.
 
-    UserError for chat messages where the chat template is switched off, and for content other than
-    text, unless it is `images`."""
+    UserError for chat messages with the template switched off, and for other than text and
+    `images`."""
     if not images:
         check_text(prompt)
     if isinstance(prompt, str) and mode != "always":

@@ -1,8 +1,7 @@
 """Units of a batch laid into packs, as the learner's models take them.
 
 In: units, each a few sequences that a loss needs together, and a budget of tokens. Out: packs with
-their units. Promise: the outputs of a pack are in the order of its units, in these of their rows,
-in these of their places; a unit is never cut.
+their units, none of them cut. Promise: outputs are in the order of units, rows and places.
 """
 
 from collections.abc import Iterator, Sequence

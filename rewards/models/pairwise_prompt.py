@@ -1,8 +1,7 @@
 """Prompt of a pairwise model, and the two tokens of its answers.
 
 In: a question, a rule and two answers as texts. Out: the text that ends right before the answer,
-and the ids of `yes` and `no` in that place. Promise: each is one token there; words that are
-several are a UserError. No model.
+and the ids of `yes` and `no` in that place. Words of several tokens are a UserError. No model.
 """
 
 import re

@@ -1,11 +1,11 @@
 """A scoring child: `python -m rewards.worker.child WORKER_PID`, started by `pool.py` only.
 
 In: frames of `pipe.py` on stdin. Out: frames on the original stdout. It scores one by one, or,
-where its verifier waits for others, as many at a time as the worker hands it. What the user's code
+where its verifier waits for others, as many at a time as the worker sends. What the user's code
 prints goes to stderr and what it reads is empty, so that it cannot disturb the frames. The child
 dies with its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES.
-This is where broad exceptions are caught: whatever a verifier raises becomes an outcome, and the
-child goes on.
+Broad exceptions are caught here: whatever a verifier raises becomes an outcome, and the child goes
+on.
 """
 
 import asyncio

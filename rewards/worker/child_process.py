@@ -1,8 +1,8 @@
 """One scoring process, seen from its worker.
 
-In: a source's configuration. Out: a `Child` that takes batches over a pipe and can be killed with
-all it started; if the worker is killed itself, its reaper does that. `start` raises UserError where
-the source is the user's mistake, RunFailedError where the process cannot be had.
+In: a source's configuration. Out: a `ScoringChild` that takes batches over a pipe and can be killed
+with all it started, also by its worker's reaper. `start` raises UserError where the source is the
+user's mistake, RunFailedError where the process cannot be had.
 """
 
 import asyncio

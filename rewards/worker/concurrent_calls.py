@@ -1,11 +1,10 @@
 """One scoring child that scores many responses at a time.
 
-In: a child whose verifier waits for others (a server, a coroutine), and the crew that owns the
-items. Out: outcomes to the crew in the order of completion, until the child has to be replaced.
-Promises: a slow item holds nobody up; one that misses its deadline is a `timeout` of that item
-alone, which the child sees to itself; a child that cannot (it is stuck, and its deadlines with it)
-is given up a little later, and what is not over its deadline goes back to the crew. A child that
-dies costs what it was scoring.
+In: a child whose verifier waits for others (a server, a coroutine), and the SourceWorkers with its
+items. Out: outcomes to them in the order of completion, until the child has to be replaced.
+Promises: a slow item delays no other; one that misses its deadline is a `timeout` of that item
+alone, which the child sees to; a child that is stuck, and its deadlines with it, is given up a
+little later, and items within their deadline go back. A child that dies costs what it was scoring.
 """
 
 import asyncio

@@ -2,8 +2,7 @@
 
 In: ScoreRequests. Out: Scores; the first at once, others with those of the next GATHER_S. Blocks
 on: the socket, and the children of the pool. Wakes by: a message, a score. Shutdown: what is held
-is finished, audits apart, within `drain_s`, then `serve` returns. Failure: RunFailedError or
-UserError, also when the pool cannot go on.
+is finished, audits apart, within `drain_s`. Failure: RunFailedError or UserError, also of the pool.
 """
 
 import asyncio

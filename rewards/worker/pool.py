@@ -1,8 +1,8 @@
 """The scoring children of a worker, kept warm: `SourceWorkers` per source.
 
-In: items by `submit`. Out: one Score an item on `scores`, in the order of completion. Promises:
-what `Crew` promises of a source, and that no source waits for another. `run` raises RunFailedError
-when the scorings of a source keep failing and UserError when one cannot be built.
+In: items by `submit`. Out: one Score per item on `scores`, in the order of completion. Promises:
+those of `SourceWorkers` for a source, and that no source waits for another. `run` raises
+RunFailedError when the scorings of a source keep failing and UserError when one cannot be built.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The scoring children of one source.
 
-In: items by `submit`. Out: one Score an item by the callback, in the order of completion. Promises:
-what the fast path can decide is answered at once; any other item ends within its deadline plus the
-time it waited for a free child of its source; a child that misses a deadline is killed with all it
+In: items by `submit`. Out: one Score per item by the callback, in the order of completion.
+Promises: what the fast path can decide is answered at once; any other item ends within its deadline
+plus its wait for a free child of its source; a child that misses a deadline is killed with all it
 started, and replaced; a crash costs only what was running; what had not begun is handed out again.
 Children that score many responses at a time are in `concurrent_calls.py`.
 """
@@ -40,8 +40,7 @@ Judge = Callable[[ScoreItem], bool | None]
 class SourceWorkers:
     """The `source.children` children of a source, kept alive until `run` is cancelled.
 
-    `settle` is called with each score; `most_failures` of them in a row, audits apart, are a
-    RunFailedError."""
+    `settle` receives each score; `most_failures` in a row, audits apart, are a RunFailedError."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class SourceWorkers:
     ) -> None:
         self._source, self._settle_score = source, settle
         self._batch, self._most_failures = batch, most_failures
-        self._glance = fast_path_of(source)
+        self._fast_path = fast_path_of(source)
         self._waiting: deque[ScoreItem] = deque()
         self._arrived = asyncio.Condition()
         self._failures = 0
@@ -70,7 +69,7 @@ class SourceWorkers:
 
     def _told(self, item: ScoreItem) -> bool:
         """Score an item without a child, if it can be."""
-        if (outcome := self._glance(item)) is None:
+        if (outcome := self._fast_path(item)) is None:
             return False
         self._settle_score(_score(item, outcome))
         self._count([item], outcome)
@@ -229,18 +228,18 @@ def fast_path_of(source: SourceConfig) -> FastPath:
     without_end = Outcome.of(unfinished(source), 0.0)
     outcomes = {True: right, False: wrong, None: None}
 
-    def glance(item: ScoreItem) -> Outcome | None:
+    def fast_path(item: ScoreItem) -> Outcome | None:
         return without_end if waits_for_an_end(source, item) else outcomes[judge(item)]
 
-    return glance
+    return fast_path
 
 
 def _judge_of(source: SourceConfig) -> Judge:
     """Return the kind's fast path, or one without answers.
 
     It has none where a user's expression, which may never end, comes first."""
-    glances = source.kind in kinds.FAST_PATH_KINDS and source.unit == "trajectory"
-    if glances and source.format is None:
+    has_fast_path = source.kind in kinds.FAST_PATH_KINDS and source.unit == "trajectory"
+    if has_fast_path and source.format is None:
         module = kinds.load(source.kind)
         # What the options lack is told by a child, as of every other kind.
         with contextlib.suppress(UserError):

@@ -15,6 +15,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -60,12 +61,8 @@ def names() -> list[str]:
 def meaning(name: str) -> str:
     """Return the escape's description: what would count as escaped."""
     lines = (FOLDER / f"{name}.txt").read_text(encoding="ascii").splitlines()
-    comments = [line for line in lines[: _first_code(lines)] if line.startswith("#")]
+    comments = takewhile(lambda line: line.startswith("#"), lines)
     return " ".join(line.removeprefix("#").strip() for line in comments)
-
-
-def _first_code(lines: list[str]) -> int:
-    return next(i for i, line in enumerate(lines) if not line.startswith("#"))
 
 
 async def try_all(layer: str, python: Interpreter | None = None) -> list[EscapeResult]:

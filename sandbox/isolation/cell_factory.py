@@ -174,7 +174,7 @@ def _landlocked(cell: CellSetup) -> int:
 def _populate(cell: CellSetup, lock: Lock, *, alone: bool = False) -> int:
     """Fork checker and program process, and wait until one has done.
 
-    Returns only in the program's process, when it has run. `alone`: there are no others to take
+    Returns only in the program's process, after it has run. `alone`: nothing else is to take
     down."""
     asking, asked = socket.socketpair()
     examining = os.fork()

@@ -30,9 +30,9 @@ def keep(
 ) -> dict[str, Any]:
     """Return the report when the cell is to end.
 
-    The program or its checks have ended, they hold too much memory, or nobody outside waits for
-    them any more. `processes` is an open /proc; `watched` its entries that count, None for all but
-    the first. SIGCHLD has to be blocked."""
+    Program or checks have ended, they hold too much memory, or nobody waits outside any more.
+    `processes` is an open /proc; `watched` its entries that count, None for all but the first.
+    SIGCHLD is blocked."""
     line = select.poll()
     line.register(orders, select.POLLRDHUP)
     codes: dict[int, int] = {}

@@ -1,7 +1,6 @@
 """Loss of privileges before a program is met: user, capabilities, limits.
 
-As root a cell runs as a user of its own, whose number nobody else has: limits on processes count by
-user, and root is exempt from them.
+As root a cell runs as a user of its own: limits on processes count by user and exempt root.
 """
 
 import os

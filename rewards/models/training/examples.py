@@ -1,8 +1,7 @@
 """Examples for reward models: pairs of answers, and labelled lines.
 
-In: nothing. Out: `Pair`, `Labelled`, the images of pairs, and the split into examples to learn from
-and held-out ones. Promise: all examples of a prompt are on the same side, on every machine and in
-every process.
+Promise: all examples of a prompt are on the same side, learned from or held out, on every machine
+and in every process.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Figures of a reward model on held-out examples.
 
 In: scores and what is true of them. Out: dicts of JSON types: `loss`, `accuracy`, `examples`,
-`calibration` (reliability bins, ECE, Brier) and what an objective has besides. None where nothing
-can be said. No torch.
+`calibration` (reliability bins, ECE, Brier) and an objective's own; None without a value. No torch.
 """
 
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ UnitOutputs = Sequence[tuple[float, ...]]
 def of_scores(judged: UnitOutputs, margins: Sequence[float]) -> dict[str, Any]:
     """Figures of (chosen, rejected) scores.
 
-    Every pair is a forecast of both orders, so that the bins are symmetric; the loss has the
-    margins, the forecast has not."""
+    Every pair is a forecast of both orders, so bins are symmetric; only the loss has the
+    margins."""
     scores = np.array(judged, np.float64).reshape(-1, 2)
     difference = scores[:, 0] - scores[:, 1]
     p = np.exp(-np.logaddexp(0.0, -difference))  # sigma
@@ -61,8 +60,7 @@ def of_orders(judged: UnitOutputs, *, weight: float) -> dict[str, Any]:
 def of_lines(judged: UnitOutputs, labels: UnitOutputs) -> dict[str, Any]:
     """Figures of scores at line ends, by their labels.
 
-    Accuracy, area and calibration are of lines labelled 1 or -1; a score s forecasts 1 with the
-    probability (1 + s) / 2."""
+    Accuracy, area and calibration are of labels 1 and -1; a score s forecasts 1 by (1 + s) / 2."""
     scores = np.array([score for row in judged for score in row], np.float64)
     wanted = np.array([label for row in labels for label in row], np.float64)
     clear = wanted != 0
@@ -83,8 +81,7 @@ def of_lines(judged: UnitOutputs, labels: UnitOutputs) -> dict[str, Any]:
 def calibration(forecasts: Floats, outcomes: Floats) -> dict[str, Any]:
     """Reliability in bins, expected calibration error and Brier score.
 
-    Bins have equal width, and empty ones are left out; the error is the mean distance of forecast
-    and share, by bin."""
+    Bins have equal width, none is empty; the error: mean distance of forecast and share, by bin."""
     if not len(forecasts):
         return {"bins": [], "ece": None, "brier": None}
     places = np.minimum((forecasts * BINS).astype(int), BINS - 1)

@@ -1,7 +1,7 @@
 """The trained model in its engine, and its files.
 
-In: a recipe and, for a resumed run, a checkpoint. Out: `Model`. Promises: a restored one goes on to
-the bit in float32; what is saved is loadable by transformers as it is
+In: a recipe and, for a resumed run, a checkpoint. Out: `RewardModel`. Promises: a restored one goes
+on to the bit in float32; what is saved is loadable by transformers as it is
 (`AutoModelForTokenClassification` with one label for scores, `AutoModelForCausalLM` for words).
 """
 

@@ -227,8 +227,7 @@ def consistency(front: Tensor, back: Tensor) -> Tensor:
 
 
 def pairwise(log_yes: Tensor, log_no: Tensor, is_yes: Tensor, *, weight: float) -> Tensor:
-    """[N] cross-entropy of the right word, averaged over the orders shown, plus `weight` times
-    `consistency` where both are.
+    """[N] mean cross-entropy of the right word plus, for both orders, `weight` * `consistency`.
 
     Args:
         log_yes, log_no: [N, orders] log-probabilities of the words over the whole vocabulary.
