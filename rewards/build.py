@@ -18,11 +18,7 @@ from rewards.functions.reward_scaling import early_verdict, scale_verdict
 from rewards.functions.user_functions import load_functions
 from rewards.verifier import Verifier
 
-_LOAD = {
-    "trajectory": load_functions,
-    "group": load_group_functions,
-    "line": load_line_functions,
-}
+_LOAD = {"trajectory": load_functions, "group": load_group_functions, "line": load_line_functions}
 """Loader of a source's functions, by its unit."""
 
 

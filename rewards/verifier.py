@@ -2,10 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.functions import coroutines
 from rewards.functions.results import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
@@ -34,13 +32,3 @@ class Verifier:
     def __call__(self, item: ScoreItem) -> Verdict:
         """The verdict on one item."""
         return self.judge(item)
-
-
-def waiting(later: AsyncJudge, *, concurrency: int, **more: Any) -> Verifier:
-    """A verifier that waits for others."""
-    return Verifier(
-        lambda item: coroutines.run(later(item)),
-        judge_later=later,
-        concurrency=concurrency,
-        **more,
-    )

@@ -3,7 +3,7 @@
 In: the checks, over a socket that the program's process does not have. Out, over the same socket:
 one line per check, `{"held": true}` or the error. The names that checks do not define are looked up
 in the program, and what its functions return arrives as plain data (`plain_data.py`). A module of
-the standard library that checks use without importing it is the examiner's own.
+the standard library that checks use without importing it is the checker's own.
 """
 
 import ast

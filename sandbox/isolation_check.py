@@ -64,9 +64,8 @@ async def try_layer(layer: str, python: Interpreter | None = None) -> LayerTrial
     try:
         ordinary = await _run_ordinary(layer, python)
         if ordinary.status != "ok":
-            return LayerTrial(
-                layer, refused=f"an ordinary program fails in it: {ordinary.stderr[-200:]}"
-            )
+            refused = f"an ordinary program fails in it: {ordinary.stderr[-200:]}"
+            return LayerTrial(layer, refused=refused)
         outcomes = await escapes.try_all(layer, python)
     except RunFailedError as error:
         return LayerTrial(layer, refused=str(error).partition(": ")[2] or str(error))
@@ -106,9 +105,8 @@ async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTr
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headrace")
     # One file for each interpreter, so that two that are used in turns are tried once.
     known = python or interpreter()
-    of = (
-        "" if known == interpreter() else f"-{hashlib.sha256(repr(known).encode()).hexdigest()[:8]}"
-    )
+    mark = hashlib.sha256(repr(known).encode()).hexdigest()[:8]
+    of = "" if known == interpreter() else f"-{mark}"
     file, key = folder / f"sandbox-{layer}{of}.json", _fingerprint(known)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())

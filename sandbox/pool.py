@@ -79,7 +79,7 @@ class Sandbox:
         self._next.append(asyncio.create_task(self._ready_cell(self.layer)))
 
     async def _ready_cell(self, layer: str) -> Cell:
-        """A cell that is ready; created again if its launcher ended meanwhile."""
+        """Create a cell, again if its factory ended meanwhile."""
         factory = await self._working_factory()
         try:
             return await Cell.make(factory, layer, self.limits)

@@ -158,11 +158,8 @@ def _size_of(number: str) -> float:
     """Of a number or of its reciprocal, whichever is larger."""
     whole, _, places = number.partition(".")
     digits = whole.lstrip("0")
-    return (
-        max(math.log10(2), float(len(digits)), float(len(places)))
-        if len(digits) > 15
-        else max(math.log10(2), math.log10(max(float(number), 1e-300)), float(len(places)))
-    )
+    size = float(len(digits)) if len(digits) > 15 else math.log10(max(float(number), 1e-300))
+    return max(math.log10(2), size, float(len(places)))
 
 
 def _dressed(text: str) -> str:

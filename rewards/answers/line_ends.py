@@ -39,10 +39,7 @@ def line_ends(token_texts: Sequence[str]) -> list[int]:
 
 
 def split_lines(
-    token_texts: Sequence[str],
-    *,
-    comments: Sequence[str] = COMMENTS,
-    fenced: bool | None = None,
+    token_texts: Sequence[str], *, comments: Sequence[str] = COMMENTS, fenced: bool | None = None
 ) -> list[AnswerLine]:
     """The lines of an answer.
 
@@ -63,10 +60,7 @@ def split_lines(
 
 
 def neutral_lines(
-    lines: Sequence[str],
-    *,
-    comments: Sequence[str] = COMMENTS,
-    fenced: bool | None = None,
+    lines: Sequence[str], *, comments: Sequence[str] = COMMENTS, fenced: bool | None = None
 ) -> list[bool]:
     """For each line return whether it is neutral; arguments as for `split_lines`."""
     inside = _inside_fences(lines)

@@ -31,7 +31,10 @@ class GroupFunctions(RewardFunctions):
 
     def calls(self, item: ScoreItem) -> list[FunctionCall]:
         """A call of each function with all siblings."""
-        return [f.call(*group_arguments(f.binding, item.siblings)) for f in self.functions]
+        return [
+            FunctionCall(f.function, *group_arguments(f.binding, item.siblings))
+            for f in self.functions
+        ]
 
     def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
         """A verdict for each sibling; None where all functions say that none applies."""

@@ -71,7 +71,7 @@ def _call(function: RewardFunction, item: ScoreItem) -> FunctionCall:
         positional[by_position.index(LINES)] = list(item.lines)
     else:
         named[LINES] = list(item.lines)
-    return function.call(positional, named)
+    return FunctionCall(function.function, positional, named)
 
 
 def _sum(scores: Sequence[float | None]) -> float | None:

@@ -130,10 +130,6 @@ class RewardFunction:
     binding: Binding
     weight: float = 1.0
 
-    def call(self, positional: list[Any], named: dict[str, Any]) -> FunctionCall:
-        """A call of it."""
-        return FunctionCall(self.function, positional, named)
-
     def read(self, returned: Any) -> FunctionResult | None:
         """Read its score of one response, by its convention; None: it does not apply."""
         return read_result(returned, self.binding.convention.returns)
@@ -171,7 +167,7 @@ class RewardFunctions:
         """A call of each function."""
         known = {chat: ResponseFacts(item, chat) for chat in get_args(Chat)}
         return [
-            f.call(*f.binding.arguments(item, known[f.binding.convention.chat]))
+            FunctionCall(f.function, *f.binding.arguments(item, known[f.binding.convention.chat]))
             for f in self.functions
         ]
 

@@ -17,12 +17,7 @@ from rewards.answers.row import column, right_answer
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
-from rewards.judging.readings import (
-    JudgeReply,
-    both_orders,
-    number,
-    yes_probability,
-)
+from rewards.judging.readings import JudgeReply, both_orders, number, yes_probability
 from tasks.rows import images_in, text_of
 
 Ask = Callable[[str], Awaitable[JudgeReply]]

@@ -39,8 +39,7 @@ class Options(StrictModel):
     """Further fields of each request, such as `chat_template_kwargs`."""
 
     mode: Mode = "pointwise"
-    """pointwise: is the response right, by a reference? pairwise: is it better than the reference?
-    free: a text with a score in it."""
+    """pointwise: right by a reference? pairwise: better than it? free: a text with a score."""
 
     reading: Literal["yes_no", "number"] = "yes_no"
     """Of pointwise: the probability of yes, or a number."""
@@ -49,8 +48,7 @@ class Options(StrictModel):
     """Column with the question. None: the last message of the user, else the prompt."""
 
     reference_column: str | None = None
-    """Column with the reference (an anchor, the best of n); of a list the first. None: the right
-    answer."""
+    """Column with the reference (an anchor; of a list the first). None: the right answer."""
 
     images: bool = False
     """Show the prompt's images as data URLs before the question. False: its text alone."""
@@ -97,15 +95,13 @@ class Options(StrictModel):
     """Highest number that the judge gives; it pays 1."""
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Longest answer. None: 1 for yes and no with log-probabilities, 8 without, 16 for a number,
-    1024 for free."""
+    """Longest answer. None: 1 for yes or no with logprobs, 8 without, 16 a number, 1024 free."""
 
     temperature: float = Field(default=0.0, ge=0)
     """Temperature of the judge."""
 
     attempts: int | None = Field(default=None, ge=1)
-    """Attempts of a question within the source's deadline. None: 8 by url, and for a judge of the
-    run as many as the deadline allows."""
+    """Attempts within the source's deadline. None: 8 by url, no bound for a run's judge."""
 
     backoff_s: float = Field(default=0.5, gt=0)
     """Longest wait after the first failure; it doubles with each."""

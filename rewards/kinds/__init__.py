@@ -5,7 +5,7 @@ A kind's module has `Options`, a strict model whose fields are the kind's settin
 module has it, says what the kind can score at once: by default ("trajectory",). With "line" its
 verdicts have `lines`, one score for each of the item's `line_ends`; with "group" they have
 `siblings`, one verdict for each of the item's. One that waits for others has a coroutine
-(`verifier.waiting`), and its child scores many items at a time. A row that cannot be judged (no
+(`judge_later`), and its child scores many items at a time. A row that cannot be judged (no
 right answer, checks that nobody knows) raises ValueError with one line, which is that scoring's
 error and never a score. To add a kind: write its file, and name it in KINDS.
 

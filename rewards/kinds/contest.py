@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from sandbox.limits import Checks, Program, ProgramResult, Status
 
+RunProgram = Callable[[Program], ProgramResult]
 _GROUPS = ("public_tests", "private_tests", "generated_tests")
 _SAME = """
 inf, nan = float("inf"), float("nan")  # as they are written below; not the program's
@@ -144,12 +145,7 @@ def function_program(code: str, contest: Contest, defines: Callable[[str, str], 
 
 
 def run_contest(
-    code: str,
-    contest: Contest,
-    run: Callable[[Program], ProgramResult],
-    *,
-    seconds: float,
-    to_end: bool,
+    code: str, contest: Contest, run: RunProgram, *, seconds: float, to_end: bool
 ) -> ContestResult:
     """Run a program on tests that share `seconds`, up to the first failure or `to_end`."""
     end = time.monotonic() + seconds

@@ -20,9 +20,7 @@ from rewards.judging.modes import columns_of, prompt_images, score
 from rewards.judging.options import Options, check_options
 from rewards.judging.selftest import check_server
 from rewards.judging.server import JudgeServer, JudgeUsage
-from rewards.verifier import Verifier, waiting
-
-__all__ = ["Options", "build"]
+from rewards.verifier import Verifier
 
 LOOK_EVERY_S = 1.0
 
@@ -56,10 +54,11 @@ def build(options: Options) -> Verifier:
         elif not check:
             yield from _wait_for(options, lambda: where() is not None)
 
-    return waiting(
-        judge,
+    return Verifier(
+        lambda item: coroutines.run(judge(item)),
+        columns_of(options),
+        judge_later=judge,
         concurrency=JUDGES_CONCURRENCY,
-        needs=columns_of(options),
         graded=True,
         prepare=prepare,
     )

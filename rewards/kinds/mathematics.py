@@ -10,6 +10,7 @@ from headrace.config.sections.base import StrictModel
 from headrace.data.said import answer_after
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers import math_answer
+from rewards.answers.final_answer import wanted_answer
 from rewards.answers.row import right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
@@ -51,11 +52,9 @@ def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bo
 
     Plain are numbers and the same text as the right answer; one without the marker is wrong. The
     result is what `math_answer` says, is never an error, and takes time linear in the texts."""
-    wanted = answer
-    if marker is not None:
-        wanted = answer if (after := answer_after(answer, marker)) is None else after
-    wanted = wanted.strip()
-    if not wanted:
+    try:
+        wanted = wanted_answer(answer, marker).strip()
+    except ValueError:
         return None
     given = text if marker is None else answer_after(text, marker)
     given = "" if given is None else given.strip()

@@ -151,14 +151,12 @@ class PrefixLabeler(Generic[R]):
             nonlocal calls, completions
             prefix = tuple(response_ids[: counted[count - 1].end + 1])
             place = (key, tuple(prompt_ids), prefix)
-            known = self._tries.get(place)
-            if known is None:
-                known = asyncio.ensure_future(self._try(row, prompt_ids, prefix))
-                self._tries[place] = known
-                tried = await known
-                calls, completions = calls + 1, completions + tried.completions
-                return tried.recoverable
-            return (await known).recoverable
+            if place in self._tries:
+                return (await self._tries[place]).recoverable
+            self._tries[place] = asyncio.ensure_future(self._try(row, prompt_ids, prefix))
+            tried = await self._tries[place]
+            calls, completions = calls + 1, completions + tried.completions
+            return tried.recoverable
 
         boundary = await self._find(len(counted), recoverable)
         return LineLabels(labels_of(neutral, boundary), len(counted), boundary, calls, completions)

@@ -12,11 +12,12 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from headrace.config.sections.base import StrictModel
-from headrace.config.sections.reward_model import ObjectiveConfig
+from headrace.config.sections.reward_model import ObjectiveConfig, RewardModelConfig
 from headrace.errors import UserError
 
 FILE = "reward_model.json"
 FORMAT: Final = 1
+ChatMode = Literal["auto", "always", "never"]
 
 
 class Card(StrictModel):
@@ -27,7 +28,7 @@ class Card(StrictModel):
     vocabulary: str
     """`fingerprint` of its tokenizer."""
 
-    chat_template: Literal["auto", "always", "never"]
+    chat_template: ChatMode
     max_tokens: int
     run_id: str
 
@@ -36,6 +37,14 @@ def fingerprint(tokenizer: Any) -> str:
     """Return a hash that is equal for tokenizers that number all tokens alike."""
     entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:32]
+
+
+def card_of(config: RewardModelConfig, tokenizer: Any, run_id: str, chat: ChatMode) -> Card:
+    """Return the card of a model that a recipe trains."""
+    return Card(
+        format=FORMAT, objective=config.objective, vocabulary=fingerprint(tokenizer),
+        chat_template=chat, max_tokens=config.data.max_tokens, run_id=run_id,
+    )  # fmt: skip
 
 
 def write_card(folder: Path, card: Card) -> None:

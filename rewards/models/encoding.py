@@ -6,16 +6,16 @@ its lines end. Promise: a prompt has the ids that a run gives it with the same `
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.data.image_processor import ImageProcessor
 from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
+from rewards.models.card import ChatMode
 from tasks.rows import images_in, other_than_text, text_of
 
 Prompt = str | list[dict[str, Any]]
-ChatMode = Literal["auto", "always", "never"]
 
 
 class EncodedResponse(NamedTuple):

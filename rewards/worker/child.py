@@ -25,8 +25,8 @@ from headrace.host.process_reaper import die_with
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.transport.stdio import take_streams
 from rewards.build import build_verifier
+from rewards.functions import coroutines
 from rewards.functions.arguments import InvalidRewardError, ScoringError
-from rewards.functions.coroutines import event_loop
 from rewards.verifier import AsyncJudge, Verifier
 from rewards.worker.pipe import (
     MAX_ERROR,
@@ -104,9 +104,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         return
     answer(Ready(list(verifier.needs), verifier.asks_ids, verifier.concurrency))
     if verifier.judge_later is not None:
-        event_loop().run_until_complete(
-            _serve_many(verifier.judge_later, config.timeout_s, source, answer)
-        )
+        coroutines.run(_serve_many(verifier.judge_later, config.timeout_s, source, answer))
         return
     while isinstance(batch := read_question(source), Batch):
         answer(Began(batch.first + len(batch.items)))

@@ -127,8 +127,8 @@ def _judge(result: ProgramResult, took: float, token: str) -> list[str]:
 class CellMonitor:
     """Processes and memory of a cell, seen from outside."""
 
-    def __init__(self, launcher: int) -> None:
-        self._launcher = psutil.Process(launcher)
+    def __init__(self, parent: int) -> None:
+        self._parent = psutil.Process(parent)
         self._seen: dict[int, psutil.Process] = {}
         self._tasks = 0
         self._bytes = 0
@@ -139,7 +139,7 @@ class CellMonitor:
         try:
             with contextlib.suppress(psutil.Error):
                 while True:
-                    members = self._launcher.children(recursive=True)
+                    members = self._parent.children(recursive=True)
                     self._seen |= {each.pid: each for each in members}
                     self._tasks = max(self._tasks, sum(map(_threads, members)))
                     held = resident_bytes(processes, [each.pid for each in members])

@@ -57,9 +57,8 @@ class CellFactoryClient:
         try:
             socket.send_fds(self._control, [settings], descriptors)
         except OSError as error:
-            raise RunFailedError(
-                f"no cell for a program: the launcher is gone ({error})"
-            ) from error
+            text = f"no cell for a program: the launcher is gone ({error})"
+            raise RunFailedError(text) from error
 
     async def close(self) -> None:
         """End it, and cells that still are."""

@@ -82,11 +82,8 @@ class Examples(Generic[E]):
 
     def each(self, change: Callable[[E], E]) -> "Examples[E]":
         """All of them changed."""
-        return replace(
-            self,
-            training=[change(one) for one in self.training],
-            held_out=[change(one) for one in self.held_out],
-        )
+        training, held_out = map(change, self.training), map(change, self.held_out)
+        return Examples(list(training), list(held_out), self.ties)
 
 
 def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:

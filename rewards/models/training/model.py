@@ -27,7 +27,7 @@ from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import load_critic, load_policy, load_processor
 from learner.process.checkpoint import write_checkpoint
 from learner.process.weight_publishing import weights_of
-from rewards.models.card import FORMAT, Card, fingerprint, write_card
+from rewards.models.card import card_of, fingerprint, write_card
 
 HF, STATE = "model", "state"
 _KEPT = 2
@@ -100,16 +100,8 @@ class RewardModel:
         folder.mkdir(parents=True, exist_ok=True)
         self.pretrained.save_pretrained(folder, state_dict=weights)
         (self._processor or self.tokenizer).save_pretrained(folder)
-        config = self._config
-        card = Card(
-            format=FORMAT,
-            objective=config.objective,
-            vocabulary=fingerprint(self.tokenizer),
-            chat_template=config.model.chat_template,
-            max_tokens=config.data.max_tokens,
-            run_id=run_id,
-        )
-        write_card(folder, card)
+        chat = self._config.model.chat_template
+        write_card(folder, card_of(self._config, self.tokenizer, run_id, chat))
 
     def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
         """Write everything that a resumed run needs under checkpoints/step_N."""

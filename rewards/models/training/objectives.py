@@ -20,14 +20,8 @@ from headrace.config.sections.reward_model import (
 )
 from headrace.errors import UserError
 from learner.models.forward import TokenScores
-from rewards.models.encoding import (
-    ChatMode,
-    PromptImages,
-    encode,
-    line_ends,
-    plain_text,
-    prompt_ids,
-)
+from rewards.models.card import ChatMode
+from rewards.models.encoding import PromptImages, encode, line_ends, plain_text, prompt_ids
 from rewards.models.packing import LossUnit, UnitPack, UnitRow
 from rewards.models.pairwise_prompt import fill_template, question_ids, yes_no_tokens
 from rewards.models.training import metrics

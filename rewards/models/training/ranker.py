@@ -26,7 +26,7 @@ from learner.ranking.losses import contrastive, pointwise
 from learner.ranking.metrics import rank_figures
 from learner.ranking.model import SessionRanker
 from learner.ranking.sessions import two_views
-from rewards.models.card import FORMAT, Card, fingerprint, write_card
+from rewards.models.card import card_of, write_card
 from rewards.models.training.model import HF, STATE, decay_of
 from rewards.models.training.train import StepResult, batch_of
 from tasks.datasets.session_files import read_sessions
@@ -133,13 +133,8 @@ class SessionRankerTraining:
 
     def save(self, folder: Path, run_id: str) -> None:
         """Write the Hugging Face folder and its card."""
-        config = self._config
         self._ranker.save(folder)
-        card = Card(
-            format=FORMAT, objective=config.objective, run_id=run_id, chat_template="never",
-            vocabulary=fingerprint(self._ranker.tokenizer), max_tokens=config.data.max_tokens,
-        )  # fmt: skip
-        write_card(folder, card)
+        write_card(folder, card_of(self._config, self._ranker.tokenizer, run_id, "never"))
 
     def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
         """Write everything that a resumed run needs under checkpoints/step_N."""

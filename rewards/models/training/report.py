@@ -59,8 +59,7 @@ def _loss(axes: Axes, steps: Sequence[StepLine], evaluations: Sequence[Evaluatio
     held = [(e.step, e.figures["loss"]) for e in evaluations if e.figures.get("loss") is not None]
     if held:
         axes.plot(*zip(*held, strict=True), "o-", color=_ORANGE, markersize=3, label="held out")
-    axes.set_title("loss")
-    axes.set_xlabel("step")
+    axes.set(title="loss", xlabel="step")
     axes.legend(frameon=False)
 
 
@@ -70,9 +69,8 @@ def _accuracy(axes: Axes, evaluations: Sequence[EvaluationLine]) -> None:
     known = [(e.step, e.figures[name]) for e in evaluations if e.figures.get(name) is not None]
     if known:
         axes.plot(*zip(*known, strict=True), "o-", color=_ORANGE, markersize=3)
-    axes.set_ylim(0, 1.02)
-    axes.set_title("held-out MAP" if ranks else "held-out accuracy")
-    axes.set_xlabel("step")
+    title = "held-out MAP" if ranks else "held-out accuracy"
+    axes.set(ylim=(0, 1.02), title=title, xlabel="step")
 
 
 def _calibration(axes: Axes, bins: Sequence[dict[str, Any]]) -> None:
@@ -81,11 +79,8 @@ def _calibration(axes: Axes, bins: Sequence[dict[str, Any]]) -> None:
     for part in bins:
         size = 12 + 60 * part["count"] / most
         axes.scatter([part["forecast"]], [part["share"]], s=size, color=_BLUE, alpha=0.8)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_title("calibration")
-    axes.set_xlabel("forecast")
-    axes.set_ylabel("share that came true")
+    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), title="calibration")
+    axes.set(xlabel="forecast", ylabel="share that came true")
 
 
 _WORDS = {
