@@ -92,7 +92,7 @@ class Cell:
         kept = self._limits.output_bytes
         stdout = asyncio.create_task(_keep(self._lines["stdout"][0], kept))
         stderr = asyncio.create_task(_keep(self._lines["stderr"][0], kept))
-        verdicts = asyncio.create_task(self._hear_verdicts(program))
+        verdicts = asyncio.create_task(self._read_verdicts(program))
         feeding = asyncio.create_task(self._feed(program))
         report: dict[str, Any] | None = None
         try:
@@ -166,7 +166,7 @@ class Cell:
             line = b""
         return dict(json.loads(line)) if line.endswith(b"\n") else {}
 
-    async def _hear_verdicts(self, program: Program) -> list[dict[str, Any]]:
+    async def _read_verdicts(self, program: Program) -> list[dict[str, Any]]:
         """Return the checker's lines, as many as there are checks."""
         lines: list[dict[str, Any]] = []
         with contextlib.suppress(ConnectionResetError):

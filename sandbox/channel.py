@@ -77,12 +77,12 @@ def _read(link: socket.socket, count: int) -> bytes | None:
 class ChangeGroup:
     """Objects of the other side that may change together."""
 
-    __slots__ = ("into", "told")
+    __slots__ = ("answers", "into")
 
     def __init__(self) -> None:
         self.into: ChangeGroup | None = None
         """The group that it has joined."""
-        self.told: dict[object, Any] = {}
+        self.answers: dict[object, Any] = {}
         """Their answers since they were last called into; an exception: they raised it."""
 
     def whole(self) -> "ChangeGroup":
@@ -94,15 +94,15 @@ class ChangeGroup:
 
     def once(self, key: object, ask: Callable[[], Any]) -> Any:
         """Return or raise their answer to this; ask for it the first time."""
-        told = self.whole().told
-        if key not in told:
+        answers = self.whole().answers
+        if key not in answers:
             try:
-                told[key] = ask()
+                answers[key] = ask()
             except Exception as error:  # the program's: it stays its answer
-                told[key] = error
-        if isinstance(told[key], Exception):
-            raise told[key]
-        return told[key]
+                answers[key] = error
+        if isinstance(answers[key], Exception):
+            raise answers[key]
+        return answers[key]
 
 
 @dataclass
@@ -140,7 +140,7 @@ class ChannelEnd:
         anew = operation in ("call", "next")
         whole = ChangeGroup() if anew else self._common
         if not anew and operands and isinstance(operands[0], RemoteObject):
-            whole = operands[0]._family
+            whole = operands[0]._group
         answer = self._answer(operation, operands, keywords)
         return decode(answer, partial(self._find, whole=whole, anew=anew))
 
@@ -150,18 +150,18 @@ class ChannelEnd:
             (whole._number, operation, repr(operand)),
             lambda: self._answer(operation, (whole, operand), {}),
         )
-        return decode(answer, partial(self._find, whole=whole._family))
+        return decode(answer, partial(self._find, whole=whole._group))
 
     def touch(self, operation: str, given: Iterable["RemoteObject"]) -> None:
         """Forget what an operation may change; what it calls into is one group from here on."""
         if operation not in _INTO and operation != "next":
             return
-        self._common.told.clear()
-        families = [each._family.whole() for each in given if operation in _INTO]
-        families = [each for each in families if each is not self._common]
-        for each in families:
-            each.told.clear()
-            each.into = None if each is families[0] else families[0]
+        self._common.answers.clear()
+        groups = [each._group.whole() for each in given if operation in _INTO]
+        groups = [each for each in groups if each is not self._common]
+        for each in groups:
+            each.answers.clear()
+            each.into = None if each is groups[0] else groups[0]
 
     def _answer(
         self, operation: str, operands: tuple[Any, ...], keywords: Mapping[str, Any]
@@ -179,7 +179,7 @@ class ChannelEnd:
             "named": {name: encode(each, export) for name, each in keywords.items()},
         }
         self.touch(operation, given)
-        self._say(message)
+        self._send(message)
         try:
             return self._reply(operation, operands)
         finally:
@@ -187,7 +187,7 @@ class ChannelEnd:
 
     def _reply(self, operation: str, operands: tuple[Any, ...]) -> Json:
         while True:
-            message = self._hear()
+            message = self._receive()
             if "do" in message:
                 self._serve(message)
                 continue
@@ -202,7 +202,7 @@ class ChannelEnd:
         """Do what the other side asks until it closes the link."""
         while True:
             try:
-                message = self._hear()
+                message = self._receive()
             except ProgramEndedError:
                 return
             self._serve(message)
@@ -227,15 +227,15 @@ class ChannelEnd:
         except BaseException as error:  # the program's: it belongs to whoever asked
             reply = {"raised": [type(error).__name__, str(error)[:1000]]}
         self._before_reply()
-        self._say(reply)
+        self._send(reply)
 
-    def _say(self, message: Json) -> None:
+    def _send(self, message: Json) -> None:
         try:
             self._link.sendall(frame(message))
         except OSError as error:
             raise ProgramEndedError("the program ended") from error
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         try:
             message = read_frame(self._link)
         except (OSError, ValueError, RecursionError) as error:
@@ -265,7 +265,7 @@ class ChannelEnd:
         if found is None:
             found = self._yours[number] = RemoteObject(self, number, whole or ChangeGroup())
         elif anew or whole is None:
-            found._family.whole().told.clear()
+            found._group.whole().answers.clear()
         return found
 
 
@@ -276,16 +276,16 @@ class RemoteObject:
     compares equal to nothing but objects of the same side, and has neither order nor arithmetic,
     because those answers would be the program's own verdict."""
 
-    __slots__ = ("_family", "_number", "_peer")
+    __slots__ = ("_group", "_number", "_peer")
 
-    def __init__(self, peer: ChannelEnd, number: int, family: ChangeGroup) -> None:
+    def __init__(self, peer: ChannelEnd, number: int, group: ChangeGroup) -> None:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_family", family)
+        object.__setattr__(self, "_group", group)
 
     _peer: ChannelEnd
     _number: int
-    _family: ChangeGroup
+    _group: ChangeGroup
 
     def __call__(self, *operands: Any, **keywords: Any) -> Any:
         return self._peer.ask("call", self, *operands, **keywords)
@@ -305,10 +305,10 @@ class RemoteObject:
         self._peer.ask("put", self, key, value)
 
     def __iter__(self) -> Iterator[Any]:
-        told, key = self._family.whole().told, (self._number, "iter")
-        items = told.get(key)
+        answers, key = self._group.whole().answers, (self._number, "iter")
+        items = answers.get(key)
         if items is None or (items.source is self and not items.ended):
-            items = told[key] = _IteratedItems(self._peer.ask("iter", self))
+            items = answers[key] = _IteratedItems(self._peer.ask("iter", self))
         elif items.source is self:
             # An iterator that ended gives nothing more, or all of it again.
             self._peer.ask("iter", self)
@@ -334,7 +334,7 @@ class RemoteObject:
 
     def _convert(self, operation: str, kind: Callable[[Any], T]) -> T:
         """Convert it once; the plain value stays from then on."""
-        converted: T = self._family.once(
+        converted: T = self._group.once(
             (self._number, operation), lambda: kind(self._peer.ask(operation, self))
         )
         return converted

@@ -167,15 +167,15 @@ class JudgeServer:
         self._cache = ReplyCache(options.cache)
         self._client: httpx.AsyncClient | None = None
 
-    async def ask(self, prompt: str, tally: JudgeUsage, images: Sequence[str] = ()) -> JudgeReply:
+    async def ask(self, prompt: str, usage: JudgeUsage, images: Sequence[str] = ()) -> JudgeReply:
         """Return the reply to a prompt with images (URLs); JudgeError after all attempts."""
         failures = 0
         while True:
             try:
-                return await self._once(prompt, tally, images)
+                return await self._once(prompt, usage, images)
             except TransientJudgeError as error:
                 failures += 1
-                tally.problem = str(error)
+                usage.problem = str(error)
                 if failures >= self._options.most_attempts:
                     raise JudgeError(f"{error} ({failures} attempts)") from error
                 await self._wait(failures, error.after_s)
@@ -191,23 +191,23 @@ class JudgeServer:
             self._pace.hold(after_s)
         await self._pace.sleep(max(wait, after_s or 0.0))
 
-    async def _once(self, prompt: str, tally: JudgeUsage, images: Sequence[str]) -> JudgeReply:
+    async def _once(self, prompt: str, usage: JudgeUsage, images: Sequence[str]) -> JudgeReply:
         address = self._where()
         if address is None:
             raise TransientJudgeError(f"the run's judge {self._options.judge!r} does not serve yet")
         body = body_of(prompt, address.model, self._options, images)
         if (known := self._cache.find(body)) is not None:
-            tally.cached += 1
+            usage.cached += 1
             return known
         await self._pace.enter()
-        tally.requests += 1
+        usage.requests += 1
         answer = await self.request(address, path_of(self._options), body)
         try:
             reply = read_reply(answer, self._options)
         except (msgspec.MsgspecError, ValueError) as error:
             raise TransientJudgeError(f"{address.base} sent no answer: {error}") from error
-        tally.tokens_in += reply.tokens_in
-        tally.tokens_out += reply.tokens_out
+        usage.tokens_in += reply.tokens_in
+        usage.tokens_out += reply.tokens_out
         self._cache.keep(body, reply)
         return reply
 

@@ -32,18 +32,18 @@ def build(options: Options) -> Verifier:
     server = JudgeServer(options, where)
 
     async def judge(item: ScoreItem) -> Verdict:
-        tally = JudgeUsage()
+        usage = JudgeUsage()
         images = prompt_images(item) if options.images else ()
         try:
-            value, parts = await score(item, options, lambda text: server.ask(text, tally, images))
+            value, parts = await score(item, options, lambda text: server.ask(text, usage, images))
         except ScoringError as error:
-            error.parts = tally.parts(options)
+            error.parts = usage.parts(options)
             raise
         except asyncio.CancelledError as error:
-            if tally.problem:
-                error.add_note(tally.problem)
+            if usage.problem:
+                error.add_note(usage.problem)
             raise
-        return Verdict(value, False, {"judge": value, **parts, **tally.parts(options)})
+        return Verdict(value, False, {"judge": value, **parts, **usage.parts(options)})
 
     def prepare(check: bool) -> Iterable[None]:
         if options.url is not None:

@@ -64,12 +64,12 @@ class OfflineScorer:
 @contextlib.asynccontextmanager
 async def open_scorer(config: RewardConfig) -> AsyncIterator[OfflineScorer]:
     """Return a scorer whose children live as long as the block."""
-    desk = OfflineScorer(
+    scorer = OfflineScorer(
         ScoringPool(config.model_copy(update={"max_consecutive_failures": _PATIENCE}))
     )
-    running = asyncio.create_task(desk.run(), name="desk")
+    running = asyncio.create_task(scorer.run(), name="scorer")
     try:
-        yield desk
+        yield scorer
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -87,13 +87,13 @@ async def score_all(config: RewardConfig, items: Sequence[ScoreItem]) -> AsyncIt
         sees_groups = sources[item.source].unit == "group"
         key = (item.source, item.prompt) if sees_groups else item.trajectory_id
         groups.setdefault(key, []).append(item)
-    async with open_scorer(config) as desk:
+    async with open_scorer(config) as scorer:
         asked: dict[int, tuple[asyncio.Task[Score], int]] = {}
         for key, members in groups.items():
             item = members[0]
             if isinstance(key, tuple):
                 item = replace(item, text="", completion_ids=None, unit="group", siblings=members)
-            task = asyncio.create_task(desk.score(item))
+            task = asyncio.create_task(scorer.score(item))
             asked |= {one.trajectory_id: (task, place) for place, one in enumerate(members)}
         try:
             for item in items:

@@ -87,8 +87,8 @@ class ScoringChild:
         _reaper().watch(process.pid)
         child = cls(process)
         try:
-            await child.say(Setup(source.model_dump_json(), check))
-            while isinstance(answer := await child.hear(START_TIMEOUT_S), Starting):
+            await child.send(Setup(source.model_dump_json(), check))
+            while isinstance(answer := await child.receive(START_TIMEOUT_S), Starting):
                 pass
         except (ChildDiedError, TimeoutError) as error:
             code = await child.kill()
@@ -112,7 +112,7 @@ class ScoringChild:
         """Its exit code; None until its end is known, and all of it closed."""
         return self._process.returncode
 
-    async def say(self, message: Setup | Batch) -> None:
+    async def send(self, message: Setup | Batch) -> None:
         """Write one frame; ChildDiedError when nobody reads."""
         try:
             self._to.write(pack(message))
@@ -120,7 +120,7 @@ class ScoringChild:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChildDiedError("the child closed its pipe") from error
 
-    async def hear(self, timeout_s: float | None) -> Answer:
+    async def receive(self, timeout_s: float | None) -> Answer:
         """Return the next frame; ChildDiedError at the end, TimeoutError (None: never)."""
         try:
             async with asyncio.timeout(timeout_s):

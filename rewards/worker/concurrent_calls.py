@@ -30,7 +30,7 @@ class _PendingItem(NamedTuple):
 async def score_concurrently(child: ScoringChild, owner: "SourceWorkers", timeout_s: float) -> None:
     """Keep up to `child.ready.concurrency` items in flight until the child has to be replaced."""
     flight = _ConcurrentCalls(child, owner, timeout_s)
-    jobs = [asyncio.create_task(job) for job in (flight.send(), flight.hear(), flight.watch())]
+    jobs = [asyncio.create_task(job) for job in (flight.send(), flight.receive(), flight.watch())]
     try:
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
@@ -67,12 +67,12 @@ class _ConcurrentCalls:
             first, now = self._next, time.monotonic()
             self._next += len(items)
             self.begun.update({first + i: _PendingItem(item, now) for i, item in enumerate(items)})
-            await self._child.say(Batch(list(items), first))
+            await self._child.send(Batch(list(items), first))
 
-    async def hear(self) -> None:
+    async def receive(self) -> None:
         """Pass outcomes on as they come."""
         while True:
-            answer = await self._child.hear(None)
+            answer = await self._child.receive(None)
             if isinstance(answer, Began):
                 self._read = answer.end
                 continue

@@ -61,13 +61,13 @@ class SourceWorkers:
 
     async def submit(self, items: Sequence[ScoreItem]) -> None:
         """Have these scored."""
-        left = [item for item in items if not self._told(item)]
+        left = [item for item in items if not self._score_at_once(item)]
         if left:
             async with self._arrived:
                 self._waiting.extend(left)
                 self._arrived.notify_all()
 
-    def _told(self, item: ScoreItem) -> bool:
+    def _score_at_once(self, item: ScoreItem) -> bool:
         """Score an item without a child, if it can be."""
         if (outcome := self._fast_path(item)) is None:
             return False
@@ -127,8 +127,8 @@ class SourceWorkers:
     async def _score_batch(self, child: ScoringChild, batch: deque[ScoreItem]) -> bool:
         """Take items off `batch` as they are scored; False when the child is to be replaced."""
         try:
-            await child.say(Batch(list(batch)))
-            if not isinstance(await child.hear(START_TIMEOUT_S), Began):
+            await child.send(Batch(list(batch)))
+            if not isinstance(await child.receive(START_TIMEOUT_S), Began):
                 raise ChildDiedError("the child did not begin")
         except (ChildDiedError, TimeoutError) as error:
             self.count_idle_death(error)
@@ -136,7 +136,7 @@ class SourceWorkers:
         while batch:
             began = time.monotonic()
             try:
-                answer = await child.hear(self._source.timeout_s)
+                answer = await child.receive(self._source.timeout_s)
                 if not isinstance(answer, Outcome):
                     raise ChildDiedError(f"{type(answer).__name__} where an outcome belongs")
             except TimeoutError:
@@ -152,7 +152,7 @@ class SourceWorkers:
 
     def settle(self, item: ScoreItem, outcome: Outcome) -> None:
         """An item is done; RunFailedError when too many in a row failed."""
-        self._tell(item, outcome)
+        self._report(item, outcome)
         self._count([item], outcome)
 
     def lose(
@@ -163,10 +163,10 @@ class SourceWorkers:
     ) -> None:
         """Settle items that ended with their child, with their seconds, as one failure."""
         for item, seconds in items:
-            self._tell(item, Outcome(status, seconds, error=error))
+            self._report(item, Outcome(status, seconds, error=error))
         self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
 
-    def _tell(self, item: ScoreItem, outcome: Outcome) -> None:
+    def _report(self, item: ScoreItem, outcome: Outcome) -> None:
         self._idle_deaths = 0
         self._settle_score(_score(item, outcome))
 
@@ -185,7 +185,7 @@ class SourceWorkers:
         """Everything that waits has failed."""
         async with self._arrived:
             while self._waiting:
-                self._tell(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
+                self._report(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
 
     def count_idle_death(self, error: Exception) -> None:
         """A child died that was scoring nothing; RunFailedError when that goes on."""

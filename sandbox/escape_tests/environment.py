@@ -109,7 +109,9 @@ class EscapeEnvironment:
 
     def harm(self) -> list[str]:
         """Return what has changed."""
-        found = [f"{name} was reached" for name, each in self._sockets.items() if _heard(each)]
+        found = [
+            f"{name} was reached" for name, each in self._sockets.items() if _was_reached(each)
+        ]
         code = self._bystander.poll()
         if code is not None:
             return [*found, f"the bystander ended with {code}"]
@@ -151,7 +153,7 @@ def _shown(python: Interpreter) -> list[str]:
     return [*python.paths, *dict(python.modules).values()]
 
 
-def _heard(listener: socket.socket) -> bool:
+def _was_reached(listener: socket.socket) -> bool:
     """Return whether anything arrived."""
     with contextlib.suppress(BlockingIOError):
         if listener.type == socket.SOCK_STREAM:

@@ -32,7 +32,7 @@ def keep(
 
     Program or checks have ended, they hold too much memory, or nobody waits outside any more.
     `processes` is an open /proc; `watched` its entries that count, None for all but the first.
-    SIGCHLD is blocked."""
+    SIGCHLD has to be blocked."""
     line = select.poll()
     line.register(orders, select.POLLRDHUP)
     codes: dict[int, int] = {}

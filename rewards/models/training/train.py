@@ -207,7 +207,7 @@ class TrainingLoop:
             at=time.time(),
         )
         append_line(self._run_dir, line)
-        self._say("training")
+        self._write_status("training")
         self._watch.step(line, self._steps)
 
     def _evaluate(self) -> None:
@@ -225,7 +225,7 @@ class TrainingLoop:
 
     def _interrupted(self) -> TrainingResult:
         self._checkpoint()
-        self._say("interrupted", f"after {self._step} of {self._steps} steps")
+        self._write_status("interrupted", f"after {self._step} of {self._steps} steps")
         return TrainingResult(None, self._step, self._figures)
 
     def _finished(self, before: dict[str, float | None]) -> TrainingResult:
@@ -248,10 +248,10 @@ class TrainingLoop:
                 "after": self._figures,
             },
         )
-        self._say("finished")
+        self._write_status("finished")
         return TrainingResult(folder, self._step, self._figures)
 
-    def _say(self, status: str, detail: str = "") -> None:
+    def _write_status(self, status: str, detail: str = "") -> None:
         self._status = replace_status(self._status, status=status, step=self._step, detail=detail)
         write_status(self._run_dir, self._status)
 

@@ -42,11 +42,11 @@ def answer() -> web.StreamResponse:
 async def test_what_may_pass_is_tried_again() -> None:
     script = in_turn(failing(429, Retry_After="0"), failing(500), garbage, failing(503), answer)
     async with scripted_judge(script) as judge, of(judge) as server:
-        tally = JudgeUsage()
-        reply = await server.ask("is it?", tally)
-        assert (reply.text, len(judge.asked), tally.requests) == ("yes", 5, 5)
-        assert (tally.tokens_in, tally.tokens_out) == (10, 1)
-        assert "503, trouble 503" in tally.problem
+        usage = JudgeUsage()
+        reply = await server.ask("is it?", usage)
+        assert (reply.text, len(judge.asked), usage.requests) == ("yes", 5, 5)
+        assert (usage.tokens_in, usage.tokens_out) == (10, 1)
+        assert "503, trouble 503" in usage.problem
 
 
 async def test_a_dropped_connection_is_tried_again() -> None:
@@ -60,9 +60,9 @@ async def test_a_dropped_connection_is_tried_again() -> None:
         raise DropError
 
     async with scripted_judge(script) as judge, of(judge) as server:
-        tally = JudgeUsage()
-        assert (await server.ask("is it?", tally)).text == "yes"
-        assert tally.requests == 3
+        usage = JudgeUsage()
+        assert (await server.ask("is it?", usage)).text == "yes"
+        assert usage.requests == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
@@ -92,11 +92,11 @@ async def test_attempts_have_an_end() -> None:
 async def test_a_server_that_is_away_is_told() -> None:
     async with scripted_judge(yes) as judge:
         pass
-    tally = JudgeUsage()
+    usage = JudgeUsage()
     async with of(judge, attempts=2) as server:
         with pytest.raises(JudgeError, match="does not answer"):
-            await server.ask("is it?", tally)
-    assert tally.requests == 2
+            await server.ask("is it?", usage)
+    assert usage.requests == 2
 
 
 async def test_the_same_question_is_asked_once_while_its_answer_is_kept() -> None:
@@ -105,14 +105,14 @@ async def test_the_same_question_is_asked_once_while_its_answer_is_kept() -> Non
         of(judge, cache=2) as server,
         of(judge, cache=0) as never,
     ):
-        tally = JudgeUsage()
+        usage = JudgeUsage()
         for question in ("a", "b", "a", "c", "a", "b"):
-            await server.ask(question, tally)
+            await server.ask(question, usage)
         # `b` had gone when `c` came, because `a` had been asked for after it.
         assert [body["messages"][0]["content"] for body in judge.asked] == ["a", "b", "c", "b"]
-        assert (tally.requests, tally.cached, tally.tokens_in) == (4, 2, 40)
+        assert (usage.requests, usage.cached, usage.tokens_in) == (4, 2, 40)
         for _ in range(2):
-            await never.ask("a", tally)
+            await never.ask("a", usage)
         assert len(judge.asked) == 6
 
 
