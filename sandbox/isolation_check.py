@@ -58,7 +58,7 @@ class LayerTrial:
 
 
 async def try_layer(layer: str, python: Interpreter | None = None) -> LayerTrial:
-    """Try every escape under a layer, with the interpreter (None: ours) that programs will have."""
+    """Try every escape under a layer, with the programs' interpreter (None: ours)."""
     if kernel.MACHINE is None:
         return LayerTrial(layer, refused="needs Linux on x86-64 or AArch64")
     try:

@@ -15,7 +15,7 @@ Dimension = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Unit:
-    """One of it is `factor` SI units; zero of it is `offset` SI units (only temperatures)."""
+    """A unit: one is `factor` SI units, zero is `offset` of them (temperatures only)."""
 
     dimension: Dimension
     factor: Fraction

@@ -136,7 +136,7 @@ _TELLING: Mapping[Adapter, frozenset[str]] = {
 
 
 def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
-    """The convention of a function by the names of its arguments; `texts` are annotated as one."""
+    """Convention of a function with these arguments; `texts` are annotated as one text."""
     given = set(names)
     for adapter, telling in _TELLING.items():
         if telling <= given:
@@ -197,8 +197,10 @@ class Binding:
     def arguments(
         self, item: ScoreItem, known: ResponseFacts | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments for a response; InvalidRewardError where its row lacks
-        what the function needs. `known`: arguments that functions of the same form received."""
+        """Arguments for a response, positional and named; InvalidRewardError for a poor row.
+
+        Its row lacks what the function needs. `known`: arguments that functions of the same form
+        received."""
         known = known or ResponseFacts(item, self.convention.chat)
         if self.doubtful & known.columns.keys():
             raise InvalidRewardError(

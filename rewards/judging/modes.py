@@ -89,7 +89,7 @@ def _question(item: ScoreItem, options: Options) -> str:
 
 
 def prompt_images(item: ScoreItem) -> tuple[str, ...]:
-    """The images of the prompt as data URLs; InvalidRewardError where one cannot be had."""
+    """Images of a prompt as data URLs; InvalidRewardError where one cannot be had."""
     store = MediaStore(Path(item.media))
     try:
         digests = images_in(json.loads(item.messages) if item.messages else "")

@@ -1,4 +1,4 @@
-"""The kind `bradley_terry`: the score of a whole answer, by a model of preferences (Bradley-Terry).
+"""The kind `bradley_terry`: the score of a whole answer, by a preference model.
 
 In: an answer as text, and its prompt, whose images a vision-language model sees. Out: sigma(score -
 center), from 0 to 1, by a model that `headrace reward train` made with `kind = "bradley_terry"`;

@@ -1,4 +1,4 @@
-"""`exact`: is the response, or what follows its marker, the right answer to the letter?"""
+"""`exact`: equality of the response, or of its marked part, with the right answer."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`math`: is the final answer of a response the right one? See `rewards/answers/math_answer.py`."""
+"""`math`: the final answer of a response (see `rewards/answers/math_answer.py`)."""
 
 import re
 from collections.abc import Callable

@@ -1,11 +1,10 @@
-"""The kind `ranker`: a ranker of documents pays a policy that reads a search session (COCA, arXiv
-2108.10510).
+"""The kind `ranker`: a ranker of documents scores a policy that reads search sessions.
 
 In: the policy's answer, and a row with `history`, `query`, `candidates` and `labels` (or `clicked`;
 see `headrace.data.sessions`). Out: how well the click is found when the answer stands in the place
-of the query, or when it orders the candidates (`3 1 2`). The model is one that `headrace rank
-train` made, or the version of it that an item names, where the run trains it along; each verdict
-says which it was. A row without a click is `invalid`, never 0.
+of the query, or when it orders the candidates (`3 1 2`). The model (COCA, arXiv 2108.10510) is one
+that `headrace rank train` made, or the version of it that an item names, where the run trains it
+along; each verdict says which it was. A row without a click is `invalid`, never 0.
 """
 
 import json

@@ -23,7 +23,7 @@ class ScoringPool:
     """The children of every source of `config`, kept alive until `run` is cancelled."""
 
     def __init__(self, config: RewardConfig) -> None:
-        self._crews = {
+        self._sources = {
             name: SourceWorkers(
                 source,
                 self._settle,
@@ -46,20 +46,20 @@ class ScoringPool:
     @property
     def restarts(self) -> int:
         """Children that had to be replaced."""
-        return sum(crew.restarts for crew in self._crews.values())
+        return sum(workers.restarts for workers in self._sources.values())
 
     async def submit(self, items: Sequence[ScoreItem]) -> None:
         """Have these scored; RunFailedError where a source is not known."""
-        if strangers := {item.source for item in items} - self._crews.keys():
+        if strangers := {item.source for item in items} - self._sources.keys():
             raise RunFailedError(f"no reward source {sorted(strangers)[0]!r} is configured")
         self.held += len(items)
         self._owed += sum(not item.audit for item in items)
         if self._owed:
             self._idle.clear()
-        for name, crew in self._crews.items():
+        for name, workers in self._sources.items():
             own = [item for item in items if item.source == name]
             if own:
-                await crew.submit(own)
+                await workers.submit(own)
 
     async def finish(self) -> None:
         """Return when all items but audits are scored and `scores` is dealt with."""
@@ -70,21 +70,21 @@ class ScoringPool:
         """Keep the children at work; ends only by cancellation or an error."""
         try:
             async with asyncio.TaskGroup() as group:
-                for name, crew in self._crews.items():
-                    group.create_task(self._keep(name, crew), name=f"source {name}")
+                for name, workers in self._sources.items():
+                    group.create_task(self._keep(name, workers), name=f"source {name}")
         except* (UserError, RunFailedError) as errors:
             raise errors.exceptions[0] from None
 
-    async def _keep(self, name: str, crew: SourceWorkers) -> None:
+    async def _keep(self, name: str, workers: SourceWorkers) -> None:
         """Run a source's children; one that only audits fails its items and restarts."""
         while True:
             try:
-                return await crew.run()
+                return await workers.run()
             except (UserError, RunFailedError) as error:
                 if name not in self._audit_only:
                     raise
                 log.warning("audit source %s cannot score: %s", name, error)
-                await crew.give_up(str(error))
+                await workers.give_up(str(error))
                 await asyncio.sleep(AUDIT_RETRY_S)
 
     def _settle(self, score: Score) -> None:

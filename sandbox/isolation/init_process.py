@@ -1,4 +1,4 @@
-"""A cell's init process: reaps, sums memory, reports to the outside how the program ended.
+"""A cell's init process: it reaps, sums memory, and reports the program's end.
 
 In the layer `namespaces` it is the first process of the cell, so that its end takes everything
 with it that runs in the cell, however it was started. No program can signal, trace or read it.

@@ -1,4 +1,4 @@
-"""The layer `landlock`: rules on files that a process puts on itself, where it gets no namespaces.
+"""The layer `landlock`: file rules that a process sets for itself, without namespaces.
 
 The program reads the interpreter, its libraries and four devices, and writes nowhere. All that
 Landlock does not hold (sockets, signals, processes, metadata of files) the filter's `single` form

@@ -1,4 +1,4 @@
-"""The layer `namespaces`: a cell has its own processes, mounts, network, IPC and host name.
+"""The layer `namespaces`: own processes, mounts, network, IPC and host name.
 
 As root no user namespace is needed; anybody else enters one, in which his own number is the only
 user. The new root is a small tmpfs, read-only but for /tmp, with the interpreter, its libraries

@@ -103,8 +103,8 @@ def test_a_scoring_child_says_invalid_and_pays_what_the_source_says(
     )
 
     async def scores() -> list[Any]:
-        async with open_scorer(config) as desk:
-            return [await desk.score(item(GOOD)), await desk.score(item(GOOD, "3b14="))]
+        async with open_scorer(config) as scorer:
+            return [await scorer.score(item(GOOD)), await scorer.score(item(GOOD, "3b14="))]
 
     anchored, without = asyncio.run(scores())
     assert (anchored.status, without.status) == ("ok", "invalid")
