@@ -113,7 +113,7 @@ class Options(StrictModel):
     """Deadline of one attempt. None: the source's."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Maximum number of concurrent requests of one scoring child."""
+    """Maximum number of requests per minute of one scoring child."""
 
     cache: int = Field(default=4096, ge=0)
     """Answers that a scoring child keeps."""
