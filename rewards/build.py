@@ -1,8 +1,8 @@
-"""From a source of rewards to its verifier.
+"""Building of a reward source's verifier.
 
-In: a source's configuration. Out: a verifier whose verdicts earn what the source says. Building it
-loads what it needs (math-verify, the user's module), so that scoring starts warm; UserError when it
-cannot be had.
+In: a source's configuration. Out: a verifier that pays what the source says, with what it needs
+loaded (math-verify, the user's module), so that scoring starts warm; UserError when it cannot be
+had.
 """
 
 from dataclasses import replace
@@ -14,32 +14,27 @@ from rewards import kinds
 from rewards.functions.group_functions import load_group_functions
 from rewards.functions.line_functions import load_line_functions
 from rewards.functions.results import Verdict
-from rewards.functions.reward_scaling import foregone, paid
+from rewards.functions.reward_scaling import early_verdict, scale_verdict
 from rewards.functions.user_functions import load_functions
 from rewards.verifier import Verifier
 
-_LOAD = {
-    "trajectory": load_functions,
-    "group": load_group_functions,
-    "line": load_line_functions,
-}
-"""What loads the functions of a source, by its unit."""
+_LOAD = {"trajectory": load_functions, "group": load_group_functions, "line": load_line_functions}
+"""Loader of a source's functions, by its unit."""
 
 
 def build_verifier(source: SourceConfig) -> Verifier:
-    """The verifier of a source, whose verdicts earn what the source says; UserError when it cannot
-    be had."""
+    """Build the verifier whose verdicts pay as the source says; UserError without one."""
     found = _of_functions(source) if source.kind == "function" else _of_kind(source)
     later = found.judge_later
 
     def judge(item: ScoreItem) -> Verdict:
-        known = foregone(source, item)
-        return known or paid(source, item, found.judge(item), graded=found.graded)
+        known = early_verdict(source, item)
+        return known or scale_verdict(source, item, found.judge(item), graded=found.graded)
 
     async def judge_later(item: ScoreItem) -> Verdict:
         assert later is not None
-        known = foregone(source, item)
-        return known or paid(source, item, await later(item), graded=found.graded)
+        known = early_verdict(source, item)
+        return known or scale_verdict(source, item, await later(item), graded=found.graded)
 
     return replace(
         found,
@@ -50,7 +45,7 @@ def build_verifier(source: SourceConfig) -> Verifier:
 
 
 def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
-    """How many items a child scores at a time; 0: one by one."""
+    """Number of items that a child scores at a time; 0: one by one."""
     if verifier.judge_later is not None:
         return source.concurrency or verifier.concurrency
     if (source.concurrency or 1) > 1:
@@ -63,7 +58,7 @@ def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
 
 
 def _of_functions(source: SourceConfig) -> Verifier:
-    """What functions say: scores on a scale of their own."""
+    """Verifier of user functions: scores on a scale of their own."""
     functions = _LOAD[source.unit](source)
     many = (source.concurrency or 1) > 1 and functions.waits
     return Verifier(
@@ -75,7 +70,7 @@ def _of_functions(source: SourceConfig) -> Verifier:
 
 
 def _of_kind(source: SourceConfig) -> Verifier:
-    """What a kind of `rewards.kinds` says: scores from 0 to 1."""
+    """Verifier of a kind of `rewards.kinds`: scores from 0 to 1."""
     module = kinds.load(source.kind)
     units = getattr(module, "UNITS", ("trajectory",))
     if source.unit not in units:

@@ -1,8 +1,8 @@
-"""A look at the sources of rewards before a run starts.
+"""Checks of the reward sources before a run starts.
 
-In: the reward section, and a way to ask which columns the task has. Out: the section that the run
-needs, or a UserError of one line. A source is loaded in a scoring child, as a worker will load it,
-so that the user's code never runs in the caller's process; one that asks a judge asks it there.
+In: the reward section, and a way to read the task's columns. Out: the section that the run needs,
+or a UserError of one line. A source is loaded in a scoring child, as a worker will load it, so that
+user code never runs in the caller's process; one with a judge asks it there.
 """
 
 import asyncio
@@ -12,16 +12,17 @@ from headrace.config.sections.model import JudgeConfig
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from rewards.functions.signatures import check_columns
-from rewards.worker.child_process import Child
+from rewards.worker.child_process import ScoringChild
 from rewards.worker.pipe import Ready
 
 
 def check_sources(
     config: RewardConfig, columns: Callable[[], Collection[str]], *, every: bool = False
 ) -> RewardConfig:
-    """The section with what its functions ask for; UserError where one of them cannot be loaded or
-    called as a reward function. `columns` is asked only where they need some. `every`: math and
-    exact, which take no options and load slowly, are loaded too."""
+    """Return the section that the run needs; UserError for a source that cannot be used.
+
+    `columns` is called only where functions need some. `every`: math and exact, which take no
+    options and load slowly, are loaded too."""
     asks_ids = False
     for name, source in config.each().items():
         plain = source.kind in ("math", "exact") and source.unit == "trajectory"
@@ -58,6 +59,6 @@ def _place(name: str | None, source: SourceConfig) -> str:
 
 
 async def _ready(source: SourceConfig) -> Ready:
-    child = await Child.start(source, check=True)
+    child = await ScoringChild.start(source, check=True)
     await child.kill()
     return child.ready

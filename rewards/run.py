@@ -21,7 +21,7 @@ from headrace.protocol.messages.control import Hello, Message
 from headrace.protocol.transport.sockets import Dealer, Link
 from rewards.worker.loop import serve
 from rewards.worker.membership import take_part
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 
 log = logging.getLogger("rewards")
 
@@ -33,7 +33,7 @@ async def work(link: Link, name: str) -> None:
 
 
 async def _score(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Message]) -> None:
-    pool, sources = Pool(config.reward), config.reward.each()
+    pool, sources = ScoringPool(config.reward), config.reward.each()
     for source, settings in sources.items():
         log.info("%s: %s in %d children", source, settings.kind, settings.children)
     await serve(dealer, pool, messages, drain_s=max(s.timeout_s for s in sources.values()))

@@ -1,12 +1,9 @@
-"""What a verifier is: items in, verdicts out, one by one or, where it waits for others, many at a
-time."""
+"""Verifiers: items in, verdicts out, one by one or, while waiting, many at a time."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.functions import coroutines
 from rewards.functions.results import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
@@ -22,27 +19,16 @@ class Verifier:
     needs: tuple[str, ...] = ()
     """Columns of the dataset that it cannot do without."""
     asks_ids: bool = False
-    """Whether it takes token ids."""
+    """True: it takes token ids."""
     judge_later: AsyncJudge | None = None
     """The judge as a coroutine, of a verifier that scores many items at a time."""
     concurrency: int = 0
-    """How many at a time; 0: one by one."""
+    """Number of items at a time; 0: one by one."""
     graded: bool = False
     """Its verdicts are scores alone: the source's `correct_threshold` says what is right."""
     prepare: Prepare = field(default=lambda check: ())
-    """See to what it depends on, yielding now and then while that takes time. True: raise UserError
-    where it is not there, and do not wait."""
+    """Prepare what it depends on, yielding meanwhile. True: raise UserError instead of waiting."""
 
     def __call__(self, item: ScoreItem) -> Verdict:
         """The verdict on one item."""
         return self.judge(item)
-
-
-def waiting(later: AsyncJudge, *, concurrency: int, **more: Any) -> Verifier:
-    """A verifier that waits for others."""
-    return Verifier(
-        lambda item: coroutines.run(later(item)),
-        judge_later=later,
-        concurrency=concurrency,
-        **more,
-    )

@@ -1,4 +1,4 @@
-"""A sandbox for programs that nobody has read: model-written code, and code that tests it.
+"""A sandbox for programs that nobody has read: model-written code and its tests.
 
 In: a `Program` (source, standard input, checks). Out: a `Result`. A program runs in a cell, which
 the kernel isolates (`isolation_check.py` says with what), which is made before it is needed, holds

@@ -1,4 +1,4 @@
-"""One cell, seen from outside: made, waiting, run once, gone.
+"""One cell, seen from outside: created, waiting, run once, gone.
 
 In: a program. Out: its result. Promises: `run` returns within the deadline and a moment, whatever
 the program does; no more of its output is kept than the limits say; when `run` or `close` has
@@ -14,31 +14,31 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.errors import RunFailedError
-from sandbox.channel import LENGTH
-from sandbox.isolation.factory_client import Workshop, is_closed
-from sandbox.limits import Limits, Program, Result, Status
+from sandbox.channel import frame
+from sandbox.isolation.factory_client import CellFactoryClient, is_closed
+from sandbox.limits import Limits, Program, ProgramResult, Status
 
 MAKE_TIMEOUT_S = 60.0
 PAUSE_S = 0.005
-"""Between two reads of output that is no longer kept, so that a flood takes no core here."""
+"""Seconds between reads of output that is not kept, so that a flood takes no core."""
 
-LINES = ("stdin", "stdout", "stderr", "orders", "verdict", "life")
-"""A cell's sockets, in the order in which the launcher takes them."""
-Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+CONNECTIONS = ("stdin", "stdout", "stderr", "orders", "verdict", "life")
+"""A cell's sockets, in the order in which the cell factory takes them."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Cell:
     """A cell that is ready for a program, or will soon be."""
 
-    def __init__(self, limits: Limits, lines: dict[str, Line]) -> None:
+    def __init__(self, limits: Limits, lines: dict[str, Connection]) -> None:
         self._limits, self._lines = limits, lines
         self.pid = 0
-        """Of the process above it, once it is ready."""
+        """Process id of the one above it, once it is ready."""
 
     @classmethod
-    async def make(cls, workshop: Workshop, layer: str, limits: Limits) -> "Cell":
-        """A cell in this layer; it gets ready while nobody waits."""
-        python = workshop.python
+    async def make(cls, factory: CellFactoryClient, layer: str, limits: Limits) -> "Cell":
+        """Create a cell in this layer that is ready; RunFailedError where it cannot be."""
+        python = factory.python
         settings = {
             "layer": layer,
             "limits": asdict(limits),
@@ -47,10 +47,10 @@ class Cell:
             "paths": python.paths,
             "modules": dict(python.modules),
         }
-        pairs = {name: socket.socketpair() for name in LINES}
+        pairs = {name: socket.socketpair() for name in CONNECTIONS}
         try:
             inside = [pair[1].fileno() for pair in pairs.values()]
-            workshop.order(json.dumps(settings).encode(), inside)
+            factory.order(json.dumps(settings).encode(), inside)
             lines = {
                 name: await asyncio.open_connection(sock=pair[0]) for name, pair in pairs.items()
             }
@@ -61,34 +61,38 @@ class Cell:
         finally:
             for _, inner in pairs.values():
                 inner.close()
-        return cls(limits, lines)
+        cell = cls(limits, lines)
+        try:
+            await cell._get_ready()
+        except BaseException:
+            await asyncio.shield(cell.close())
+            raise
+        return cell
 
-    async def ready(self) -> None:
-        """Wait until it is made; RunFailedError where it cannot be."""
+    async def _get_ready(self) -> None:
         try:
             async with asyncio.timeout(MAKE_TIMEOUT_S):
                 first = await self._report()
         except TimeoutError:
             first = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
         if "ready" not in first:
-            await self.close()
             why = first.get("broken") or "the launcher is gone"
             raise RunFailedError(f"no cell for a program: {why}")
         self.pid = int(first["ready"])
 
     @property
     def gone(self) -> bool:
-        """Whether it ended before it was used: somebody killed it, or the launcher."""
+        """True if it ended before it was used: something killed it, or the cell factory."""
         return is_closed(self._lines["life"][1].get_extra_info("socket"))
 
-    async def run(self, program: Program) -> Result:
+    async def run(self, program: Program) -> ProgramResult:
         """Run the one program that this cell is for, and take the cell down."""
         seconds = min(program.seconds or self._limits.seconds, self._limits.seconds)
         began = time.monotonic()
         kept = self._limits.output_bytes
         stdout = asyncio.create_task(_keep(self._lines["stdout"][0], kept))
         stderr = asyncio.create_task(_keep(self._lines["stderr"][0], kept))
-        verdicts = asyncio.create_task(self._hear_verdicts(program))
+        verdicts = asyncio.create_task(self._read_verdicts(program))
         feeding = asyncio.create_task(self._feed(program))
         report: dict[str, Any] | None = None
         try:
@@ -112,7 +116,7 @@ class Cell:
         errors = [str(line["error"]) for line in lines if not line["held"]]
         errors += ["not reached"] * (total - len(lines))
         code = None if report is None else report.get("exit")
-        return Result(
+        return ProgramResult(
             status=_status(report, code, checked=program.checks is not None, right=held == total),
             exit_code=code,
             stdout=out.decode(errors="replace"),
@@ -131,7 +135,7 @@ class Cell:
             writer.close()
 
     async def _end(self) -> None:
-        """The same, with all that the cell has said still to be read."""
+        """End the cell, with all that it has said still to be read."""
         life, ending = self._lines["life"]
         for writer in (ending, self._lines["orders"][1]):
             with contextlib.suppress(OSError):
@@ -140,30 +144,30 @@ class Cell:
             await life.read()
 
     async def _feed(self, program: Program) -> None:
-        """Hand the program, its checks and its input over."""
+        """Send the program, its checks and its input."""
         checks = program.checks
         source, tests, stdin = (self._lines[name][1] for name in ("orders", "verdict", "stdin"))
         with contextlib.suppress(OSError):
             if checks is None:
                 tests.write_eof()
             else:
-                tests.write(_frame(asdict(checks)))
-            source.write(_frame({"source": program.source, "checked": checks is not None}))
+                tests.write(frame(asdict(checks)))
+            source.write(frame({"source": program.source, "checked": checks is not None}))
             stdin.write(program.stdin.encode(errors="replace"))
             stdin.write_eof()
             for writer in (source, tests, stdin):
                 await writer.drain()
 
     async def _report(self) -> dict[str, Any]:
-        """The next line of launcher or keeper; empty when they are gone."""
+        """Return the next line of cell factory or init process; empty when they are gone."""
         try:
             line = await self._lines["orders"][0].readline()
         except ConnectionResetError:
             line = b""
         return dict(json.loads(line)) if line.endswith(b"\n") else {}
 
-    async def _hear_verdicts(self, program: Program) -> list[dict[str, Any]]:
-        """Lines of the examiner, as many as there are checks."""
+    async def _read_verdicts(self, program: Program) -> list[dict[str, Any]]:
+        """Return the checker's lines, as many as there are checks."""
         lines: list[dict[str, Any]] = []
         with contextlib.suppress(ConnectionResetError):
             while program.checks and len(lines) < len(program.checks.each):
@@ -188,13 +192,8 @@ def _status(
     return "failed" if code else "ok"
 
 
-def _frame(message: object) -> bytes:
-    body = json.dumps(message).encode()
-    return LENGTH.pack(len(body)) + body
-
-
 async def _keep(stream: asyncio.StreamReader, bound: int) -> tuple[bytes, bool]:
-    """The first `bound` bytes of a stream that is read to its end, and whether there were more."""
+    """Read a stream to its end; return its first `bound` bytes and whether more came."""
     kept = bytearray()
     more = False
     with contextlib.suppress(ConnectionResetError):

@@ -1,15 +1,14 @@
-"""The link between the examiner and the candidate of a cell.
+"""The link between the checker and the program process of a cell.
 
 Each side asks the other to do an operation and gets a value or an exception; while it waits it
-serves what the other asks in between, so that a check may hand a function to the program. What is
-not plain data stays with its owner, and the other side holds a `Remote`. A side does only the
-operations that it was given, so that the program cannot look into what the checks hand it.
+serves what the other asks in between, so that a check may pass a function to the program. What is
+not plain data stays with its owner, and the other side holds a `RemoteObject`. A side does only the
+operations that it was given, so that the program cannot look into what the checks pass to it.
 
 An object cannot talk its way through a check by answering differently each time: what it converts
-to (or that it does not) is the same until it is called into, or handed over again. Its parts
+to (or that it does not) is the same until it is called into, or passed again. Its parts
 (attributes, items) share its fate, and so do objects that meet in one call or come from one.
-Attributes and items, and all about what the program defines by name, stay until anything of the
-program is called.
+Attributes and items, and all that the program defines by name, stay until anything of it is called.
 """
 
 import builtins
@@ -33,8 +32,10 @@ _INTO = ("call", "set", "put")
 """Operations that call into the objects that they are given."""
 _STOPS = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
 _NAMES = ("__name__", "__qualname__", "__dict__")
-"""Names with two underscores that are data. Others are hooks of Python or of libraries, which take
-the answer on trust (numpy reads memory at the given address)."""
+"""Names with two underscores that are data.
+
+Others are hooks of Python or of libraries, which take the answer on trust (numpy reads memory at
+the given address)."""
 
 
 class ProgramEndedError(Exception):
@@ -45,10 +46,10 @@ class ProgramError(Exception):
     """The other side raised an exception that this one does not have."""
 
 
-def send_frame(link: socket.socket, message: Json) -> None:
-    """Write one message."""
+def frame(message: Json) -> bytes:
+    """Return one message as bytes: its length and its JSON."""
     body = json.dumps(message).encode()
-    link.sendall(LENGTH.pack(len(body)) + body)
+    return LENGTH.pack(len(body)) + body
 
 
 def read_frame(link: socket.socket) -> Json | None:
@@ -73,49 +74,50 @@ def _read(link: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-class Family:
+class ChangeGroup:
     """Objects of the other side that may change together."""
 
-    __slots__ = ("into", "told")
+    __slots__ = ("answers", "into")
 
     def __init__(self) -> None:
-        self.into: Family | None = None
-        """The family that it has joined."""
-        self.told: dict[object, Any] = {}
-        """What they said since they were last called into; an exception: that they raised it."""
+        self.into: ChangeGroup | None = None
+        """The group that it has joined."""
+        self.answers: dict[object, Any] = {}
+        """Their answers since they were last called into; an exception: they raised it."""
 
-    def whole(self) -> "Family":
-        """The family that this one is now part of."""
+    def whole(self) -> "ChangeGroup":
+        """Return the group that this one is now part of."""
         found = self
         while found.into is not None:
             found = found.into
         return found
 
     def once(self, key: object, ask: Callable[[], Any]) -> Any:
-        """What they said or raised to this, or do now."""
-        told = self.whole().told
-        if key not in told:
+        """Return or raise their answer to this; ask for it the first time."""
+        answers = self.whole().answers
+        if key not in answers:
             try:
-                told[key] = ask()
+                answers[key] = ask()
             except Exception as error:  # the program's: it stays its answer
-                told[key] = error
-        if isinstance(told[key], Exception):
-            raise told[key]
-        return told[key]
+                answers[key] = error
+        if isinstance(answers[key], Exception):
+            raise answers[key]
+        return answers[key]
 
 
 @dataclass
-class _Items:
-    """What an object gave in a pass over it."""
+class _IteratedItems:
+    """Items that an object gave in a pass over it."""
 
     source: Any
     given: list[Any] = field(default_factory=list)
     ended: bool = False
 
 
-class Peer:
-    """One end of the link. `operations` are what the other side may ask for; with
-    `only_functions` nothing but callables is handed over by reference."""
+class ChannelEnd:
+    """One end of the link; `operations` are what the other side may ask for.
+
+    With `only_functions` nothing but callables is handed over by reference."""
 
     def __init__(
         self,
@@ -129,45 +131,45 @@ class Peer:
         self._before_reply = before_reply
         self._mine: list[object] = []
         self._numbers: dict[int, int] = {}
-        self._yours: dict[int, Remote] = {}
-        self._common = Family()
-        """Of what the program defines by name: any call may change it."""
+        self._yours: dict[int, RemoteObject] = {}
+        self._common = ChangeGroup()
+        """The group of all that the program defines by name: any call may change it."""
 
     def ask(self, operation: str, *operands: Any, **keywords: Any) -> Any:
         """Have the other side do an operation; raises what it raised."""
         anew = operation in ("call", "next")
-        whole = Family() if anew else self._common
-        if not anew and operands and isinstance(operands[0], Remote):
-            whole = operands[0]._family
+        whole = ChangeGroup() if anew else self._common
+        if not anew and operands and isinstance(operands[0], RemoteObject):
+            whole = operands[0]._group
         answer = self._answer(operation, operands, keywords)
         return decode(answer, partial(self._find, whole=whole, anew=anew))
 
-    def look(self, whole: "Remote", operation: str, operand: Any) -> Any:
-        """A part of an object, the same until something is called."""
+    def look(self, whole: "RemoteObject", operation: str, operand: Any) -> Any:
+        """Return a part of an object, the same until something is called."""
         answer = self._common.once(
             (whole._number, operation, repr(operand)),
             lambda: self._answer(operation, (whole, operand), {}),
         )
-        return decode(answer, partial(self._find, whole=whole._family))
+        return decode(answer, partial(self._find, whole=whole._group))
 
-    def touch(self, operation: str, given: Iterable["Remote"]) -> None:
-        """Forget what an operation may change; what it calls into is one family from here on."""
+    def touch(self, operation: str, given: Iterable["RemoteObject"]) -> None:
+        """Forget what an operation may change; what it calls into is one group from here on."""
         if operation not in _INTO and operation != "next":
             return
-        self._common.told.clear()
-        families = [each._family.whole() for each in given if operation in _INTO]
-        families = [each for each in families if each is not self._common]
-        for each in families:
-            each.told.clear()
-            each.into = None if each is families[0] else families[0]
+        self._common.answers.clear()
+        groups = [each._group.whole() for each in given if operation in _INTO]
+        groups = [each for each in groups if each is not self._common]
+        for each in groups:
+            each.answers.clear()
+            each.into = None if each is groups[0] else groups[0]
 
     def _answer(
         self, operation: str, operands: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> Json:
-        given: list[Remote] = []
+        given: list[RemoteObject] = []
 
         def export(value: object) -> Json:
-            if isinstance(value, Remote):
+            if isinstance(value, RemoteObject):
                 given.append(value)
             return self._export(value)
 
@@ -177,7 +179,7 @@ class Peer:
             "named": {name: encode(each, export) for name, each in keywords.items()},
         }
         self.touch(operation, given)
-        self._say(message)
+        self._send(message)
         try:
             return self._reply(operation, operands)
         finally:
@@ -185,12 +187,12 @@ class Peer:
 
     def _reply(self, operation: str, operands: tuple[Any, ...]) -> Json:
         while True:
-            message = self._hear()
+            message = self._receive()
             if "do" in message:
                 self._serve(message)
                 continue
             for position, changed in message.get("changed", {}).items():
-                find = partial(self._find, whole=Family())
+                find = partial(self._find, whole=ChangeGroup())
                 _refill(operands[int(position)], decode(changed, find))
             if "raised" in message:
                 raise _exception(operation, *message["raised"])
@@ -200,7 +202,7 @@ class Peer:
         """Do what the other side asks until it closes the link."""
         while True:
             try:
-                message = self._hear()
+                message = self._receive()
             except ProgramEndedError:
                 return
             self._serve(message)
@@ -225,15 +227,15 @@ class Peer:
         except BaseException as error:  # the program's: it belongs to whoever asked
             reply = {"raised": [type(error).__name__, str(error)[:1000]]}
         self._before_reply()
-        self._say(reply)
+        self._send(reply)
 
-    def _say(self, message: Json) -> None:
+    def _send(self, message: Json) -> None:
         try:
-            send_frame(self._link, message)
+            self._link.sendall(frame(message))
         except OSError as error:
             raise ProgramEndedError("the program ended") from error
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         try:
             message = read_frame(self._link)
         except (OSError, ValueError, RecursionError) as error:
@@ -243,7 +245,7 @@ class Peer:
         return message
 
     def _export(self, value: object) -> Json:
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["yours", value._number]
         if self._only_functions and not callable(value):
             raise TypeError(f"a check cannot hand a {type(value).__name__} to the program")
@@ -252,35 +254,38 @@ class Peer:
             self._mine.append(value)
         return ["mine", number]
 
-    def _find(self, name: Json, whole: Family | None = None, anew: bool = False) -> Any:
-        """What is named. `whole`: the family of what is not known yet; without one, and `anew`,
-        what is known is handed over again."""
+    def _find(self, name: Json, whole: ChangeGroup | None = None, anew: bool = False) -> Any:
+        """Return the named object; one that is not known yet joins the group `whole`.
+
+        Without a group, or `anew`, a known object is handed over again."""
         owner, number = name
         if owner == "yours":
             return self._mine[number]
         found = self._yours.get(number)
         if found is None:
-            found = self._yours[number] = Remote(self, number, whole or Family())
+            found = self._yours[number] = RemoteObject(self, number, whole or ChangeGroup())
         elif anew or whole is None:
-            found._family.whole().told.clear()
+            found._group.whole().answers.clear()
         return found
 
 
-class Remote:
-    """An object of the other side. It supports operations on data (calls, attributes, items,
-    length, truth, conversions); it compares equal to nothing but objects of the same side, and has
-    neither order nor arithmetic, because those answers would be the program's own verdict."""
+class RemoteObject:
+    """An object of the other side.
 
-    __slots__ = ("_family", "_number", "_peer")
+    It supports operations on data (calls, attributes, items, length, truth, conversions); it
+    compares equal to nothing but objects of the same side, and has neither order nor arithmetic,
+    because those answers would be the program's own verdict."""
 
-    def __init__(self, peer: Peer, number: int, family: Family) -> None:
+    __slots__ = ("_group", "_number", "_peer")
+
+    def __init__(self, peer: ChannelEnd, number: int, group: ChangeGroup) -> None:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_family", family)
+        object.__setattr__(self, "_group", group)
 
-    _peer: Peer
+    _peer: ChannelEnd
     _number: int
-    _family: Family
+    _group: ChangeGroup
 
     def __call__(self, *operands: Any, **keywords: Any) -> Any:
         return self._peer.ask("call", self, *operands, **keywords)
@@ -300,10 +305,10 @@ class Remote:
         self._peer.ask("put", self, key, value)
 
     def __iter__(self) -> Iterator[Any]:
-        told, key = self._family.whole().told, (self._number, "iter")
-        items = told.get(key)
+        answers, key = self._group.whole().answers, (self._number, "iter")
+        items = answers.get(key)
         if items is None or (items.source is self and not items.ended):
-            items = told[key] = _Items(self._peer.ask("iter", self))
+            items = answers[key] = _IteratedItems(self._peer.ask("iter", self))
         elif items.source is self:
             # An iterator that ended gives nothing more, or all of it again.
             self._peer.ask("iter", self)
@@ -328,8 +333,8 @@ class Remote:
         return self._peer.ask("next", self)
 
     def _convert(self, operation: str, kind: Callable[[Any], T]) -> T:
-        """Told once, and a plain value from then on."""
-        converted: T = self._family.once(
+        """Convert it once; the plain value stays from then on."""
+        converted: T = self._group.once(
             (self._number, operation), lambda: kind(self._peer.ask(operation, self))
         )
         return converted
@@ -350,7 +355,7 @@ class Remote:
         return self._convert("int", int)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote):
+        if isinstance(other, RemoteObject):
             return self is other or bool(self._peer.ask("equal", self, other))
         return False
 

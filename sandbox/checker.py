@@ -1,9 +1,9 @@
-"""The process of a cell in which the checks run. The program is in another one.
+"""The process of a cell that runs the checks. The program is in another one.
 
 In: the checks, over a socket that the program's process does not have. Out, over the same socket:
 one line per check, `{"held": true}` or the error. The names that checks do not define are looked up
 in the program, and what its functions return arrives as plain data (`plain_data.py`). A module of
-the standard library that checks use without importing it is the examiner's own.
+the standard library that checks use without importing it is the checker's own.
 """
 
 import ast
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from sandbox.channel import Peer, read_frame
+from sandbox.channel import ChannelEnd, read_frame
 
 NOTHING_TO_CHECK = 64
 """Exit code where no checks came."""
@@ -29,7 +29,7 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
     request = read_frame(orders)
     if request is None:
         return NOTHING_TO_CHECK
-    peer = Peer(
+    peer = ChannelEnd(
         link, {"call": lambda function, *values, **named: function(*values, **named)},
         only_functions=True,
     )  # fmt: skip
@@ -42,9 +42,8 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
     return 0
 
 
-def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None:
-    """Bind the program's names, run the setup, then bind those that are the program's in any
-    case."""
+def _prepare(request: dict[str, Any], peer: ChannelEnd, space: dict[str, Any]) -> None:
+    """Bind the program's names, run the setup, then bind the names that stay its own."""
     texts = [request["setup"], *request["each"]]
     wanted = sorted(foreign_names(texts))
     # What it says it has counts only for what was asked: it would like to have `__builtins__`.
@@ -58,11 +57,10 @@ def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None
 
 
 def foreign_names(texts: Iterable[str]) -> set[str]:
-    """Names that this code uses and nowhere binds, and that Python does not have; code that does
-    not parse has none."""
+    """Return names that code uses, nowhere binds and Python lacks; none if it is invalid."""
     used: set[str] = set()
     bound: set[str] = set(dir(builtins))
-    for node in _nodes(texts):
+    for node in nodes_of(texts):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 used.add(name)
@@ -77,16 +75,18 @@ def foreign_names(texts: Iterable[str]) -> set[str]:
     return used - bound
 
 
-def _nodes(texts: Iterable[str]) -> Iterator[ast.AST]:
+def nodes_of(texts: Iterable[str]) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of the texts that parse."""
     for text in texts:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             yield from ast.walk(ast.parse(text))
 
 
 def _is_module(name: str, texts: Iterable[str]) -> bool:
-    """Whether checks mean the module of Python's that has this name. Were it the program's, it
-    would be the program that measures (mbpp/596 asks for `sys.getsizeof`)."""
-    wholes = (node.value for node in _nodes(texts) if isinstance(node, ast.Attribute))
+    """Return whether checks mean Python's module of this name.
+
+    Were it the program's, that would measure itself (mbpp/596 asks for `sys.getsizeof`)."""
+    wholes = (node.value for node in nodes_of(texts) if isinstance(node, ast.Attribute))
     used = {whole.id for whole in wholes if isinstance(whole, ast.Name)}
     return name in sys.stdlib_module_names and name in used
 

@@ -1,5 +1,6 @@
-"""What a Python needs of the machine's files, told by that Python itself: run as a program it
-prints the answer as JSON. Standard library only, because another environment's Python runs it too.
+"""Files that a Python needs, reported by itself: as a program it prints them as JSON.
+
+Standard library only, because another environment's Python runs it too.
 """
 
 import json

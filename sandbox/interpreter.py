@@ -1,9 +1,8 @@
 """The Python that programs run with.
 
-Out: its real path, what of the machine's files it needs (`readable`), folders within those that are
-not to be seen (`covered`), and from where programs may import beside the standard library. Without
-anything asked for it is the one that runs Headrace, without installed packages, which belong to
-this installation.
+Out: its real path, the files that it needs (`readable`), folders within those that are hidden
+(`covered`), and the sources of imports beside the standard library. By default it is the one that
+runs Headrace, without installed packages, which belong to this installation.
 """
 
 import importlib.metadata
@@ -26,8 +25,9 @@ QUESTION_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Absolute paths; of `readable` none lies within another, but for what is visible within a
-    covered folder."""
+    """A Python and the absolute paths that it needs.
+
+    None of `readable` lies within another, but for what is visible within a covered folder."""
 
     executable: str
     readable: tuple[str, ...]
@@ -38,7 +38,7 @@ class Interpreter:
 
     @property
     def shows_packages(self) -> bool:
-        """Whether programs see more than the standard library."""
+        """True if programs see more than the standard library."""
         return bool(self.paths or self.modules)
 
 
@@ -49,8 +49,9 @@ def interpreter() -> Interpreter:
 
 
 def interpreter_for(python: str | None, packages: Sequence[str]) -> Interpreter:
-    """The interpreter of the Python program named, with all packages that it imports, or ours with
-    the packages named and what they require; UserError where they cannot be had."""
+    """Return the Python named, with its packages, or ours with those named.
+
+    With what these require, too; UserError where they cannot be had."""
     if python is None:
         return _with_packages(interpreter(), packages)
     if packages:

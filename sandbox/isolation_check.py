@@ -1,4 +1,4 @@
-"""Which isolation works on this machine, found out by trying.
+"""Search for the isolation that works on this machine.
 
 Out: the first layer under which every escape of `escapes.py` is held, or a UserError that says what
 is missing. Trying takes some seconds, so the answer is kept in the user's cache folder for as long
@@ -18,8 +18,8 @@ from sandbox.cell import Cell
 from sandbox.escape_tests import escapes
 from sandbox.interpreter import Interpreter, interpreter
 from sandbox.isolation import kernel
-from sandbox.isolation.factory_client import Workshop
-from sandbox.limits import Checks, Limits, Program, Result
+from sandbox.isolation.factory_client import CellFactoryClient
+from sandbox.limits import Checks, Limits, Program, ProgramResult
 
 LAYERS = {
     "namespaces": "own namespaces, a syscall filter, limits by user",
@@ -34,19 +34,19 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What came of trying a layer. It works where it could be had and nothing escaped."""
+class LayerTrial:
+    """Trial of a layer. It works where it could be had and nothing escaped."""
 
     layer: str
     tried: int = 0
     escaped: tuple[str, ...] = ()
-    """`name: what happened`, one an escape."""
+    """One `name: what happened` per escape."""
     refused: str = ""
-    """Why the machine does not let it be had."""
+    """Reason why the machine does not allow it."""
 
     @property
     def works(self) -> bool:
-        """Whether programs may run in it."""
+        """True if programs may run in it."""
         return bool(self.tried) and not self.escaped and not self.refused
 
     def __str__(self) -> str:
@@ -57,36 +57,34 @@ class Trial:
         return f"holds {self.tried} of {self.tried} escapes"
 
 
-async def try_layer(layer: str, python: Interpreter | None = None) -> Trial:
-    """Try every escape under a layer, with the interpreter (None: ours) that programs will have."""
+async def try_layer(layer: str, python: Interpreter | None = None) -> LayerTrial:
+    """Try every escape under a layer, with the programs' interpreter (None: ours)."""
     if kernel.MACHINE is None:
-        return Trial(layer, refused="needs Linux on x86-64 or AArch64")
+        return LayerTrial(layer, refused="needs Linux on x86-64 or AArch64")
     try:
         ordinary = await _run_ordinary(layer, python)
         if ordinary.status != "ok":
-            return Trial(
-                layer, refused=f"an ordinary program fails in it: {ordinary.stderr[-200:]}"
-            )
+            refused = f"an ordinary program fails in it: {ordinary.stderr[-200:]}"
+            return LayerTrial(layer, refused=refused)
         outcomes = await escapes.try_all(layer, python)
     except RunFailedError as error:
-        return Trial(layer, refused=str(error).partition(": ")[2] or str(error))
+        return LayerTrial(layer, refused=str(error).partition(": ")[2] or str(error))
     escaped = tuple(f"{each.name}: {each.escaped[0]}" for each in outcomes if each.escaped)
-    return Trial(layer, len(outcomes), escaped)
+    return LayerTrial(layer, len(outcomes), escaped)
 
 
-async def _run_ordinary(layer: str, python: Interpreter | None) -> Result:
-    """What comes of a program that does nothing special; where it fails, holding proves nothing."""
+async def _run_ordinary(layer: str, python: Interpreter | None) -> ProgramResult:
+    """Run a program that does nothing special; where it fails, holding proves nothing."""
     source = "import decimal, json, re\ndef answer(x):\n    return [x, decimal.Decimal(1)]\n"
-    workshop = await Workshop.start(python)
+    factory = await CellFactoryClient.start(python)
     try:
-        cell = await Cell.make(workshop, layer, Limits())
-        await cell.ready()
+        cell = await Cell.make(factory, layer, Limits())
         return await cell.run(Program(source, checks=Checks(("assert answer(4) == [4, 1]",))))
     finally:
-        await workshop.close()
+        await factory.close()
 
 
-async def known_trials() -> list[Trial]:
+async def known_trials() -> list[LayerTrial]:
     """All layers, best first."""
     return [await _known_trial(layer) for layer in LAYERS]
 
@@ -102,19 +100,18 @@ async def working_layer(python: Interpreter | None = None) -> str:
     raise UserError(f"no sandbox for programs on this machine: {reasons}. {ADVICE}")
 
 
-async def _known_trial(layer: str, python: Interpreter | None = None) -> Trial:
-    """What came of trying a layer, now or earlier; only success is remembered."""
+async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTrial:
+    """Return a trial of a layer, now or earlier; only success is remembered."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headrace")
     # One file for each interpreter, so that two that are used in turns are tried once.
     known = python or interpreter()
-    of = (
-        "" if known == interpreter() else f"-{hashlib.sha256(repr(known).encode()).hexdigest()[:8]}"
-    )
+    mark = hashlib.sha256(repr(known).encode()).hexdigest()[:8]
+    of = "" if known == interpreter() else f"-{mark}"
     file, key = folder / f"sandbox-{layer}{of}.json", _fingerprint(known)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         if kept["key"] == key:
-            return Trial(layer, int(kept["tried"]))
+            return LayerTrial(layer, int(kept["tried"]))
     trial = await try_layer(layer, python)
     if trial.works:
         with contextlib.suppress(OSError):
@@ -126,7 +123,7 @@ async def _known_trial(layer: str, python: Interpreter | None = None) -> Trial:
 
 
 def _fingerprint(python: Interpreter) -> str:
-    """What an answer depends on."""
+    """Return a hash of all that an answer depends on."""
     digest = hashlib.sha256()
     boot = Path("/proc/sys/kernel/random/boot_id")
     facts = [platform.release(), str(os.geteuid()), repr(python), _capabilities()]
@@ -139,6 +136,6 @@ def _fingerprint(python: Interpreter) -> str:
 
 
 def _capabilities() -> str:
-    """What this process may do: another container on the same machine may do less."""
+    """This process's rights: another container on the same machine may have fewer."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return "".join(line for line in lines if line.startswith(("Cap", "Seccomp", "NoNewPrivs")))

@@ -1,4 +1,4 @@
-"""What goes into a cell and what comes out of it. Standard library only: cells import it too."""
+"""Input and output of a cell. Standard library only: cells import it too."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -62,8 +62,8 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a program did."""
+class ProgramResult:
+    """Result of a program."""
 
     status: Status
     exit_code: int | None
@@ -72,9 +72,9 @@ class Result:
     stderr: str
     seconds: float
     cut: bool = False
-    """Whether it wrote more than is kept."""
+    """True if it wrote more than is kept."""
     passed: int = 0
     """Checks that held."""
     total: int = 0
     errors: tuple[str, ...] = field(default=())
-    """Why the others did not, in their order."""
+    """Reasons why the others did not hold, in their order."""

@@ -1,9 +1,8 @@
 """Plain data between the two processes of a cell, as JSON that neither side can turn into code.
 
-What arrives is made of Python's own types whatever was sent: a subclass of a number, a string or a
-container comes as its base type, a scalar of numpy as the number that it is, so that no value
-brings its own idea of equality along. Anything else stays where it is and is named by a number
-(`export`, `find`).
+What arrives is made of Python's own types: a subclass of a number, a string or a container comes as
+its base type, a scalar of numpy as the number that it is, so that no value brings its own idea of
+equality along. Anything else stays where it is and is named by a number (`export`, `find`).
 """
 
 from collections.abc import Callable
@@ -72,8 +71,7 @@ def _from_library(value: Any) -> Json | None:
 
 
 def decode(data: Json, find: Find) -> Any:
-    """The value for JSON of `encode`; ValueError, TypeError or LookupError where it is something
-    else."""
+    """Return the value for JSON of `encode`; ValueError, TypeError or LookupError for others."""
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise TypeError("a JSON object stands for nothing")

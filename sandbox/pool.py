@@ -1,23 +1,21 @@
 """The sandbox: runs programs in cells that are ready before they are needed.
 
 In: programs, any number at a time. Out: one result each. At most `parallel` run at once; the next
-cells are made meanwhile, and each is used once. `open` refuses with a UserError on a machine
-where no layer holds.
+cells are created meanwhile, for one use each. `open` raises a UserError where no layer holds.
 """
 
 import asyncio
 import contextlib
 import os
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from headrace.errors import RunFailedError
 from sandbox.cell import Cell
 from sandbox.interpreter import Interpreter
-from sandbox.isolation.factory_client import Workshop
+from sandbox.isolation.factory_client import CellFactoryClient
 from sandbox.isolation_check import working_layer
-from sandbox.limits import Limits, Program, Result
+from sandbox.limits import Limits, Program, ProgramResult
 
 
 class Sandbox:
@@ -37,7 +35,7 @@ class Sandbox:
         """The layer it was given, or from `open` on the one that works here."""
         self._python = python
         self._free = asyncio.Semaphore(self.parallel)
-        self._workshop: Workshop | None = None
+        self._factory: CellFactoryClient | None = None
         self._starting = asyncio.Lock()
         self._next: deque[asyncio.Task[Cell]] = deque()
 
@@ -49,7 +47,7 @@ class Sandbox:
             self._make_one()
         return self
 
-    async def run(self, program: Program) -> Result:
+    async def run(self, program: Program) -> ProgramResult:
         """Run a program; its deadline begins when a cell is ready for it."""
         async with self._free:
             while True:
@@ -66,19 +64,14 @@ class Sandbox:
             making.cancel()
             with contextlib.suppress(asyncio.CancelledError, RunFailedError):
                 await (await making).close()
-        if self._workshop is not None:
-            await self._workshop.close()
-            self._workshop = None
+        if self._factory is not None:
+            await self._factory.close()
+            self._factory = None
 
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def _make_one(self) -> None:
@@ -86,30 +79,20 @@ class Sandbox:
         self._next.append(asyncio.create_task(self._ready_cell(self.layer)))
 
     async def _ready_cell(self, layer: str) -> Cell:
-        """A cell that is ready; created again if its launcher ended meanwhile."""
-        workshop = await self._working_workshop()
+        """Create a cell, again if its factory ended meanwhile."""
+        factory = await self._working_factory()
         try:
-            return await _made(workshop, layer, self.limits)
+            return await Cell.make(factory, layer, self.limits)
         except RunFailedError:
-            if workshop.works:
+            if factory.works:
                 raise
-        return await _made(await self._working_workshop(), layer, self.limits)
+        return await Cell.make(await self._working_factory(), layer, self.limits)
 
-    async def _working_workshop(self) -> Workshop:
+    async def _working_factory(self) -> CellFactoryClient:
         async with self._starting:
-            if self._workshop is not None and not self._workshop.works:
-                gone, self._workshop = self._workshop, None
+            if self._factory is not None and not self._factory.works:
+                gone, self._factory = self._factory, None
                 await gone.close()
-            if self._workshop is None:
-                self._workshop = await Workshop.start(self._python)
-            return self._workshop
-
-
-async def _made(workshop: Workshop, layer: str, limits: Limits) -> Cell:
-    cell = await Cell.make(workshop, layer, limits)
-    try:
-        await cell.ready()
-    except BaseException:
-        await asyncio.shield(cell.close())
-        raise
-    return cell
+            if self._factory is None:
+                self._factory = await CellFactoryClient.start(self._python)
+            return self._factory

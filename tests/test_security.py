@@ -27,7 +27,7 @@ CODE_IN_DATA = {
     "pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle", "yaml",
 }  # fmt: skip
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
-IN_A_CELL = {"sandbox/candidate.py", "sandbox/checker.py"}
+IN_A_CELL = {"sandbox/program_process.py", "sandbox/checker.py"}
 """They run inside the sandbox, and model-written code is what they are for."""
 UNPICKLES = {
     "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",

@@ -57,7 +57,7 @@ from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
 from learner.process.trainer import Trainer
 from learner.updates.critic_update import update_of
-from rewards.labeling.offline_scoring import open_desk
+from rewards.labeling.offline_scoring import open_scorer
 from storage.journal.store import read_journal
 from storage.queries import critic_sample
 from tasks.datasets.source import build_source
@@ -127,7 +127,7 @@ async def answers_of(
     async with (
         serve_judges(config),
         open_sampler(config) as sampler,
-        open_desk(config.reward) as desk,
+        open_scorer(config.reward) as desk,
     ):
 
         async def write(place: int, row: Any, before: Sequence[int], number: int) -> Held:

@@ -24,7 +24,7 @@ from benchmarks.kit.command_line import command_line, take_rows
 from benchmarks.kit.rows import RESULTS, Rows, tell
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
-from sandbox.isolation_check import LAYERS, Trial, try_layer
+from sandbox.isolation_check import LAYERS, LayerTrial, try_layer
 from sandbox.limits import Limits, Program
 from sandbox.pool import Sandbox
 
@@ -73,7 +73,7 @@ async def failures(
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
-    trials: list[Trial] = []
+    trials: list[LayerTrial] = []
     for layer in LAYERS:
         trials.append(await try_layer(layer))
         print(f"{layer:<12} {trials[-1]}", flush=True)

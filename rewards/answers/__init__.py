@@ -1,1 +1,1 @@
-"""What an answer says, and whether it is the reference."""
+"""Reading of answers, and their comparison with the reference."""

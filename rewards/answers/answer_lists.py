@@ -39,8 +39,9 @@ _LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?|[a-z]\([a-z]\)")
 
 @dataclass(frozen=True)
 class Listing:
-    """Items between brackets: `(`, `[`, `\\{`, `\\langle`, or none at all, which reads like a set
-    whose items may also be given in order."""
+    """Items and their brackets: `(`, `[`, `\\{`, `\\langle`, or none.
+
+    Without brackets they read like a set whose items may also be given in order."""
 
     opening: str
     closing: str
@@ -53,7 +54,7 @@ class Listing:
 
 
 def read_listing(text: str) -> Listing | None:
-    """The items of an answer; None where it is a single answer."""
+    """Return the items of an answer; None where it is a single answer."""
     text = strip_braces(text)
     if match := _CASES.fullmatch(text):
         text = match[1].replace("&", "").replace("\\\\", ";")
@@ -69,8 +70,9 @@ def read_listing(text: str) -> Listing | None:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """What an answer is called and the answer: `x = 5`, `f(2) = 5`, `x \\in [0, 1]`,
-    `\\text{Area} = 6`, `k = 1/3 \\approx 0.33`. The name is empty where there is none."""
+    """Split an answer into its name (empty without one) and its value.
+
+    `x = 5`, `f(2) = 5`, `x \\in [0, 1]`, `\\text{Area} = 6`, `k = 1/3 \\approx 0.33`."""
     places = [] if _separators(text) else [m for m in _RELATION.finditer(text) if _outside(text, m)]
     if not 0 < len(places) <= 5:
         return "", text
@@ -90,8 +92,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def names_of(listing: Listing) -> tuple[str, ...]:
-    """The names of the items, where each has one of its own (`AB = 4, CD = 5`) and they are not
-    roots of one equation (`x_1 = 4, x_2 = 5`)."""
+    """Names of the items (`AB = 4, CD = 5`), unless they are roots (`x_1 = 4, x_2 = 5`)."""
     names = [split_name(item)[0] for item in listing.items]
     if not all(names) or len(set(names)) < len(names):
         return ()
@@ -167,7 +168,7 @@ def _separators(text: str) -> list[tuple[int, str]]:
 
 
 def _outside(text: str, match: re.Match[str]) -> bool:
-    """Whether a sign stands in no bracket."""
+    """Return whether a sign stands outside all brackets."""
     before = text[: match.start()]
     return sum(_step(token[0]) for token in _TOKEN.finditer(before)) == 0
 
@@ -181,8 +182,7 @@ def _cut(text: str, places: list[int]) -> list[str]:
 
 
 def _are_rows(groups: list[str], *, semicolons: bool) -> bool:
-    """Whether groups are solutions of several unknowns each (`p=5, q=2; p=7, q=2`) and not one
-    list whose last separator is a word (`1, 2 and 3`)."""
+    """Return whether groups are rows, `p=5, q=2; p=7, q=2`, and no list, `1, 2 and 3`."""
     rows = [
         _cut(group, [at for at, token in _separators(group) if token == ","]) for group in groups
     ]
@@ -193,8 +193,7 @@ def _are_rows(groups: list[str], *, semicolons: bool) -> bool:
 
 
 def _variants(item: str) -> list[str]:
-    """The two answers of one with a plus-minus sign; more than one sign is left as it is, unless
-    the second is its opposite."""
+    """Return both answers of a plus-minus sign, or of two opposite ones; else the item."""
     signs = _SIGN.findall(item)
     if not signs or len(signs) > 2 or (len(signs) == 2 and signs[0] == signs[1]):
         return [item]
@@ -204,12 +203,12 @@ def _variants(item: str) -> list[str]:
 
 
 def is_surely_interval(text: str) -> bool:
-    """Whether an answer is an interval: `(1,2)` may as well be a point."""
+    """Return whether an answer is an interval: `(1,2)` may as well be a point."""
     return _SURE_INTERVAL.search(text) is not None
 
 
 def interval_of(text: str) -> str | None:
-    """An inequality of one letter as an interval: `-2 < x \\le 7`, `x > 5`."""
+    """Return an inequality of one letter as an interval: `-2 < x \\le 7`, `x > 5`."""
     parts = _INEQUALITY.split(text)
     values, signs = parts[0::2], parts[1::2]
     if len(signs) == 1:

@@ -1,8 +1,7 @@
 """Letters of multiple choice.
 
-In: an answer or a response. Out: the letter it chooses, or None. The article "A" and the pronoun
-"I" are no choices, and no more is a letter behind "not", or one of several that is called wrong.
-Linear in the length of the text.
+In: an answer or a response. Out: the letter it chooses, or None. The article "A", the pronoun "I",
+a letter behind "not" and one of several that is called wrong are no choices. Linear in the text.
 """
 
 import re
@@ -38,8 +37,7 @@ _CHOICE = re.compile(
 
 
 def read_letter(text: str) -> tuple[str, str] | None:
-    """The letter that an answer is, and the text behind it (`(C) 12`); None where the answer is
-    something else."""
+    """Return the letter that an answer is and the text behind it (`(C) 12`), or None."""
     if _CROWDED.match(text):
         return None
     text = " ".join(unwrap_text(text).split())
@@ -53,8 +51,7 @@ def read_letter(text: str) -> tuple[str, str] | None:
 
 
 def said_letter(text: str, letters: str = LETTERS) -> str | None:
-    """The letter that a text in words chooses: the first behind its last "answer" or its like, the
-    one at its very start, or the last that stands alone."""
+    """Return the chosen letter: behind the last "answer", at the start, or the last alone."""
     text = text[-_WIDE:]
     alone = [
         (match.start(), match[1])

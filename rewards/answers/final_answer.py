@@ -1,9 +1,8 @@
-"""Where in a text its final answer stands.
+"""The final answer of a text.
 
-In: a response, or the right answer as a dataset writes it. Out: the answer alone, and whether it
-was marked as the answer (a box, `####`, a tag, a text that is nothing else) or only looks like
-one: the last sentence that says "the answer is", the last bold words, the last formula. Linear in
-the length of the text.
+In: a response, or the right answer as a dataset writes it. Out: the answer, and whether it was
+marked as such (a box, `####`, a tag, a text that is nothing else) or only looks like one: the last
+sentence with "the answer is", the last bold words, the last formula. Linear in the text's length.
 """
 
 import re
@@ -60,10 +59,11 @@ Certainty = Literal["marked", "likely", "perhaps"]
 
 
 @dataclass(frozen=True)
-class Found:
-    """The answer, and how certain that is: marked as the answer, announced or set apart, or merely
-    the end of the text. `around` is the part of the text in which to look on where it is not
-    marked."""
+class FinalAnswer:
+    """A final answer and its certainty.
+
+    It is marked as the answer, announced or set apart, or merely the end of the text. `around` is
+    the part of the text to search further where it is not marked."""
 
     answer: str
     certainty: Certainty
@@ -71,39 +71,37 @@ class Found:
 
     @property
     def marked(self) -> bool:
-        """Whether it is certainly the answer and nothing else."""
+        """True if the text marks it as the answer and as nothing else."""
         return self.certainty == "marked"
 
 
-def find(text: str) -> Found:
+def find(text: str) -> FinalAnswer:
     """The final answer of a text."""
     boxes, open_box = _boxes(text)
     if boxes:
         after = text[boxes[-1].end :]
         if said := _said_last(after):
-            return Found(said, "marked")
-        return Found(", ".join(_joined(text, boxes)), "marked")
+            return FinalAnswer(said, "marked")
+        return FinalAnswer(", ".join(_joined(text, boxes)), "marked")
     if open_box is not None:
-        return Found(open_box, "marked")
+        return FinalAnswer(open_box, "marked")
     text = text[-_WIDE:]
     if marked := _HASHES.findall(text) or _TAG.findall(text):
-        return Found(marked[-1].strip(), "marked")
+        return FinalAnswer(marked[-1].strip(), "marked")
     bare = text.strip()
     if len(bare) <= SHORT and "\n" not in bare and _stands_alone(bare):
-        return Found(bare, "likely" if _words(bare) else "marked", bare)
-    return Found(*_likely(bare), _around(bare))
+        return FinalAnswer(bare, "likely" if _words(bare) else "marked", bare)
+    return FinalAnswer(*_likely(bare), _around(bare))
 
 
-def told(text: str) -> str:
-    """What the last words of a text say that something is; empty where they do not, and where a
-    sentence announces the answer."""
+def stated_value(text: str) -> str:
+    """Return the value stated last; empty without one, or where one is announced."""
     found = None if _ANNOUNCED.search(text) else _TOLD.search(text[-SHORT:])
     return found[1].strip() if found else ""
 
 
 def boxed_answer(text: str) -> str | None:
-    """The content of the last box; boxes that stand side by side (`\\boxed{1} and \\boxed{2}`) are
-    one list. None without a box."""
+    """Return the last box's content (a list for `\\boxed{1} and \\boxed{2}`), or None."""
     boxes, _ = _boxes(text)
     return ", ".join(_joined(text, boxes)) if boxes else None
 
@@ -116,7 +114,7 @@ class _Box:
 
 
 def _boxes(text: str) -> tuple[list[_Box], str | None]:
-    """Every closed box in order, and what the last box holds if it was never closed."""
+    """Return all closed boxes, and the content of the last box if it stays open."""
     boxes: list[_Box] = []
     # What each open brace is: where its box began and its content begins, or None.
     opened: list[tuple[int, int] | None] = []
@@ -171,7 +169,7 @@ def _said_last(after: str) -> str | None:
 
 
 def _stands_alone(text: str) -> bool:
-    """Whether a short text is an answer and no sentence: formulas, numbers, and few words."""
+    """Return whether a short text is an answer (formulas, numbers, few words)."""
     bold = _BOLD.search(text)
     if _ANNOUNCED.search(text) or (bold and text[: bold.start()].strip()):
         return False
@@ -188,7 +186,7 @@ def _words(text: str) -> list[str]:
 
 
 def _likely(text: str) -> tuple[str, Certainty]:
-    """What is most likely the answer in a text that does not mark it; empty when nothing is."""
+    """Return the likeliest answer in a text that does not mark it; empty without one."""
     if announced := list(_ANNOUNCED.finditer(text)):
         said = _sentence(text[announced[-1].end() :])
         if said:
@@ -247,8 +245,9 @@ def _around(text: str) -> str:
 
 
 def wanted_answer(answer: str, marker: str | None) -> str:
-    """The right answer as a dataset writes it: what follows the marker where it has one (a worked
-    solution), since no given answer can hold the marker. Raises ValueError when it is empty."""
+    """Return a dataset's right answer; of a worked solution what follows the marker.
+
+    No given answer can hold the marker. Raises ValueError when it is empty."""
     after = None if marker is None else answer_after(answer, marker)
     wanted = answer if after is None else after
     if not wanted.strip():

@@ -30,24 +30,28 @@ _SUMS = ("\\sum", "\\prod", "\\int", "\\bigcup", "\\bigcap")
 _LONG_ROW = re.compile(r"[0-9.\s+*\u00d7/^()\u00f7-]{120,}")
 
 
-class _Costly(Exception):
+class _TooCostlyError(Exception):
     """Evaluating the text might never end."""
 
 
-def load() -> None:
-    """Import math-verify now, so that the first answer does not pay for it."""
-    _math_verify()
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """Import math-verify, called early so that the first answer does not pay for it."""
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify
 
 
 def equal(wanted: str, given: str) -> bool:
-    """Whether two formulas are equal, as far as they can be calculated."""
+    """Return whether two formulas are equal, as far as they can be calculated."""
     if not (is_cheap(wanted) and is_cheap(given)):
         return False
     return _verify(_dressed(wanted), _dressed(given))
 
 
 def found_in(text: str, wanted: str) -> bool:
-    """Whether the formula that math-verify finds in running text is the wanted one."""
+    """Return whether math-verify finds the wanted formula in running text."""
     text = _LONG_ROW.sub(lambda row: " " + row[0][-100:], text)
     if len(text) > 2 * LONGEST or not (is_cheap(wanted) and is_cheap(text, prose=True)):
         return False
@@ -55,20 +59,20 @@ def found_in(text: str, wanted: str) -> bool:
 
 
 def is_cheap(text: str, *, prose: bool = False) -> bool:
-    """Whether the numbers in a formula stay small enough to be calculated."""
+    """Return whether the numbers in a formula stay small enough to be calculated."""
     if len(text) > (2 * LONGEST if prose else LONGEST):
         return False
     tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(text)]
     if len(tokens) > (2 * LONGEST if prose else MAX_TOKENS):
         return False
     try:
-        _Sizes(tokens).check()
-    except _Costly:
+        _SizeBounds(tokens).check()
+    except _TooCostlyError:
         return False
     return True
 
 
-class _Sizes:
+class _SizeBounds:
     """Bounds the size of every number in a row of tokens.
 
     The size of a text is the decimal logarithm of an upper bound of its value. Sums are bounded by
@@ -80,7 +84,7 @@ class _Sizes:
         self._at = 0
 
     def check(self) -> None:
-        """_Costly where something is too large."""
+        """Raise _TooCostlyError where something is too large."""
         while self._at < len(self._tokens):
             self._row(0)
             self._at += 1
@@ -88,7 +92,7 @@ class _Sizes:
     def _row(self, depth: int) -> tuple[float, bool]:
         """The size up to the closing bracket, and whether there are letters in it."""
         if depth > MAX_DEPTH:
-            raise _Costly
+            raise _TooCostlyError
         size, letters = 0.0, False
         while self._at < len(self._tokens) and self._tokens[self._at][0] != "close":
             one, letter = self._factor(depth)
@@ -103,7 +107,7 @@ class _Sizes:
             if kind == "factorial":
                 self._at += 1
                 if not letters and size > math.log10(MAX_FACTORIAL):
-                    raise _Costly
+                    raise _TooCostlyError
                 if not letters:
                     value = 10**size
                     size = math.lgamma(value + 1) / math.log(10)
@@ -115,19 +119,19 @@ class _Sizes:
                 exponent, _ = self._factor(depth + 1)
                 limit = MAX_EXPANDED if group and letters else MAX_EXPONENT
                 if exponent > math.log10(limit):
-                    raise _Costly
+                    raise _TooCostlyError
                 if command not in _SUMS:
                     size *= 10**exponent
             else:
                 break
         if size > MAX_DIGITS:
-            raise _Costly
+            raise _TooCostlyError
         return size, letters
 
     def _atom(self, depth: int) -> tuple[float, bool, bool, str]:
         """Size, whether there are letters in it, whether it is a group, and its command."""
         if depth > MAX_DEPTH:
-            raise _Costly
+            raise _TooCostlyError
         if self._at >= len(self._tokens):
             return 0.0, False, False, ""
         kind, text = self._tokens[self._at]
@@ -140,12 +144,12 @@ class _Sizes:
             return size, letters, True, ""
         if kind == "number":
             if len(text) > MAX_EXPONENT // 10:
-                raise _Costly
+                raise _TooCostlyError
             return _size_of(text), False, False, ""
         if text in _COUNTED and any(
             kind == "number" and float(number) > MAX_EXPONENT for kind, number in self._tokens
         ):
-            raise _Costly
+            raise _TooCostlyError
         named = kind in ("letter", "command")
         return math.log10(2), named and text not in ("\\frac", "\\pi"), False, text
 
@@ -154,11 +158,8 @@ def _size_of(number: str) -> float:
     """Of a number or of its reciprocal, whichever is larger."""
     whole, _, places = number.partition(".")
     digits = whole.lstrip("0")
-    return (
-        max(math.log10(2), float(len(digits)), float(len(places)))
-        if len(digits) > 15
-        else max(math.log10(2), math.log10(max(float(number), 1e-300)), float(len(places)))
-    )
+    size = float(len(digits)) if len(digits) > 15 else math.log10(max(float(number), 1e-300))
+    return max(math.log10(2), size, float(len(places)))
 
 
 def _dressed(text: str) -> str:
@@ -167,18 +168,10 @@ def _dressed(text: str) -> str:
     return f"$\\boxed{{{text}}}$"
 
 
-@lru_cache(maxsize=1)
-def _math_verify() -> Any:
-    import math_verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return math_verify
-
-
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    return _math_verify().parse(text, parsing_timeout=None)
+    return load().parse(text, parsing_timeout=None)
 
 
 def _verify(wanted: str, given: str) -> bool:
-    return bool(_math_verify().verify(_parsed(wanted), _parsed(given), timeout_seconds=None))
+    return bool(load().verify(_parsed(wanted), _parsed(given), timeout_seconds=None))

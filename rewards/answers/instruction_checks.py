@@ -35,7 +35,7 @@ _SCRIPTS = {
 }
 
 
-class _Bounds(StrictModel):
+class _CountBounds(StrictModel):
     min: int | None = Field(default=None, ge=0)
     """At least this many."""
 
@@ -43,17 +43,17 @@ class _Bounds(StrictModel):
     """At most this many."""
 
     def hold(self, count: int) -> bool:
-        """Whether a count is within them."""
+        """Return whether a count is within the bounds."""
         low = self.min is None or count >= self.min
         return low and (self.max is None or count <= self.max)
 
 
-class Length(_Bounds):
-    """How long the text is."""
+class Length(_CountBounds):
+    """Length of the text."""
 
     type: Literal["length"]
     unit: Literal["words", "sentences", "paragraphs", "lines", "characters"] = "words"
-    """What is counted; lines and paragraphs are counted without empty ones."""
+    """Counted unit; lines and paragraphs are counted without empty ones."""
 
     @model_validator(mode="after")
     def _bounded(self) -> "Length":
@@ -62,11 +62,11 @@ class Length(_Bounds):
         return self
 
     def passes(self, text: str) -> bool:
-        """Whether the text is as long as that."""
+        """Return whether the text's length is within the bounds."""
         return self.hold(_count(text, self.unit))
 
 
-class Keywords(_Bounds):
+class Keywords(_CountBounds):
     """Words that have to stand in the text."""
 
     type: Literal["keywords"]
@@ -77,14 +77,14 @@ class Keywords(_Bounds):
     """Capital and small letters are the same."""
 
     def passes(self, text: str) -> bool:
-        """Whether each word stands there often enough."""
+        """Return whether each word stands in the text often enough."""
         counts = [_occurrences(text, word, self.ignore_case) for word in self.words]
         if self.min is None and self.max is None:
             return all(counts)
         return all(self.hold(count) for count in counts)
 
 
-class Forbidden(StrictModel):
+class ForbiddenWords(StrictModel):
     """Words that may not stand in the text."""
 
     type: Literal["forbidden"]
@@ -93,7 +93,7 @@ class Forbidden(StrictModel):
     """Capital and small letters are the same."""
 
     def passes(self, text: str) -> bool:
-        """Whether none of them stands there."""
+        """Return whether none of the words stands in the text."""
         return not any(_occurrences(text, word, self.ignore_case) for word in self.words)
 
 
@@ -117,7 +117,7 @@ class Json(StrictModel):
         return self
 
     def passes(self, text: str) -> bool:
-        """Whether it is JSON that fits."""
+        """Return whether the text is JSON that fits the schema."""
         fence = _FENCE.fullmatch(text.strip()) if self.fenced else None
         try:
             value = json.loads(fence[1] if fence else text)
@@ -127,7 +127,7 @@ class Json(StrictModel):
 
 
 class Edge(StrictModel):
-    """How the text begins or ends, blanks apart."""
+    """Beginning or end of the text, blanks apart."""
 
     type: Literal["starts_with", "ends_with"]
     text: str = Field(min_length=1)
@@ -135,20 +135,20 @@ class Edge(StrictModel):
     """Capital and small letters are the same."""
 
     def passes(self, text: str) -> bool:
-        """Whether it begins or ends so."""
+        """Return whether the text begins or ends with the wanted one."""
         text, edge = text.strip(), self.text.strip()
         if self.ignore_case:
             text, edge = text.casefold(), edge.casefold()
         return text.startswith(edge) if self.type == "starts_with" else text.endswith(edge)
 
 
-class Bullets(_Bounds):
-    """How many points its lists have (`- point`, `* point`, `1. point`)."""
+class Bullets(_CountBounds):
+    """Number of points in the text's lists (`- point`, `* point`, `1. point`)."""
 
     type: Literal["bullets"]
 
     def passes(self, text: str) -> bool:
-        """Whether there are that many; without bounds, at least one."""
+        """Return whether the number is within the bounds; without bounds, at least one."""
         count = len(_BULLET.findall(text))
         return count > 0 if self.min is None and self.max is None else self.hold(count)
 
@@ -165,7 +165,7 @@ class Script(StrictModel):
     """Least share of its letters."""
 
     def passes(self, text: str) -> bool:
-        """Whether enough of its letters are of the script; a text without letters is of none."""
+        """Return whether enough letters are of the script; never without letters."""
         letters = [char for char in text if char.isalpha()]
         names = _SCRIPTS[self.script]
         own = sum(unicodedata.name(char, "").startswith(names) for char in letters)
@@ -179,20 +179,19 @@ class Case(StrictModel):
     case: Literal["upper", "lower"]
 
     def passes(self, text: str) -> bool:
-        """Whether they are; a text without letters is neither."""
+        """Return whether all letters are of the case; never without letters."""
         return text.isupper() if self.case == "upper" else text.islower()
 
 
 Check = Annotated[
-    Length | Keywords | Forbidden | Json | Edge | Bullets | Script | Case,
+    Length | Keywords | ForbiddenWords | Json | Edge | Bullets | Script | Case,
     Field(discriminator="type"),
 ]
 _checks = TypeAdapter(tuple[Check, ...])
 
 
 def read_checks(found: object) -> tuple[Check, ...]:
-    """Checks from what a row holds: a list of objects, or that as JSON text. ValueError with one
-    line where it is something else."""
+    """Read a row's checks, a list of objects or its JSON; else ValueError of one line."""
     if isinstance(found, str):
         found = json.loads(found)
     try:
@@ -223,7 +222,7 @@ def _count(text: str, unit: str) -> int:
 
 
 def _occurrences(text: str, word: str, ignore_case: bool) -> int:
-    """How often a word stands in a text, as a word where it begins and ends with letters."""
+    """Count a word in a text, as a word where it begins and ends with letters."""
     before = r"(?<!\w)" if re.match(r"\w", word) else ""
     after = r"(?!\w)" if re.search(r"\w$", word) else ""
     flags = re.IGNORECASE if ignore_case else re.RegexFlag(0)

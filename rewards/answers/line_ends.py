@@ -17,15 +17,16 @@ from itertools import groupby
 from typing import NamedTuple
 
 COMMENTS = ("#",)
-"""What a comment begins with."""
+"""Beginnings of a comment."""
 
 _FENCE = "```"
 _OPENS = re.compile(r"```[ \t]*\w*\s*")
 
 
-class Line(NamedTuple):
-    """Text with its newlines (the last line may have none), the index of the token at which it
-    ends, and whether it is neutral. Lines that end at one token are one."""
+class AnswerLine(NamedTuple):
+    """A line of an answer; lines that end at one token are one.
+
+    `text` has its newlines (the last line may have none), `end` is the index of its last token."""
 
     text: str
     end: int
@@ -38,11 +39,8 @@ def line_ends(token_texts: Sequence[str]) -> list[int]:
 
 
 def split_lines(
-    token_texts: Sequence[str],
-    *,
-    comments: Sequence[str] = COMMENTS,
-    fenced: bool | None = None,
-) -> list[Line]:
+    token_texts: Sequence[str], *, comments: Sequence[str] = COMMENTS, fenced: bool | None = None
+) -> list[AnswerLine]:
     """The lines of an answer.
 
     Args:
@@ -57,17 +55,14 @@ def split_lines(
     lines = []
     for end, ended in groupby(pairs, key=lambda pair: pair[0][1]):
         texts, flags = zip(*((text, flag) for (text, _), flag in ended), strict=True)
-        lines.append(Line("".join(texts), end, all(flags)))
+        lines.append(AnswerLine("".join(texts), end, all(flags)))
     return lines
 
 
 def neutral_lines(
-    lines: Sequence[str],
-    *,
-    comments: Sequence[str] = COMMENTS,
-    fenced: bool | None = None,
+    lines: Sequence[str], *, comments: Sequence[str] = COMMENTS, fenced: bool | None = None
 ) -> list[bool]:
-    """For each line of a text whether it is neutral; arguments as for `split_lines`."""
+    """For each line return whether it is neutral; arguments as for `split_lines`."""
     inside = _inside_fences(lines)
     if fenced is None:
         fenced = any(inside)
@@ -78,9 +73,8 @@ def neutral_lines(
     ]
 
 
-def cut_like(lines: Sequence[Line], text: str) -> list[str]:
-    """A text cut where the lines of its tokens are, newline by newline: the whole may have blanks
-    that the texts of single tokens lack."""
+def cut_like(lines: Sequence[AnswerLine], text: str) -> list[str]:
+    """Cut a text where its tokens' lines end, by newlines; tokens may lack its blanks."""
     found, begin = [], 0
     for line in lines:
         end = begin
@@ -94,9 +88,8 @@ def cut_like(lines: Sequence[Line], text: str) -> list[str]:
     return found
 
 
-def neutral_ends(lines: Sequence[Line], ends: Sequence[int]) -> list[bool]:
-    """Whether what ends at each of some tokens is neutral; so is a token at which no line ends,
-    such as the end token behind the last newline."""
+def neutral_ends(lines: Sequence[AnswerLine], ends: Sequence[int]) -> list[bool]:
+    """For each token return whether no line that counts ends there (such as the end token)."""
     known: Mapping[int, bool] = {line.end: line.neutral for line in lines}
     return [known.get(end, True) for end in ends]
 
@@ -117,7 +110,7 @@ def _written(token_texts: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _inside_fences(lines: Sequence[str]) -> list[bool]:
-    """Which lines stand between a fence and the next one, or the end."""
+    """For each line return whether it stands behind an open fence."""
     inside, found = False, []
     for line in lines:
         fence = line.startswith(_FENCE)

@@ -1,10 +1,9 @@
 """The `math` verifier: is the final answer of a response the right one?
 
-In: a response, the right answer, the marker of the final answer if the task has one. Out: right or
+In: a response, the right answer, the task's marker of the final answer, if any. Out: right or
 wrong. The form of the right answer decides how the given one is read: a number, a letter, words, a
-list, a pair. What is none of these is a formula, and math-verify says whether two formulas are
-equal. Formulas that cannot be calculated are wrong; those that take long are the caller's to end,
-which runs this in a process that can be killed.
+list, a pair, else a formula, which math-verify compares. Formulas that cannot be calculated are
+wrong; the caller ends those that take long, as it runs this in a process that can be killed.
 """
 
 import re
@@ -23,10 +22,10 @@ from rewards.answers.answer_lists import (
 )
 from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import (
-    Found,
+    FinalAnswer,
     boxed_answer,
     find,
-    told,
+    stated_value,
     wanted_answer,
 )
 from rewards.answers.formula import load
@@ -49,7 +48,7 @@ _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
 
 
 def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
-    """Whether the final answer in `text` equals `answer`.
+    """Return whether the final answer in `text` equals `answer`.
 
     With a marker the final answer is what follows its last occurrence; a response without the
     marker has no answer. Without one it is the last box, what follows `####`, what a sentence calls
@@ -70,15 +69,14 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
 
 @lru_cache(maxsize=256)
 def _wanted(source: str) -> str:
-    """The right answer, alone; one in words is taken as it stands where nothing in it looks like
-    the answer."""
+    """Return the right answer alone; a text in which nothing looks like it is taken whole."""
     found = find(source)
     sure = found.answer and found.certainty != "perhaps"
     return tidy(found.answer if sure else source.strip())
 
 
-def _said(wanted: str, text: str, found: Found) -> bool:
-    """Whether a text that does not mark its answer says the right one."""
+def _said(wanted: str, text: str, found: FinalAnswer) -> bool:
+    """Return whether a text that does not mark its answer says the right one."""
     choice = read_letter(wanted)
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
@@ -88,13 +86,13 @@ def _said(wanted: str, text: str, found: Found) -> bool:
             return _same(wanted, likely)
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
             return True
-    if (end := told(found.around)) and _same(wanted, tidy(end)):
+    if (end := stated_value(found.around)) and _same(wanted, tidy(end)):
         return True
     return formula.found_in(found.around, wanted)
 
 
 def _is_numeric(text: str) -> bool:
-    """Whether an answer is a number, or numbers in a row."""
+    """Return whether an answer is a number, or numbers in a row."""
     listing = read_listing(text)
     items = (text,) if listing is None or listing.ordered else listing.items
     return all(
@@ -104,7 +102,7 @@ def _is_numeric(text: str) -> bool:
 
 
 def _same(wanted: str, given: str, depth: int = 0) -> bool:
-    """Whether two answers in their one way of writing are the same."""
+    """Return whether two answers in normal form are the same."""
     if not given or not wanted:
         return False
     if squeeze(wanted) == squeeze(given):
@@ -248,8 +246,9 @@ def _in_order(first: tuple[str, ...], second: tuple[str, ...], depth: int) -> bo
 
 
 def _in_any_order(first: tuple[str, ...], second: tuple[str, ...], depth: int) -> bool:
-    """Whether every item of one is an item of the other, and as often where the right answer
-    repeats one. `a = 4, -8` names its first item alone."""
+    """Return whether both have the same items, as often as the right answer has them.
+
+    `a = 4, -8` names its first item alone."""
     first, second = _distinct(_unnamed(first)), _distinct(_unnamed(second))
     left = list(second)
     if len(first) != len(second):
@@ -278,7 +277,7 @@ def _distinct(items: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _ends(listing: Listing) -> tuple[bool, bool]:
-    """Whether the brackets are square."""
+    """Return for both brackets whether they are square."""
     return listing.opening == "[", listing.closing == "]"
 
 

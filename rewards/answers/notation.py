@@ -104,8 +104,7 @@ def unwrap_text(text: str) -> str:
 
 
 def bare_text(text: str) -> str:
-    """What is in `\\text{350 students}` or `\\text{red, blue}`, where a text is that alone and
-    more than words."""
+    """Return the content of `\\text{red, blue}` or `\\text{350 students}`, but not of words."""
     match = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     if match and re.search(r"^\s*[-+.]?[0-9]|,|\b(?:and|or)\b", match[1]):
         return match[1].strip()

@@ -15,8 +15,9 @@ LONGEST = 1000
 """Longer texts are not read: the time to read an integer grows with the square of its digits."""
 
 PLACES = 6
-"""A decimal with at least this many places may stand for a fraction without a finite decimal, if
-all its digits are right (the last one rounded or not)."""
+"""Least decimal places that may stand for a fraction without a finite decimal.
+
+All its digits have to be right (the last one rounded or not)."""
 
 _LAYOUT = re.compile(r"\\[!,;: $]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
@@ -30,8 +31,9 @@ _SPACED_DIGITS = re.compile(r"[0-9]\s+[0-9]")
 
 
 def same_number(wanted: Fraction, given: Fraction) -> bool:
-    """Equality; where `wanted` has no finite decimal, a decimal of at least PLACES right places and
-    four right digits will do."""
+    """Return whether `given` equals `wanted`, or is a part of its endless decimal.
+
+    That takes at least PLACES right places and four right digits."""
     if wanted == given:
         return True
     places = _places(given)
@@ -42,7 +44,7 @@ def same_number(wanted: Fraction, given: Fraction) -> bool:
 
 
 def _places(number: Fraction) -> int | None:
-    """How many decimal places a number has; None where they have no end."""
+    """Number of decimal places; None where they have no end."""
     rest, powers = number.denominator, []
     for prime in (2, 5):
         power = 0
@@ -118,8 +120,7 @@ class Quantity:
 
 
 def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
-    """The quantity that a text is. With `decimal_comma` a comma that cannot separate thousands is a
-    decimal point."""
+    """Read a quantity. `decimal_comma`: a comma without thousands is a decimal point."""
     if len(text) > LONGEST:
         return None
     text = _MONEY.sub("", text)
@@ -142,8 +143,10 @@ def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
 
 
 def same_quantity(wanted: Quantity, given: Quantity) -> bool:
-    """Whether both say the same. A unit that only one of them has does not matter, nor does one
-    that is not known; per cent may be written as the number of hundredths or as their value."""
+    """Return whether both are the same quantity.
+
+    A unit that one lacks, or that is unknown, does not matter; per cent may be hundredths or a
+    value."""
     if wanted.unit != given.unit and "%" in (wanted.unit, given.unit):
         return _same_percent(wanted, given)
     if wanted.unit != given.unit and wanted.unit and given.unit:

@@ -1,4 +1,4 @@
-"""What a kind reads of a row: its columns and its right answer."""
+"""Columns and right answer of a row, as reward kinds read them."""
 
 import json
 from typing import Any

@@ -1,8 +1,7 @@
 """Units of measurement, as answers write them.
 
 In: the text behind a number (`cm`, `m/s^2`, `\\text{square feet}`, `%`). Out: a Unit, which knows
-what it measures and how large it is, or None where the text is no unit of the table. Exact: factors
-are fractions of the SI unit.
+its dimension and size, or None where the table has none. Exact: factors are fractions of SI units.
 """
 
 import re
@@ -11,12 +10,12 @@ from fractions import Fraction
 from functools import lru_cache
 
 Dimension = tuple[tuple[str, int], ...]
-"""What is measured: base quantities and their exponents, in the order of their names."""
+"""Base quantities of a unit and their exponents, in the order of their names."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One of it is `factor` SI units; zero of it is `offset` SI units (only temperatures)."""
+    """A unit: one is `factor` SI units, zero is `offset` of them (temperatures only)."""
 
     dimension: Dimension
     factor: Fraction

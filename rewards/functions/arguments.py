@@ -1,15 +1,15 @@
 """The arguments that a reward function can receive about one response.
 
-In: a ScoreItem. Out: facts by name, in the form in which a function's system has them: texts, chat
-messages, or objects with what a rollout of one turn has. A fact is computed when it is asked for.
-What a function looks for in an object and is not there raises, so that the scoring fails with its
-name.
+In: a ScoreItem. Out: facts by name, computed on demand, in the form in which a function's system
+has them: texts, chat messages, or objects like those of a rollout of one turn. An object's missing
+attribute raises, so that the scoring fails with its name.
 """
 
 import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
@@ -17,12 +17,11 @@ from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
 
 Chat = Literal["never", "row", "always"]
-"""When prompt and completion are lists of messages: where the row's prompt is a chat, or always."""
+"""Use of chat messages for prompt and completion: as the row's prompt, or always."""
 
 
 class ScoringError(Exception):
-    """A response has no score; `parts` are numbers to look at all the same, such as what a judge
-    took."""
+    """A response has no score; `parts` are numbers to look at, such as a judge's tokens."""
 
     parts: Mapping[str, float] = MappingProxyType({})
 
@@ -31,7 +30,7 @@ class InvalidRewardError(ScoringError):
     """A response cannot be scored as the function asks, or what it returned is no reward."""
 
 
-class Known:
+class ResponseFacts:
     """One response and its row."""
 
     def __init__(self, item: ScoreItem, chat: Chat) -> None:
@@ -72,8 +71,7 @@ class Known:
 
     @property
     def truth(self) -> Any:
-        """The right answer where no column has the name that a function asks for: verl's or
-        SkyRL's ground truth as the row has it, which may be an object, else the answer as text."""
+        """The ground truth of verl or SkyRL as the row has it, else the answer as text."""
         for column in ("reward_model", "reward_spec"):
             nested = self.columns.get(column)
             if isinstance(nested, Mapping) and "ground_truth" in nested:
@@ -100,8 +98,7 @@ class Known:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """verifiers' state after its end. One for all functions of a rubric: what the first notes
-        in it, the next can read."""
+        """verifiers' state after its end, one for all functions of a rubric, which may write it."""
         both = {"prompt": self.prompt, "completion": self.completion}
         is_truncated = not self.item.finished
         return {
@@ -118,8 +115,7 @@ class Known:
 
     @property
     def sample(self) -> Any:
-        """slime's sample, of its own class where the function's module has imported that. Its
-        metadata are the row's column of that name, else the row."""
+        """slime's sample, of its own class if imported; `metadata` is that column or the row."""
         given = self.columns.get("metadata")
         made = getattr(sys.modules.get("slime.utils.types"), "Sample", SimpleNamespace)
         return made(
@@ -180,25 +176,19 @@ IDS = ("prompt_ids", "completion_ids")
 TRUTHS = ("answer", "ground_truth", "label", "solution")
 """Names of the right answer, beside that of its column."""
 
-Fact = Callable[[Known], Any]
+Fact = Callable[[ResponseFacts], Any]
+_COMPUTED = (
+    "prompt", "query", "prompt_ids", "completion_ids", "info", "state", "task_info", "sample",
+    "rllm_task", "episode",
+)  # fmt: skip
 FACTS: dict[str, Fact] = {
-    "prompt": lambda known: known.prompt,
-    "query": lambda known: known.query,
-    "prompt_ids": lambda known: known.prompt_ids,
-    "completion_ids": lambda known: known.completion_ids,
-    "extra_info": lambda known: {},
-    "info": lambda known: known.info,
-    "task": lambda known: "default",
-    "state": lambda known: known.state,
-    "task_info": lambda known: known.task_info,
-    "args": lambda known: SimpleNamespace(),
-    "sample": lambda known: known.sample,
-    "rllm_task": lambda known: known.rllm_task,
-    "episode": lambda known: known.episode,
-    **dict.fromkeys(TRUTHS, lambda known: known.truth),
+    **{name: attrgetter(name) for name in _COMPUTED},
+    "extra_info": lambda facts: {},
+    "task": lambda facts: "default",
+    "args": lambda facts: SimpleNamespace(),
+    **dict.fromkeys(TRUTHS, attrgetter("truth")),
 }
-"""What stands under a name where the row has no column of that name, or for a name that is its
-system's own whatever columns there are."""
+"""Values of arguments, by name, that have no column, or belong to their system anyway."""
 
 PLURALS = {
     **{f"{name}s": name for name in RESPONSES},

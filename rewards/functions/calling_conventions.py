@@ -1,10 +1,9 @@
 """Conventions of reward functions, and how arguments are bound by them.
 
 In: a function's signature, perhaps the name of a convention. Out: a binding, which turns a response
-into the arguments of a call. A convention is data: which names it hands over, as texts or as
-messages, one by one or in lists. What a function needs and nothing is known of is left to the
-dataset's columns; a function that takes the response under no known name is a UserError, because
-whatever it paid would say nothing.
+into the arguments of a call. A convention is data: the names that it passes, as texts or messages,
+one by one or in lists. An argument of unknown name is left to the dataset's columns; a function
+that takes the response under no known name is a UserError, because its rewards would say nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +22,7 @@ from rewards.functions.arguments import (
     Chat,
     Fact,
     InvalidRewardError,
-    Known,
+    ResponseFacts,
 )
 from rewards.functions.results import Form
 from rewards.functions.signatures import EXPECTED, Signature
@@ -31,7 +30,7 @@ from rewards.functions.signatures import EXPECTED, Signature
 
 @dataclass(frozen=True)
 class Convention:
-    """How one system calls reward functions."""
+    """The way in which one system calls reward functions."""
 
     system: str
     expected: str
@@ -137,7 +136,7 @@ _TELLING: Mapping[Adapter, frozenset[str]] = {
 
 
 def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
-    """The convention of a function by the names of its arguments; `texts` are annotated as one."""
+    """Convention of a function with these arguments; `texts` are annotated as one text."""
     given = set(names)
     for adapter, telling in _TELLING.items():
         if telling <= given:
@@ -158,15 +157,16 @@ def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
     return "verifiers" if given & {"state", "parser"} else "plain"
 
 
-class Source(NamedTuple):
-    """Where an argument comes from: the first of these columns that the row has, else the fact.
-    Each has a flag: whether the value goes into a list with one entry per response."""
+class ArgumentSource(NamedTuple):
+    """Source of an argument: the row's first of these columns, else the fact.
+
+    The flags: the value goes into a list with one entry per response."""
 
     columns: tuple[tuple[str, bool], ...]
     fact: Fact | None
     wraps: bool
 
-    def find(self, known: Known) -> list[Any]:
+    def find(self, known: ResponseFacts) -> list[Any]:
         """The value, alone in a list; an empty list where there is none."""
         for column, wraps in self.columns:
             if column in known.columns:
@@ -180,26 +180,28 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """How one function is called: by the convention of `adapter`, as far as its names allow."""
+    """The call of one function by `adapter`'s convention, as far as its names allow."""
 
     adapter: Adapter
     convention: Convention
     signature: Signature
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ArgumentSource]
     objects: Mapping[str, Any]
     needs: tuple[str, ...]
     """Columns of the dataset that it cannot do without."""
     asks_ids: bool
-    """Whether it takes token ids."""
+    """True: it takes token ids."""
     doubtful: frozenset[str] = frozenset()
     """Columns that would make the convention a wrong guess."""
 
     def arguments(
-        self, item: ScoreItem, known: Known | None = None
+        self, item: ScoreItem, known: ResponseFacts | None = None
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments for a response; InvalidRewardError where its row lacks
-        what the function needs. `known`: arguments that functions of the same form received."""
-        known = known or Known(item, self.convention.chat)
+        """Arguments for a response, positional and named; InvalidRewardError for a poor row.
+
+        Its row lacks what the function needs. `known`: arguments that functions of the same form
+        received."""
+        known = known or ResponseFacts(item, self.convention.chat)
         if self.doubtful & known.columns.keys():
             raise InvalidRewardError(
                 f"{', '.join(sorted(self.doubtful))} may be the row's column or an argument of "
@@ -215,7 +217,7 @@ class Binding:
         found.update(self.objects)
         return [found.pop(name) for name in self.signature.by_position], found
 
-    def _columns(self, known: Known) -> dict[str, Any]:
+    def _columns(self, known: ResponseFacts) -> dict[str, Any]:
         wanted, lists = self.convention.columns, self.convention.lists
         chosen = known.columns if wanted is None else wanted & known.columns.keys()
         return {name: [known.columns[name]] if lists else known.columns[name] for name in chosen}
@@ -228,8 +230,9 @@ def bind(
     adapter: Adapter | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> Binding:
-    """How a function with this signature is called: by the convention named, or the one that it
-    fits. `objects` are arguments that the function's own system holds ready (a rubric's parser).
+    """Bind a function by the named convention, or the one that its signature fits.
+
+    `objects` are arguments that the function's own system holds ready (a rubric's parser).
     UserError where the response would reach it under no known name."""
     chosen = adapter or recognise(signature.names, signature.texts)
     convention = _without_clashes(CONVENTIONS[chosen], signature.names)
@@ -260,8 +263,7 @@ def bind(
 
 
 def _without_clashes(convention: Convention, names: Collection[str]) -> Convention:
-    """The convention for a function with these arguments: a second name is only one where the
-    first is not taken too, and may else be a column."""
+    """Drop aliases of names that the function takes itself; they may be columns."""
     aliases = {name: of for name, of in convention.aliases.items() if of not in names}
     return replace(convention, aliases=aliases)
 
@@ -274,24 +276,24 @@ def _response(signature: Signature, convention: Convention) -> str | None:
     return next((name for name in carriers if name in singular), None)
 
 
-def _source(name: str, convention: Convention, response: str) -> Source:
+def _source(name: str, convention: Convention, response: str) -> ArgumentSource:
     single = convention.singular(name)
     listed = name in PLURALS and name not in convention.aliases
     wraps = convention.lists or listed
     if single in RESPONSES and (single == response or name in convention.rest):
-        return Source((), lambda known: known.completion, wraps)
+        return ArgumentSource((), lambda known: known.completion, wraps)
     if single == "answer" and "answer" in convention.own:
-        return Source((), lambda known: known.item.answer, wraps)
+        return ArgumentSource((), lambda known: known.item.answer, wraps)
     known = {"prompt", "query", *IDS, *TRUTHS, *convention.facts}
     fact = FACTS[single] if single in known else None
     if single in {"prompt", response, *IDS, *convention.own}:
-        return Source((), fact, wraps)
+        return ArgumentSource((), fact, wraps)
     own = (name, convention.lists)
-    return Source((own, (single, True)) if listed else (own,), fact, wraps)
+    return ArgumentSource((own, (single, True)) if listed else (own,), fact, wraps)
 
 
 def _is_offered(name: str, convention: Convention, response: str) -> bool:
-    """Whether an argument that has a default is given all the same, where it can be."""
+    """Return whether an argument with a default is passed, where it can be."""
     single = convention.singular(name)
     if single in {"prompt", response, *IDS, *convention.own, *convention.facts}:
         return True

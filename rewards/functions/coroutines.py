@@ -1,5 +1,4 @@
-"""The event loop of a scoring child: one for its life, so that sessions and connections that its
-verifier keeps stay usable."""
+"""The event loop of a scoring child, one for its life: its connections stay usable."""
 
 import asyncio
 from collections.abc import Awaitable

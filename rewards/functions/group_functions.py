@@ -12,10 +12,15 @@ from typing import Any
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards.functions.arguments import RESPONSES, Known
+from rewards.functions.arguments import RESPONSES, ResponseFacts
 from rewards.functions.calling_conventions import Binding, bind
-from rewards.functions.results import Result, Verdict
-from rewards.functions.user_functions import Call, RewardFunction, RewardFunctions, load_functions
+from rewards.functions.results import FunctionResult, Verdict
+from rewards.functions.user_functions import (
+    FunctionCall,
+    RewardFunction,
+    RewardFunctions,
+    load_functions,
+)
 
 _OWN = frozenset({"completion_ids", "state"})
 """Facts of one response that have no plural name: a group has a list of them under the same one."""
@@ -24,9 +29,12 @@ _OWN = frozenset({"completion_ids", "state"})
 class GroupFunctions(RewardFunctions):
     """The functions of a source whose unit is group: a weighted sum for each sibling."""
 
-    def calls(self, item: ScoreItem) -> list[Call]:
+    def calls(self, item: ScoreItem) -> list[FunctionCall]:
         """A call of each function with all siblings."""
-        return [f.call(*group_arguments(f.binding, item.siblings)) for f in self.functions]
+        return [
+            FunctionCall(f.function, *group_arguments(f.binding, item.siblings))
+            for f in self.functions
+        ]
 
     def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
         """A verdict for each sibling; None where all functions say that none applies."""
@@ -36,7 +44,7 @@ class GroupFunctions(RewardFunctions):
         ]
         return Verdict(siblings=tuple(map(self._of_sibling, zip(*columns, strict=True))))
 
-    def _of_sibling(self, results: Sequence[Result | None]) -> Verdict | None:
+    def _of_sibling(self, results: Sequence[FunctionResult | None]) -> Verdict | None:
         return self.weighed(results) if any(r is not None for r in results) else None
 
 
@@ -65,7 +73,7 @@ def group_arguments(
     binding: Binding, siblings: Sequence[ScoreItem]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Positional and named arguments for one call with all siblings."""
-    known = Known(siblings[0], binding.convention.chat)
+    known = ResponseFacts(siblings[0], binding.convention.chat)
     calls = [binding.arguments(sibling) for sibling in siblings]
     positional = [
         _joined(binding, name, known, [call[0][place] for call in calls])
@@ -78,15 +86,15 @@ def group_arguments(
     }
 
 
-def _joined(binding: Binding, name: str, known: Known, values: Sequence[Any]) -> Any:
+def _joined(binding: Binding, name: str, known: ResponseFacts, values: Sequence[Any]) -> Any:
     """One argument from those of the siblings' own calls."""
     if _is_listed(binding, name, known):
         return [value[0] for value in values]
     return list(values) if binding.convention.singular(name) in _OWN else values[0]
 
 
-def _is_listed(binding: Binding, name: str, known: Known) -> bool:
-    """Whether each sibling's own call has this argument in a list of one."""
+def _is_listed(binding: Binding, name: str, known: ResponseFacts) -> bool:
+    """Return whether each sibling's own call has this argument in a list of one."""
     source = binding.sources.get(name)
     if source is None:
         return name not in binding.objects and binding.convention.lists

@@ -14,7 +14,12 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.calling_conventions import bind
 from rewards.functions.results import Verdict
-from rewards.functions.user_functions import Call, RewardFunction, RewardFunctions, load_functions
+from rewards.functions.user_functions import (
+    FunctionCall,
+    RewardFunction,
+    RewardFunctions,
+    load_functions,
+)
 
 LINES = "lines"
 
@@ -22,7 +27,7 @@ LINES = "lines"
 class LineFunctions(RewardFunctions):
     """The functions of a source whose unit is line: a weighted sum for each line."""
 
-    def calls(self, item: ScoreItem) -> list[Call]:
+    def calls(self, item: ScoreItem) -> list[FunctionCall]:
         """A call of each function with all lines."""
         return [_call(function, item) for function in self.functions]
 
@@ -59,14 +64,14 @@ def _of_lines(function: RewardFunction) -> RewardFunction:
     return replace(function, binding=replace(bound, doubtful=binding.doubtful))
 
 
-def _call(function: RewardFunction, item: ScoreItem) -> Call:
+def _call(function: RewardFunction, item: ScoreItem) -> FunctionCall:
     by_position = function.binding.signature.by_position
     positional, named = function.binding.arguments(item)
     if LINES in by_position:
         positional[by_position.index(LINES)] = list(item.lines)
     else:
         named[LINES] = list(item.lines)
-    return function.call(positional, named)
+    return FunctionCall(function.function, positional, named)
 
 
 def _sum(scores: Sequence[float | None]) -> float | None:

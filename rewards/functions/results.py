@@ -1,9 +1,9 @@
-"""What reward functions return, read as scores.
+"""Scores from what reward functions return.
 
-In: whatever came back for one response: a number, a list with one entry, an array or a tensor, a
-dict, an object with a `reward`, or None. Out: a score, what the function says of the answer, and
-parts; None where the function says that it does not apply. Everything else raises
-InvalidRewardError, so that a mistake never becomes a reward of zero.
+In: what came back for one response: a number, a list with one entry, an array or a tensor, a dict,
+an object with a `reward`, or None. Out: a score, the function's opinion of the answer, and parts;
+None where the function does not apply. Everything else raises InvalidRewardError, so that a mistake
+never becomes a reward of zero.
 """
 
 import math
@@ -15,8 +15,7 @@ from rewards.functions.arguments import InvalidRewardError
 
 MAX_PARTS = 64
 Form = Literal["one", "list", "first"]
-"""How a function returns the reward of one response: as it is, in a list as long as the lists that
-it was handed, or as the first entry of a tuple."""
+"""Form of a returned reward: itself, a list with one per response, or a tuple's first."""
 SCORES = ("score", "reward", "rewards")
 """The entry of a dict that is the reward."""
 JUDGEMENTS = ("correct", "acc", "is_correct")
@@ -25,7 +24,7 @@ JUDGEMENTS = ("correct", "acc", "is_correct")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one response, of its lines, or of a group.
+    """A verifier's judgement of one response, of its lines, or of a group.
 
     `reward` is what training sees, `correct` whether the answer is right, `parts` are further
     numbers to look at.
@@ -40,11 +39,11 @@ class Verdict:
     lines: tuple[float | None, ...] = ()
     siblings: "tuple[Verdict | None, ...]" = ()
     model: str | None = None
-    """Which model said so, where the run trains it."""
+    """The model that gave the score, where the run trains it."""
 
 
-class Result(NamedTuple):
-    """What one function says of one response."""
+class FunctionResult(NamedTuple):
+    """One function's score of one response."""
 
     score: float
     correct: bool | None
@@ -52,7 +51,7 @@ class Result(NamedTuple):
     parts: dict[str, float]
 
 
-def read_result(result: object, form: Form = "one") -> Result | None:
+def read_result(result: object, form: Form = "one") -> FunctionResult | None:
     """The score in what a function returned; None where it returned None for this response."""
     if form == "first" and isinstance(result, tuple) and result:
         result = result[0]
@@ -68,10 +67,10 @@ def read_result(result: object, form: Form = "one") -> Result | None:
         value = {k: getattr(value, k) for k in ("reward", "is_correct") if hasattr(value, k)}
     if isinstance(value, Mapping):
         return _read_dict(value)
-    return Result(_finite("the result", value), None, {})
+    return FunctionResult(_finite("the result", value), None, {})
 
 
-def _read_dict(result: Mapping[object, object]) -> Result | None:
+def _read_dict(result: Mapping[object, object]) -> FunctionResult | None:
     key = next((name for name in SCORES if name in result), None)
     if key is None:
         raise InvalidRewardError("the returned dict has no `score`")
@@ -86,7 +85,7 @@ def _read_dict(result: Mapping[object, object]) -> Result | None:
     for name, entry in result.items():
         if name != key:
             parts.update(_parts(str(name), entry))
-    return Result(_finite(f"`{key}`", score), _judgement(parts, result), parts)
+    return FunctionResult(_finite(f"`{key}`", score), _judgement(parts, result), parts)
 
 
 def _judgement(parts: Mapping[str, float], result: Mapping[object, object]) -> bool | None:
@@ -99,8 +98,7 @@ def _judgement(parts: Mapping[str, float], result: Mapping[object, object]) -> b
 
 
 def _parts(name: str, entry: object) -> dict[str, float]:
-    """The numbers in an entry, one level deep. Texts (verl's `pred`), None and lists of several are
-    nothing that can be drawn, and are left out."""
+    """Numbers in an entry, one level deep; texts, None and lists of several are left out."""
     if isinstance(entry, Mapping):
         return {k: v for n, inner in entry.items() for k, v in _parts(f"{name}/{n}", inner).items()}
     if hasattr(entry, "tolist"):
@@ -111,7 +109,7 @@ def _parts(name: str, entry: object) -> dict[str, float]:
 
 
 def _is_listed(value: object) -> bool:
-    """Whether it is a list, an array or a tensor with at least one dimension."""
+    """Return whether it is a list, an array or a tensor with at least one dimension."""
     if isinstance(value, Sequence):
         return not isinstance(value, str | bytes)
     return bool(getattr(value, "ndim", 0))
@@ -138,10 +136,13 @@ def _finite(what: str, value: object) -> float:
     return number
 
 
-def weigh(results: Sequence[tuple[str, float, Result | None]], *, threshold: float) -> Verdict:
-    """One verdict from what (label, weight, result) say: the weighted sum of the functions that
-    apply. The first of them with a weight says whether the answer is right: by itself, else from a
-    score of `threshold` on. With several functions each one's score is a part under its label."""
+def weigh(
+    results: Sequence[tuple[str, float, FunctionResult | None]], *, threshold: float
+) -> Verdict:
+    """Combine results (label, weight, result) to the weighted sum of those that apply.
+
+    The first of them with a weight says whether the answer is right: by itself, else from a score
+    of `threshold` on. With several functions each one's score is a part under its label."""
     applied = [(label, weight, result) for label, weight, result in results if result is not None]
     if not applied:
         who = "the function says" if len(results) == 1 else "all functions say"

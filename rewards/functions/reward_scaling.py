@@ -1,4 +1,4 @@
-"""What verdicts earn: from scores to rewards, as a source of rewards says.
+"""Scaling of scores to rewards, as a source of rewards says.
 
 In: a source, an item, and what its verifier says of it. Out: the verdict that counts. Pure.
 Promises: what training sees of every kind, unit and pace of scoring is decided here; an item has as
@@ -15,14 +15,13 @@ from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.results import Verdict
 
 
-def foregone(source: SourceConfig, item: ScoreItem) -> Verdict | None:
-    """The verdict on a response that nobody has to look at, since it has no end or not the format
-    that the source asks for; None: it has to be judged. Groups are seen whole."""
-    return barred(source, item) if source.unit == "trajectory" else None
+def early_verdict(source: SourceConfig, item: ScoreItem) -> Verdict | None:
+    """Return the verdict on a response that lacks end or format; else None, as for groups."""
+    return blocked_verdict(source, item) if source.unit == "trajectory" else None
 
 
-def barred(source: SourceConfig, item: ScoreItem) -> Verdict | None:
-    """The verdict on a response whatever its kind says; None where that counts."""
+def blocked_verdict(source: SourceConfig, item: ScoreItem) -> Verdict | None:
+    """Return the verdict that precedes the kind's; None where the kind's counts."""
     if not item.finished and source.require_finish:
         return unfinished(source)
     if source.format is not None and not re.fullmatch(source.format, item.text, re.DOTALL):
@@ -32,17 +31,17 @@ def barred(source: SourceConfig, item: ScoreItem) -> Verdict | None:
 
 
 def waits_for_an_end(source: SourceConfig, item: ScoreItem) -> bool:
-    """Whether a response has no end and would need one. Groups are seen whole, and lines before
-    there is an end."""
+    """Return whether a response lacks an end that it needs; groups and lines need none."""
     return not item.finished and source.require_finish and source.unit == "trajectory"
 
 
-def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool) -> Verdict:
-    """What a verdict earns. `graded`: it is a score alone, which says by `correct_threshold` what
-    is right."""
+def scale_verdict(
+    source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool
+) -> Verdict:
+    """Scale a verdict. `graded`: a score alone, made right by `correct_threshold`."""
     match source.unit:
         case "trajectory":
-            return priced(source, verdict, graded=graded)
+            return scale_response(source, verdict, graded=graded)
         case "group":
             return _of_siblings(source, item, verdict, graded=graded)
         case "line":
@@ -52,17 +51,17 @@ def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: boo
 def _of_siblings(
     source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool
 ) -> Verdict:
-    """Siblings without an end or a format were seen, and have their verdict already."""
+    """Scale the siblings' verdicts; without end or format they have theirs already."""
     given = verdict.siblings
     if len(given) != len(item.siblings):
         raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
-    earned = (each and priced(source, each, graded=graded) for each in given)
+    earned = (each and scale_response(source, each, graded=graded) for each in given)
     seen = zip(item.siblings, earned, strict=True)
-    return Verdict(siblings=tuple(barred(source, sibling) or v for sibling, v in seen))
+    return Verdict(siblings=tuple(blocked_verdict(source, sibling) or v for sibling, v in seen))
 
 
 def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:
-    """What lines earn, the coordinator knows: they are part of a response without an end."""
+    """Check the scores of lines; the coordinator pays them before their response ends."""
     if len(verdict.lines) != len(item.line_ends):
         raise InvalidRewardError(f"{len(verdict.lines)} scores for {len(item.line_ends)} lines")
     for score in verdict.lines:
@@ -72,14 +71,13 @@ def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:
 
 
 def unfinished(source: SourceConfig) -> Verdict:
-    """What a response without an end earns."""
+    """Return the verdict on a response without an end."""
     parts = {} if source.kind == "function" else {"correct": 0.0}
     return Verdict(source.wrong_reward, False, parts)
 
 
-def priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
-    """One response's verdict with what its score earns. A score that was put on another scale is a
-    part."""
+def scale_response(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
+    """Scale one response's verdict. A score that was on another scale is a part."""
     if source.format is not None:
         verdict = replace(verdict, parts={"format": 1.0, **verdict.parts})
     if source.pays_itself():
@@ -96,7 +94,7 @@ def priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
 
 
 def _earned(source: SourceConfig, score: float) -> float:
-    """What a score between a wrong answer's 0 and a right one's 1 earns."""
+    """Map a score between a wrong answer's 0 and a right one's 1 to its reward."""
     if score in (0.0, 1.0):
         return source.correct_reward if score else source.wrong_reward
     return source.wrong_reward + (source.correct_reward - source.wrong_reward) * score

@@ -16,7 +16,7 @@ EXPECTED = "(prompt, completion, answer, **info)"
 
 
 class Signature(NamedTuple):
-    """What a reward function takes."""
+    """Arguments of a reward function."""
 
     by_position: tuple[str, ...]
     """Arguments that come by position only."""
@@ -25,7 +25,7 @@ class Signature(NamedTuple):
     names: tuple[str, ...]
     """All named arguments, in order."""
     any_name: bool
-    """Whether it takes further keyword arguments (`**info`)."""
+    """True: it takes further keyword arguments (`**info`)."""
     texts: frozenset[str] = frozenset()
     """Arguments that are annotated as one text."""
 
@@ -55,8 +55,9 @@ def read_signature(function: Callable[..., Any], where: str) -> Signature:
 
 
 def check_columns(where: str, needs: Collection[str], columns: Collection[str]) -> None:
-    """UserError where a function needs what no column of the dataset gives. A list with one entry
-    per response takes the column of its entries' name."""
+    """Raise UserError where no column of the dataset gives what a function needs.
+
+    A list with one entry per response takes the column of its entries' name."""
     unknown = [n for n in needs if not {n, PLURALS.get(n, n)} & set(columns)]
     if unknown:
         raise UserError(

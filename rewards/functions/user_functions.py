@@ -2,11 +2,10 @@
 
 In: names such as `package.module:name` or `path/to/file.py:name` with weights. Out: verdicts. A
 name may be a function of any convention (`calling_conventions.py`), plain or `async`, or a rubric
-of verifiers with functions of its own, also that of an environment which its `load_environment`
-makes. What cannot be called is a UserError when it is loaded. A module is looked up from the folder
-in which the run was started, too. A file may import its neighbours, by their names or relatively:
-its folder stands for its package, whose own `__init__.py` is run only where something of it is
-asked for.
+of verifiers with its functions, also of the environment that a `load_environment` creates. What
+cannot be called is a UserError at loading. Modules are looked up from the run's start folder, too.
+A file may import its neighbours, by their names or relatively: its folder stands for its package,
+whose own `__init__.py` is run only where something of it is used.
 """
 
 import importlib
@@ -25,9 +24,9 @@ from headrace.config.sections.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions import coroutines
-from rewards.functions.arguments import Chat, InvalidRewardError, Known
+from rewards.functions.arguments import Chat, InvalidRewardError, ResponseFacts
 from rewards.functions.calling_conventions import Binding, bind
-from rewards.functions.results import Result, Verdict, read_result, weigh
+from rewards.functions.results import FunctionResult, Verdict, read_result, weigh
 from rewards.functions.signatures import read_signature
 
 
@@ -105,15 +104,15 @@ def _look_in(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-class Call(NamedTuple):
-    """A function and what it is handed."""
+class FunctionCall(NamedTuple):
+    """A function and its arguments."""
 
     function: Callable[..., Any]
     positional: list[Any]
     named: dict[str, Any]
 
     def result(self) -> Any:
-        """What it returns, waited for where it is a coroutine."""
+        """Return its result, waited for where it is a coroutine."""
         returned = self.function(*self.positional, **self.named)
         return coroutines.run(returned) if inspect.isawaitable(returned) else returned
 
@@ -131,29 +130,26 @@ class RewardFunction:
     binding: Binding
     weight: float = 1.0
 
-    def call(self, positional: list[Any], named: dict[str, Any]) -> Call:
-        """A call of it."""
-        return Call(self.function, positional, named)
-
-    def read(self, returned: Any) -> Result | None:
-        """What it says of one response, by its convention; None: it does not apply."""
+    def read(self, returned: Any) -> FunctionResult | None:
+        """Read its score of one response, by its convention; None: it does not apply."""
         return read_result(returned, self.binding.convention.returns)
 
-    def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
-        """What it says of each of several things, whose list is what it returned."""
+    def read_each(self, returned: Any, number: int, what: str) -> list[FunctionResult | None]:
+        """Read its scores of several things, whose list it returned."""
         return list(map(read_result, _entries(returned, number, what)))
 
     @property
     def waits(self) -> bool:
-        """Whether it is a coroutine function."""
+        """True if the function is a coroutine function."""
         called = getattr(self.function, "__call__", None)  # noqa: B004
         return any(map(inspect.iscoroutinefunction, (self.function, called)))
 
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The functions of a source: a weighted sum. An item becomes calls, and what they return, one
-    after the other, a verdict. Sources of groups and of lines do both in their own way."""
+    """The functions of a source: a weighted sum.
+
+    An item becomes calls, their results a verdict; groups and lines do both in their own way."""
 
     functions: tuple[RewardFunction, ...]
     threshold: float
@@ -167,26 +163,26 @@ class RewardFunctions:
         """The same of coroutine functions, while others run."""
         return self.verdict(item, [await call.later() for call in self.calls(item)])
 
-    def calls(self, item: ScoreItem) -> list[Call]:
+    def calls(self, item: ScoreItem) -> list[FunctionCall]:
         """A call of each function."""
-        known = {chat: Known(item, chat) for chat in get_args(Chat)}
+        known = {chat: ResponseFacts(item, chat) for chat in get_args(Chat)}
         return [
-            f.call(*f.binding.arguments(item, known[f.binding.convention.chat]))
+            FunctionCall(f.function, *f.binding.arguments(item, known[f.binding.convention.chat]))
             for f in self.functions
         ]
 
     def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
-        """What the functions say by what they returned."""
+        """Return the verdict from what the functions returned."""
         return self.weighed([f.read(r) for f, r in zip(self.functions, returned, strict=True)])
 
-    def weighed(self, results: Sequence[Result | None]) -> Verdict:
+    def weighed(self, results: Sequence[FunctionResult | None]) -> Verdict:
         """One verdict from what each function says of a response."""
         pairs = zip(self.functions, results, strict=True)
         return weigh([(f.label, f.weight, r) for f, r in pairs], threshold=self.threshold)
 
     @property
     def waits(self) -> bool:
-        """Whether all of them are coroutine functions."""
+        """True if all functions are coroutine functions."""
         return all(f.waits for f in self.functions)
 
     @property
@@ -196,7 +192,7 @@ class RewardFunctions:
 
     @property
     def asks_ids(self) -> bool:
-        """Whether one of them takes token ids that do not come by themselves."""
+        """True if one of them takes token ids that do not come by themselves."""
         return any(f.binding.asks_ids for f in self.functions)
 
 
@@ -232,8 +228,7 @@ def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
 
 
 def _rubrics(found: object) -> Iterator[Any]:
-    """The rubrics of verifiers that an object is or holds: an environment has one, a group
-    several."""
+    """Yield the rubrics of an object: it is one, or holds one (environment) or several."""
     found = getattr(found, "rubric", found)
     if inspect.isroutine(found) or inspect.isclass(found) or found is None:
         return
@@ -273,8 +268,7 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
 
 
 def _entries(result: Any, number: int, what: str) -> Sequence[Any]:
-    """The `number` entries of a result (a list, an array or a tensor), one for each of what was
-    scored; all else is an InvalidRewardError."""
+    """Return a result's `number` entries, one per scored thing, or InvalidRewardError."""
     if hasattr(result, "tolist"):
         result = result.tolist()
     if not isinstance(result, Sequence) or isinstance(result, str | bytes):

@@ -1,4 +1,4 @@
-"""Where a judge is: a server by its URL, or a judge of the run.
+"""Address of a judge: a server by its URL, or a judge of the run.
 
 In: options. Out: a function that gives the address as it is now; a judge of the run has a new one
 when it was started again, and none before it serves.
@@ -15,7 +15,7 @@ from headrace.protocol.messages.judges import JUDGES_VARIABLE, read_address
 from rewards.judging.options import Options
 
 
-class Address(NamedTuple):
+class JudgeAddress(NamedTuple):
     """`base` ends where `/chat/completions` begins."""
 
     base: str
@@ -23,25 +23,25 @@ class Address(NamedTuple):
     key: str | None = None
 
 
-Whereabouts = Callable[[], Address | None]
+AddressLookup = Callable[[], JudgeAddress | None]
 
 
-def whereabouts(options: Options) -> Whereabouts:
-    """Where the judge of these options is; UserError where that cannot be said."""
+def address_lookup(options: Options) -> AddressLookup:
+    """Return a lookup of the judge's address; UserError where there can be none."""
     if options.url is not None:
         address = _of_url(options.url, options)
         return lambda: address
     name, folder = options.judge, os.environ.get(JUDGES_VARIABLE)
     assert name is not None
 
-    def now() -> Address | None:
+    def now() -> JudgeAddress | None:
         found = read_address(Path(folder), name) if folder else None
-        return None if found is None else Address(found.base, found.model, found.key)
+        return None if found is None else JudgeAddress(found.base, found.model, found.key)
 
     return now
 
 
-def _of_url(url: str, options: Options) -> Address:
+def _of_url(url: str, options: Options) -> JudgeAddress:
     assert options.model is not None
     key = None
     if options.api_key_env is not None:
@@ -52,4 +52,4 @@ def _of_url(url: str, options: Options) -> Address:
             )
     bare = url.rstrip("/")
     base = bare if urlsplit(bare).path else f"{bare}/v1"
-    return Address(base, options.model, key)
+    return JudgeAddress(base, options.model, key)

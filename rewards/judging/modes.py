@@ -1,4 +1,4 @@
-"""From a response to a score between 0 and 1.
+"""Scores between 0 and 1 by a judge's reply.
 
 In: an item, and a way to ask the judge. Out: the score and parts. A row that lacks what the judge
 has to see raises ValueError, an answer that cannot be read InvalidRewardError.
@@ -17,15 +17,10 @@ from rewards.answers.row import column, right_answer
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
-from rewards.judging.readings import (
-    Reply,
-    both_orders,
-    number,
-    yes_probability,
-)
+from rewards.judging.readings import JudgeReply, both_orders, number, yes_probability
 from tasks.rows import images_in, text_of
 
-Ask = Callable[[str], Awaitable[Reply]]
+Ask = Callable[[str], Awaitable[JudgeReply]]
 Scored = tuple[float, dict[str, float]]
 
 
@@ -59,7 +54,7 @@ async def _pairwise(template: str, values: dict[str, str], options: Options, ask
 
 
 def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str]:
-    """What the names of a template stand for."""
+    """Values of a template's names."""
     domain = options.domain
     if options.domain_column is not None:
         domain = str(column(item, options.domain_column))
@@ -81,7 +76,7 @@ def values_of(item: ScoreItem, options: Options, template: str) -> dict[str, str
 
 
 def needs_reference(options: Options, template: str) -> bool:
-    """Whether the judge is shown a reference."""
+    """Return whether the judge sees a reference."""
     return options.mode == "pairwise" or "reference" in names_in(template)
 
 
@@ -93,8 +88,8 @@ def _question(item: ScoreItem, options: Options) -> str:
     return text_of(of_user[-1].get("content", "")) if of_user else item.prompt
 
 
-def seen(item: ScoreItem) -> tuple[str, ...]:
-    """The images of the prompt as data URLs; InvalidRewardError where one cannot be had."""
+def prompt_images(item: ScoreItem) -> tuple[str, ...]:
+    """Images of a prompt as data URLs; InvalidRewardError where one cannot be had."""
     store = MediaStore(Path(item.media))
     try:
         digests = images_in(json.loads(item.messages) if item.messages else "")

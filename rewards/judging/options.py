@@ -18,7 +18,7 @@ Mode = Literal["pointwise", "pairwise", "free"]
 
 
 class Options(StrictModel):
-    """Which judge, what it is asked, how its answer is read, and how often it may be asked."""
+    """The judge, its questions, the reading of its answers, and the rate of requests."""
 
     url: str | None = None
     """Server that speaks the protocol of OpenAI, such as `http://127.0.0.1:8000/v1`."""
@@ -39,8 +39,7 @@ class Options(StrictModel):
     """Further fields of each request, such as `chat_template_kwargs`."""
 
     mode: Mode = "pointwise"
-    """pointwise: is the response right, by a reference? pairwise: is it better than the reference?
-    free: a text with a score in it."""
+    """pointwise: right by a reference? pairwise: better than it? free: a text with a score."""
 
     reading: Literal["yes_no", "number"] = "yes_no"
     """Of pointwise: the probability of yes, or a number."""
@@ -49,15 +48,13 @@ class Options(StrictModel):
     """Column with the question. None: the last message of the user, else the prompt."""
 
     reference_column: str | None = None
-    """Column with the reference (an anchor, the best of n); of a list the first. None: the right
-    answer."""
+    """Column with the reference (an anchor; of a list the first). None: the right answer."""
 
     images: bool = False
-    """Show the judge the prompt's images, each as a data URL, before the question. False: it reads
-    the prompt's text alone."""
+    """Show the prompt's images as data URLs before the question. False: its text alone."""
 
     domain: str = "general"
-    """Whose rule the judge goes by."""
+    """Domain whose rule the judge goes by."""
 
     domain_column: str | None = None
     """Column with the domain, where rows differ."""
@@ -69,8 +66,8 @@ class Options(StrictModel):
     """System message."""
 
     prompt: str | None = None
-    """What the judge is asked, with {question}, {response}, {reference}, {rule}, {yes}, {no},
-    {min}, {max}; of pairwise {first} and {second}. None: the mode's own."""
+    """Question to the judge; {question}, {response}, {reference}, {rule}, {yes}, {no}, {min} and
+    {max} are filled in, and of pairwise {first} and {second}. None: the mode's own."""
 
     thought: str | None = Field(default=None, pattern=r"^[\w-]+$")
     """Tag of the response's thought (`think`), which the judge does not see."""
@@ -98,15 +95,13 @@ class Options(StrictModel):
     """Highest number that the judge gives; it pays 1."""
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Longest answer. None: 1 for yes and no with log-probabilities, 8 without, 16 for a number,
-    1024 for free."""
+    """Longest answer. None: 1 for yes or no with logprobs, 8 without, 16 a number, 1024 free."""
 
     temperature: float = Field(default=0.0, ge=0)
     """Temperature of the judge."""
 
     attempts: int | None = Field(default=None, ge=1)
-    """How often a question is asked before it is given up, within the source's deadline. None: 8
-    times by url, and a judge of the run as often as the deadline allows."""
+    """Attempts within the source's deadline. None: 8 by url, no bound for a run's judge."""
 
     backoff_s: float = Field(default=0.5, gt=0)
     """Longest wait after the first failure; it doubles with each."""
@@ -118,7 +113,7 @@ class Options(StrictModel):
     """Deadline of one attempt. None: the source's."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Maximum number of concurrent requests of one scoring child."""
+    """Maximum number of requests per minute of one scoring child."""
 
     cache: int = Field(default=4096, ge=0)
     """Answers that a scoring child keeps."""
@@ -130,17 +125,17 @@ class Options(StrictModel):
     """Price of a million tokens of answers."""
 
     wait_s: float = Field(default=600.0, gt=0)
-    """How long a child waits for a judge of the run before the first question."""
+    """Seconds that a child waits for a judge of the run before the first question."""
 
     @property
     def most_attempts(self) -> float:
-        """How often a question is asked."""
+        """Maximum number of attempts of a question."""
         by_default = 8 if self.judge is None else math.inf
         return by_default if self.attempts is None else self.attempts
 
     @property
     def reads_words(self) -> bool:
-        """Whether yes or no is what the judge says."""
+        """True if the judge says yes or no."""
         return self.mode == "pairwise" or (self.mode == "pointwise" and self.reading == "yes_no")
 
 

@@ -1,8 +1,7 @@
-"""What a judge is asked.
+"""Questions to a judge.
 
-In: templates with names in braces, and what they stand for. Out: texts. Only the names that are
-known are replaced, and what is put in is not looked at again, so that braces in answers stay what
-they are.
+In: templates with names in braces, and their values. Out: texts. Only known names are replaced, and
+values are not looked at again, so that braces in answers stay what they are.
 """
 
 import re
@@ -20,7 +19,7 @@ RULES: Mapping[str, str] = {
     "writing": "Judge how well it does what is asked: content, structure, language. Length by "
     "itself is no merit.",
 }
-"""What counts, by domain."""
+"""Criteria of a good response, by domain."""
 
 _POINTWISE = """\
 A response to a question is judged by a reference. {rule}
@@ -62,7 +61,7 @@ and a number from {min} (worst) to {max} (best)."""
 _WORD = "Is the response right? Say one word, {yes} or {no}."
 _NUMBER = 'Write "Score: " and a number from {min} (worst) to {max} (as good as the reference).'
 _BEGUN = "\n\nAnswer:"
-"""Where a model continues a text, its answer is begun for it."""
+"""Beginning of the answer, for a model that continues a text."""
 _NAME = re.compile(r"\{(\w+)\}")
 
 

@@ -1,8 +1,7 @@
-"""What a judge's answer means.
+"""Reading of a judge's reply.
 
-In: a reply (its text, and the log-probabilities of its tokens where the server gives them). Out:
-the probability of yes, or a number. Pure. What cannot be read is an InvalidRewardError, never a
-score.
+In: a reply (its text, and its tokens' log-probabilities where the server gives them). Out: p(yes),
+or a number. Pure. What cannot be read is an InvalidRewardError, never a score.
 """
 
 import math
@@ -19,9 +18,11 @@ JUDGES_THOUGHT = "think"
 _SHOWN = 80
 
 
-class Reply(NamedTuple):
-    """One answer of a judge. `alternatives`: for each of its tokens the log-probabilities of the
-    likeliest tokens there, the sampled one first; empty where the server gives none."""
+class JudgeReply(NamedTuple):
+    """A judge's reply.
+
+    `alternatives`: for each of its tokens the log-probabilities of the likeliest tokens there, the
+    sampled one first; empty where the server gives none."""
 
     text: str
     alternatives: tuple[Mapping[str, float], ...] = ()
@@ -30,8 +31,7 @@ class Reply(NamedTuple):
 
 
 def two_token(yes: float, no: float) -> float:
-    """The probability of yes among yes and no, from their logits or log-probabilities:
-    sigma(l_yes - l_no) (Pairwise-RL)."""
+    """Return sigma(l_yes - l_no), p(yes) by logits or log-probabilities (Pairwise-RL)."""
     gap = yes - no
     if gap >= 0:
         return 1.0 / (1.0 + math.exp(-gap))
@@ -39,14 +39,16 @@ def two_token(yes: float, no: float) -> float:
 
 
 def both_orders(front: float, back: float) -> float:
-    """The probability that a response beats its anchor, free of the judge's preference for a
-    place. `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL)."""
+    """Return the probability that a response beats its anchor, free of position bias.
+
+    `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL)."""
     return 0.5 * (front + 1.0 - back)
 
 
-def yes_probability(reply: Reply, yes: str, no: str) -> float:
-    """The probability of yes: of the tokens where the judge says one of the two, else of its first
-    token; without log-probabilities 1 or 0, by the text."""
+def yes_probability(reply: JudgeReply, yes: str, no: str) -> float:
+    """Return the probability of yes.
+
+    That of the token where the judge says yes or no, else of its first; without logprobs 1 or 0."""
     place = _deciding(reply, yes, no)
     if place is not None:
         found_yes, found_no = _mass(place, yes), _mass(place, no)
@@ -66,7 +68,7 @@ def yes_probability(reply: Reply, yes: str, no: str) -> float:
     return float(said[-1]["yes"] is not None)
 
 
-def number(reply: Reply, pattern: str, low: float, high: float) -> float:
+def number(reply: JudgeReply, pattern: str, low: float, high: float) -> float:
     """The last number that the pattern's group finds, as a share of the scale."""
     text = without_thought(reply.text, JUDGES_THOUGHT)
     found = [match[GROUP] for match in re.finditer(pattern, text, re.IGNORECASE) if match[GROUP]]
@@ -81,7 +83,7 @@ def number(reply: Reply, pattern: str, low: float, high: float) -> float:
     return (value - low) / (high - low)
 
 
-def _deciding(reply: Reply, yes: str, no: str) -> Mapping[str, float] | None:
+def _deciding(reply: JudgeReply, yes: str, no: str) -> Mapping[str, float] | None:
     """The place where the judge says yes or no, else the first, unless a thought begins there."""
     words, so_far = {spelled(yes), spelled(no)}, ""
     for place in reply.alternatives:

@@ -1,8 +1,7 @@
-"""A look at a judge before a run starts: at its server, or at the tokenizer of a judge of the run.
+"""Checks of a judge before a run: of its server, or of its tokenizer.
 
 In: options and the judge. Out: nothing, or a UserError of one line: the server does not answer,
-does not know the model, refuses the key or the request, or its words for yes and no are several
-tokens. What cannot be found out is no error.
+lacks the model, refuses key or request, or splits its words for yes and no. Unknowns are no error.
 """
 
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ import msgspec
 from headrace.config.sections.model import JudgeConfig
 from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
-from rewards.judging.address import Address
+from rewards.judging.address import JudgeAddress
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, template_of
-from rewards.judging.readings import Reply, spelled
-from rewards.judging.server import JudgeError, Server
+from rewards.judging.readings import JudgeReply, spelled
+from rewards.judging.server import JudgeError, JudgeServer
 from rewards.judging.wire import body_of, path_of, read_reply
 
 _EXAMPLE = {
@@ -44,7 +43,7 @@ class _Tokens(msgspec.Struct):
     tokens: list[int]
 
 
-async def check_server(server: Server, address: Address, options: Options) -> None:
+async def check_server(server: JudgeServer, address: JudgeAddress, options: Options) -> None:
     """UserError where the judge cannot do what the options ask of it."""
     await _check_model(server, address)
     if options.reads_words and options.logprobs:
@@ -52,7 +51,7 @@ async def check_server(server: Server, address: Address, options: Options) -> No
     await _check_question(server, address, options)
 
 
-async def _check_model(server: Server, address: Address) -> None:
+async def _check_model(server: JudgeServer, address: JudgeAddress) -> None:
     """The server's list of models, where it has one; the first request says the rest."""
     try:
         known = msgspec.json.decode(await server.request(address, "/models"), type=_Models)
@@ -70,7 +69,7 @@ async def _check_model(server: Server, address: Address) -> None:
         )
 
 
-async def _check_words(server: Server, address: Address, options: Options) -> None:
+async def _check_words(server: JudgeServer, address: JudgeAddress, options: Options) -> None:
     """vLLM reports how many tokens a text has."""
     root = address._replace(base=address.base.removesuffix("/v1"))
     for word in (options.yes, options.no):
@@ -95,7 +94,7 @@ def refuse_long(word: str, lengths: Sequence[int], model: str) -> None:
         )
 
 
-async def _check_question(server: Server, address: Address, options: Options) -> None:
+async def _check_question(server: JudgeServer, address: JudgeAddress, options: Options) -> None:
     """A question as the run will ask it."""
     more = {"yes": options.yes.strip(), "no": options.no.strip(), "min": "0", "max": "1"}
     prompt = fill(template_of(options), _EXAMPLE | more)
@@ -115,9 +114,8 @@ async def _check_question(server: Server, address: Address, options: Options) ->
         _refuse_pieces(reply, options, address.model)
 
 
-def _refuse_pieces(reply: Reply, options: Options, model: str) -> None:
-    """UserError where the judge begins a word with a piece of it, so that its log-probability is
-    that of the piece."""
+def _refuse_pieces(reply: JudgeReply, options: Options, model: str) -> None:
+    """Raise UserError where the judge begins a word with a piece, whose logprob it gives."""
     if not reply.alternatives:
         return
     tokens = [spelled(token) for token in reply.alternatives[0]]
@@ -132,8 +130,9 @@ def _refuse_pieces(reply: Reply, options: Options, model: str) -> None:
 
 
 def check_tokenizer(options: Options, judge: JudgeConfig) -> None:
-    """The same of a judge of the run, which does not serve yet, by its tokenizer: UserError where
-    its words for yes and no are several tokens, or it cannot be asked by chat."""
+    """Check a judge of the run, which does not serve yet, by its tokenizer.
+
+    UserError where its words for yes and no are several tokens, or it cannot be asked by chat."""
     name = str(options.judge)
     try:
         tokenizer = load_tokenizer(judge.path, trust_remote_code=judge.trust_remote_code)

@@ -1,10 +1,9 @@
 """Asking a judge's server.
 
-In: prompts. Out: replies, and a tally of what they took. Promises: the same question is asked once
-as long as its answer is kept; what may pass (no connection, 408, 409, 425, 429, 5xx, an answer that
-is none) is tried again, ever later, as the server asks for it, within the caller's deadline;
-anything else is a JudgeError at once; a server's `Retry-After` delays all callers. The key is in no
-text.
+In: prompts. Out: replies, and what they took. Promises: the same question is asked once as long as
+its answer is kept; transient failures (no connection, 408, 409, 425, 429, 5xx, an unreadable
+answer) are retried, ever later, as the server asks for it, within the caller's deadline; others are
+a JudgeError at once; a server's `Retry-After` delays all callers. The key is in no text.
 """
 
 import asyncio
@@ -21,25 +20,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rewards.functions.arguments import ScoringError
-from rewards.judging.address import Address, Whereabouts
+from rewards.judging.address import AddressLookup, JudgeAddress
 from rewards.judging.options import Options
-from rewards.judging.readings import Reply
+from rewards.judging.readings import JudgeReply
 from rewards.judging.wire import body_of, path_of, read_reply
 
 MINUTE_S = 60.0
 
 
 def backoff_s(failures: int, *, first_s: float, longest_s: float, chance: float) -> float:
-    """Seconds to wait after a number of failures in a row: between a half and the whole of a time
-    that doubles, by `chance` in [0, 1), so that clients that failed together retry apart."""
+    """Return the seconds to wait after this number of failures in a row, which double.
+
+    `chance` in [0, 1) takes half to all of it, so that clients that failed together retry apart."""
     # 2**60 is longer than any wait, and a float.
     whole = min(longest_s, first_s * 2.0 ** min(failures - 1, 60))
     return whole * (0.5 + 0.5 * chance)
 
 
 def retry_after_s(header: str | None, now: datetime | None = None) -> float | None:
-    """What a server's `Retry-After` asks for, in seconds: a number or a date; None where it asks
-    for nothing that can be read."""
+    """Return the seconds in a `Retry-After`, a number or a date; None without any."""
     if header is None:
         return None
     if header.strip().isdecimal():
@@ -52,9 +51,10 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
     return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
 
 
-class Pace:
-    """At most `per_minute` entries in any minute, evenly spaced, so that nobody waits for a minute
-    that others filled at its beginning; None: as many as come. First come, first served."""
+class RateLimiter:
+    """Limits entries to `per_minute` (None: no limit), first come, first served.
+
+    They are evenly spaced, so that nobody waits for a minute that others filled at once."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class Pace:
         self._next = self._closed_until = float("-inf")
 
     async def enter(self) -> None:
-        """Return when it is one's turn."""
+        """Return when it is the caller's turn."""
         while (wait := self._reserve() - self._clock()) > 0:
             await self.sleep(wait)
             if self._clock() >= self._closed_until:
                 return
 
     def hold(self, seconds: float) -> None:
-        """Nobody enters for so long."""
+        """Let nobody enter for this many seconds."""
         self._closed_until = max(self._closed_until, self._clock() + seconds)
 
     def _reserve(self) -> float:
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_S = 10.0
-PASSING = frozenset({408, 409, 425, 429})
+TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may be others the next time."""
 _SHOWN = 300
 
@@ -98,7 +98,7 @@ class JudgeError(ScoringError):
     """The judge gave no answer."""
 
 
-class PassingError(JudgeError):
+class TransientJudgeError(JudgeError):
     """It may give one later, after `after_s` where the server says so."""
 
     def __init__(self, text: str, after_s: float | None = None) -> None:
@@ -107,15 +107,15 @@ class PassingError(JudgeError):
 
 
 @dataclass
-class Tally:
-    """What one response's judgement took."""
+class JudgeUsage:
+    """Requests, tokens and last problem of one response's judgement."""
 
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cached: int = 0
     problem: str = ""
-    """What went wrong last."""
+    """Cause of the last failure."""
 
     def parts(self, options: Options) -> dict[str, float]:
         """Numbers to look at; the cost in the currency of the prices."""
@@ -129,18 +129,17 @@ class Tally:
         }
 
 
-class Cache:
-    """The last `most` replies by the content of the question; the one longest not asked for goes
-    first."""
+class ReplyCache:
+    """The `most` replies asked for last, by the content of the question."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._replies: OrderedDict[bytes, Reply] = OrderedDict()
+        self._replies: OrderedDict[bytes, JudgeReply] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._replies)
 
-    def find(self, question: bytes) -> Reply | None:
+    def find(self, question: bytes) -> JudgeReply | None:
         """The reply to the same question."""
         key = _key(question)
         reply = self._replies.get(key)
@@ -148,7 +147,7 @@ class Cache:
             self._replies.move_to_end(key)
         return reply
 
-    def keep(self, question: bytes, reply: Reply) -> None:
+    def keep(self, question: bytes, reply: JudgeReply) -> None:
         """Remember a reply."""
         self._replies[_key(question)] = reply
         while len(self._replies) > self._most:
@@ -159,25 +158,24 @@ def _key(question: bytes) -> bytes:
     return hashlib.sha256(question).digest()
 
 
-class Server:
+class JudgeServer:
     """One judge. Used by one event loop."""
 
-    def __init__(self, options: Options, where: Whereabouts) -> None:
+    def __init__(self, options: Options, where: AddressLookup) -> None:
         self._options, self._where = options, where
-        self._pace = Pace(options.requests_per_minute)
-        self._cache = Cache(options.cache)
+        self._pace = RateLimiter(options.requests_per_minute)
+        self._cache = ReplyCache(options.cache)
         self._client: httpx.AsyncClient | None = None
 
-    async def ask(self, prompt: str, tally: Tally, images: Sequence[str] = ()) -> Reply:
-        """The judge's reply to a prompt with images, which are URLs; JudgeError when there is none
-        after all attempts."""
+    async def ask(self, prompt: str, usage: JudgeUsage, images: Sequence[str] = ()) -> JudgeReply:
+        """Return the reply to a prompt with images (URLs); JudgeError after all attempts."""
         failures = 0
         while True:
             try:
-                return await self._once(prompt, tally, images)
-            except PassingError as error:
+                return await self._once(prompt, usage, images)
+            except TransientJudgeError as error:
                 failures += 1
-                tally.problem = str(error)
+                usage.problem = str(error)
                 if failures >= self._options.most_attempts:
                     raise JudgeError(f"{error} ({failures} attempts)") from error
                 await self._wait(failures, error.after_s)
@@ -193,29 +191,28 @@ class Server:
             self._pace.hold(after_s)
         await self._pace.sleep(max(wait, after_s or 0.0))
 
-    async def _once(self, prompt: str, tally: Tally, images: Sequence[str]) -> Reply:
+    async def _once(self, prompt: str, usage: JudgeUsage, images: Sequence[str]) -> JudgeReply:
         address = self._where()
         if address is None:
-            raise PassingError(f"the run's judge {self._options.judge!r} does not serve yet")
+            raise TransientJudgeError(f"the run's judge {self._options.judge!r} does not serve yet")
         body = body_of(prompt, address.model, self._options, images)
         if (known := self._cache.find(body)) is not None:
-            tally.cached += 1
+            usage.cached += 1
             return known
         await self._pace.enter()
-        tally.requests += 1
+        usage.requests += 1
         answer = await self.request(address, path_of(self._options), body)
         try:
             reply = read_reply(answer, self._options)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise PassingError(f"{address.base} sent no answer: {error}") from error
-        tally.tokens_in += reply.tokens_in
-        tally.tokens_out += reply.tokens_out
+            raise TransientJudgeError(f"{address.base} sent no answer: {error}") from error
+        usage.tokens_in += reply.tokens_in
+        usage.tokens_out += reply.tokens_out
         self._cache.keep(body, reply)
         return reply
 
-    async def request(self, address: Address, path: str, body: bytes | None = None) -> bytes:
-        """What the server answers to a POST, or to a GET where there is no body; JudgeError when
-        that is no success."""
+    async def request(self, address: JudgeAddress, path: str, body: bytes | None = None) -> bytes:
+        """Return the answer to a POST, or a GET without a body; JudgeError without success."""
         import httpx
 
         method, url = "GET" if body is None else "POST", f"{address.base}{path}"
@@ -226,15 +223,15 @@ class Server:
             response = await self._open().request(method, url, headers=headers, content=body)
         except httpx.TransportError as error:
             text = f"{url} does not answer: {str(error) or type(error).__name__}"
-            raise PassingError(text) from error
+            raise TransientJudgeError(text) from error
         if response.is_success:
             return response.content
         text = f"{url}: {response.status_code}, {_message(response.content)}"
         if address.key is not None:
             text = text.replace(address.key, "***")
         status = response.status_code
-        if status >= 500 or status in PASSING:
-            raise PassingError(text, retry_after_s(response.headers.get("Retry-After")))
+        if status >= 500 or status in TRANSIENT_STATUSES:
+            raise TransientJudgeError(text, retry_after_s(response.headers.get("Retry-After")))
         raise JudgeError(text)
 
     async def close(self) -> None:
@@ -258,7 +255,7 @@ class Server:
 
 
 def _message(body: bytes) -> str:
-    """What an error's body says, on one line."""
+    """Return the message of an error's body, on one line."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.MsgspecError:

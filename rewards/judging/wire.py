@@ -1,7 +1,7 @@
 """The protocol of OpenAI, as far as a judge needs it.
 
 In: a prompt, images as URLs, and options. Out: the body of a request; from the body of an answer a
-Reply. Pure. An answer that is none raises msgspec.MsgspecError, or ValueError.
+JudgeReply. Pure. An answer that is none raises msgspec.MsgspecError, or ValueError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rewards.judging.options import Options
-from rewards.judging.readings import Reply
+from rewards.judging.readings import JudgeReply
 
 
 class _Alternative(msgspec.Struct):
@@ -64,7 +64,7 @@ class _Completion(msgspec.Struct):
 
 
 def path_of(options: Options) -> str:
-    """What is asked."""
+    """Path of the API."""
     return "/chat/completions" if options.api == "chat" else "/completions"
 
 
@@ -102,7 +102,7 @@ def _longest(options: Options) -> int:
     return 1024 if options.mode == "free" else 16
 
 
-def read_reply(body: bytes, options: Options) -> Reply:
+def read_reply(body: bytes, options: Options) -> JudgeReply:
     """The answer in a body."""
     if options.api == "chat":
         chat = msgspec.json.decode(body, type=_Chat)
@@ -127,9 +127,9 @@ def _places(logprobs: _Logprobs | None) -> tuple[Mapping[str, float], ...]:
     )
 
 
-def _reply(text: str, places: tuple[Mapping[str, float], ...], usage: _Usage | None) -> Reply:
+def _reply(text: str, places: tuple[Mapping[str, float], ...], usage: _Usage | None) -> JudgeReply:
     used = usage or _Usage()
-    return Reply(text, places, used.prompt_tokens, used.completion_tokens)
+    return JudgeReply(text, places, used.prompt_tokens, used.completion_tokens)
 
 
 def _only(choices: list[Any]) -> Any:

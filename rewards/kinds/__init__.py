@@ -5,18 +5,18 @@ A kind's module has `Options`, a strict model whose fields are the kind's settin
 module has it, says what the kind can score at once: by default ("trajectory",). With "line" its
 verdicts have `lines`, one score for each of the item's `line_ends`; with "group" they have
 `siblings`, one verdict for each of the item's. One that waits for others has a coroutine
-(`verifier.waiting`), and its child scores many items at a time. A row that cannot be judged (no
+(`judge_later`), and its child scores many items at a time. A row that cannot be judged (no
 right answer, checks that nobody knows) raises ValueError with one line, which is that scoring's
-error and never a score. To add a kind: write its file, and name it in KINDS. A kind of AT_A_GLANCE
-also has `glance(options)`, which gives a function from an item to whether it is right, by no more
-than a comparison of texts, or None where that takes more; its Verifier's verdicts are right or
-wrong and nothing between, and the worker asks the glance first.
+error and never a score. To add a kind: write its file, and name it in KINDS.
+
+A kind of FAST_PATH_KINDS also has `fast_path(options)`, which gives a function from an item to
+whether it is right, by no more than a comparison of texts, or None where that takes more. Its
+verdicts are right or wrong and nothing between, and the worker asks the fast path first.
 """
 
 import importlib
 import json
-from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,42 +24,25 @@ from pydantic import ValidationError
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "math": "rewards.kinds.mathematics",
-        "exact": "rewards.kinds.exact",
-        "choice": "rewards.kinds.choice",
-        "text": "rewards.kinds.text",
-        "instruction": "rewards.kinds.instruction",
-        "number": "rewards.kinds.number",
-        "sql": "rewards.kinds.sql",
-        "gym": "rewards.kinds.gym",
-        "code": "rewards.kinds.program",
-        "judge": "rewards.kinds.judge",
-        "prm": "rewards.kinds.prm",
-        "pairwise": "rewards.kinds.pairwise",
-        "ranker": "rewards.kinds.ranker",
-        "box": "rewards.kinds.box",
-        "point": "rewards.kinds.point",
-        "ocr": "rewards.kinds.ocr",
-        "bradley_terry": "rewards.kinds.bradley_terry",
-    }
-)
-"""Module of each kind, by its name."""
-AT_A_GLANCE = frozenset({"math", "exact"})
-"""Kinds that judge some responses at a glance."""
+_FILES = {"math": "mathematics", "code": "program"}
+"""Modules with another name than their kind."""
+KINDS = (
+    "math", "exact", "choice", "text", "instruction", "number", "sql", "gym", "code", "judge",
+    "prm", "pairwise", "ranker", "box", "point", "ocr", "bradley_terry",
+)  # fmt: skip
+FAST_PATH_KINDS = frozenset({"math", "exact"})
+"""Kinds that judge some responses by comparing texts."""
 
 
 def load(kind: str) -> ModuleType:
     """The module of a kind; UserError for a name that is none."""
     if kind not in KINDS:
         raise UserError(f"reward kind {kind!r} is not known; there are: {', '.join(KINDS)}")
-    return importlib.import_module(KINDS[kind])
+    return importlib.import_module(f"{__name__}.{_FILES.get(kind, kind)}")
 
 
 def read_options(source: SourceConfig, module: ModuleType) -> Any:
-    """The options of a source of a kind, `answer_marker` among them where the source has one;
-    UserError where the kind does not know one."""
+    """Read a source's options, with `answer_marker`; UserError for an unknown one."""
     told = dict(source.options)
     if source.answer_marker is not None:
         told["answer_marker"] = source.answer_marker
@@ -75,8 +58,7 @@ def read_options(source: SourceConfig, module: ModuleType) -> Any:
 
 
 def model_folder(given: object, kind: str, model: str) -> str:
-    """The folder of the reward model that a kind asks, which a recipe names in `options.model`;
-    UserError where there is none. `model` is what the kind needs, in words."""
+    """Return `options.model`; without it a UserError that says which `model` is needed."""
     if isinstance(given, str):
         return given
     raise UserError(

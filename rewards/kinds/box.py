@@ -17,7 +17,7 @@ from rewards.verifier import Verifier
 
 
 class Options(Grounding, StrictModel):
-    """Where boxes stand, and which overlap is right."""
+    """Place of the boxes, and the overlap that is right."""
 
     correct_from: float = Field(default=0.5, gt=0, le=1)
     """A score from here on is a right answer."""

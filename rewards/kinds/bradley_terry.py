@@ -1,10 +1,9 @@
-"""The kind `bradley_terry`: the score of a whole answer, by a model of preferences (Bradley-Terry).
+"""The kind `bradley_terry`: the score of a whole answer, by a preference model.
 
-In: an answer as text, and its prompt, of which a vision-language model sees the images. Out:
-sigma(score - center), from 0 to 1, by a model that `headrace reward train` made with `kind =
-"bradley_terry"`; the score itself is the part `logit`. The model reads texts, so its tokenizer need
-not be the policy's. What cannot be read, such as a prompt whose image is gone, is `invalid`, never
-0.
+In: an answer as text, and its prompt, whose images a vision-language model sees. Out: sigma(score -
+center), from 0 to 1, by a model that `headrace reward train` made with `kind = "bradley_terry"`;
+the score itself is the part `logit`. The model reads texts, so its tokenizer need not be the
+policy's. What cannot be read, such as a prompt without its image, is `invalid`, never 0.
 """
 
 import json
@@ -25,11 +24,10 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Which model scores, and what it reads."""
+    """The reward model and the text that it reads."""
 
     model: str | None = None
-    """Folder of the reward model (relative to the recipe or the working directory). There is no
-    other: a recipe names one."""
+    """Folder of the reward model, relative to recipe or working directory; required."""
 
     center: float = 0.0
     """The score that is worth a half: pairs say nothing of where a model's scores have their zero.

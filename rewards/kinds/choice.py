@@ -22,7 +22,7 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Where the letters and the answer come from."""
+    """Sources of the letters and of the answer."""
 
     num_options: int = Field(default=len(LETTERS), ge=2, le=len(LETTERS))
     """The letters from A on that are choices, where the row has no options."""

@@ -3,10 +3,9 @@
 In: a row's columns. Out: a Contest, or None where the row has no such tests. Rows are those of APPS
 (`input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`; verl keeps the same in its
 ground truth) and of CodeContests (`public_tests`, `private_tests`, `generated_tests`, each with
-`input` and `output`). With a function's name the tests are calls of it, run by the examiner of a
+`input` and `output`). With a function's name the tests are calls of it, run by the checker of a
 cell; else every test is a run of the program, which reads standard input and writes standard
-output. Outputs are the same where they differ in blanks at the ends of lines and in empty lines at
-the end.
+output. Blanks at the ends of lines and empty lines at the end do not count.
 """
 
 import json
@@ -15,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sandbox.limits import Checks, Program, Result, Status
+from sandbox.limits import Checks, Program, ProgramResult, Status
 
+RunProgram = Callable[[Program], ProgramResult]
 _GROUPS = ("public_tests", "private_tests", "generated_tests")
 _SAME = """
 inf, nan = float("inf"), float("nan")  # as they are written below; not the program's
@@ -34,8 +34,8 @@ def _same(given, wanted):
 """
 
 
-class Exchange(NamedTuple):
-    """What goes in and what has to come out."""
+class ContestTest(NamedTuple):
+    """Input of a test and the right output."""
 
     given: Any
     wanted: Any
@@ -45,13 +45,13 @@ class Exchange(NamedTuple):
 class Contest:
     """The tests of a row."""
 
-    tests: tuple[Exchange, ...]
+    tests: tuple[ContestTest, ...]
     function: str | None = None
-    """What is called; None: the program reads and writes."""
+    """Function that tests call; None: the program reads and writes."""
 
 
-class Played(NamedTuple):
-    """What came of a program on the tests of a row."""
+class ContestResult(NamedTuple):
+    """Result of a program on the tests of a row."""
 
     status: Status
     """That of the last run that did not end well."""
@@ -60,8 +60,7 @@ class Played(NamedTuple):
 
 
 def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
-    """The first `most` tests of a row; None where it has no tests of this shape, ValueError where
-    they make no sense."""
+    """Read a row's first `most` tests; None without any, ValueError where they are invalid."""
     for name in ("input_output", "answer"):
         told = _parsed(columns.get(name))
         if isinstance(told, dict) and "inputs" in told and "outputs" in told:
@@ -73,11 +72,11 @@ def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
     return _contest(tests, None, most) if groups else None
 
 
-def _contest(tests: Sequence[Exchange], function: str | None, most: int) -> Contest:
+def _contest(tests: Sequence[ContestTest], function: str | None, most: int) -> Contest:
     if not tests:
         raise ValueError("the row has no tests: its lists of inputs and outputs are empty")
     if function is None:
-        tests = [Exchange(_text(test.given), _text(test.wanted)) for test in tests]
+        tests = [ContestTest(_text(test.given), _text(test.wanted)) for test in tests]
     return Contest(tuple(tests[:most]), function)
 
 
@@ -91,7 +90,7 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _grouped(group: Any) -> Iterator[Exchange]:
+def _grouped(group: Any) -> Iterator[ContestTest]:
     """Tests of one column: two lists side by side, or a list of tests."""
     if isinstance(group, dict):
         yield from _paired(group.get("input", []), group.get("output", []))
@@ -102,16 +101,16 @@ def _grouped(group: Any) -> Iterator[Exchange]:
         raise ValueError("tests are an object with `input` and `output`, or a list of such objects")
 
 
-def _paired(inputs: Any, outputs: Any) -> list[Exchange]:
+def _paired(inputs: Any, outputs: Any) -> list[ContestTest]:
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("inputs and outputs of tests are lists")
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs of tests")
-    return [Exchange(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+    return [ContestTest(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
 
 
 def _text(value: Any) -> str:
-    """What a program reads or writes; a list is its lines."""
+    """Return what a program reads or writes as text; a list is its lines."""
     if isinstance(value, list):
         return "\n".join(_text(line) for line in value)
     if isinstance(value, str | int | float):
@@ -120,7 +119,7 @@ def _text(value: Any) -> str:
 
 
 def same_output(given: str, wanted: str) -> bool:
-    """Whether two outputs differ in nothing but trailing blanks and empty lines."""
+    """Return whether outputs are equal but for trailing blanks and empty lines."""
     return _lines(given) == _lines(wanted)
 
 
@@ -131,9 +130,8 @@ def _lines(text: str) -> list[str]:
     return lines
 
 
-def called(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
-    """The program with its tests as calls of the function that is asked for, which may be a method
-    of a class `Solution`."""
+def function_program(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
+    """Return a program whose tests call its function, perhaps of a class `Solution`."""
     name = str(contest.function)
     if not name.isidentifier():
         raise ValueError(f"fn_name is {name!r}, no name of a function")
@@ -146,11 +144,10 @@ def called(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> 
     return Program(code, checks=Checks(tuple(each), setup=_SAME, names=(owner,)))
 
 
-def played(
-    code: str, contest: Contest, run: Callable[[Program], Result], *, seconds: float, to_end: bool
-) -> Played:
-    """What came of a program that reads and writes. All tests share `seconds`. The first one that
-    fails ends it, unless it goes on `to_end`."""
+def run_contest(
+    code: str, contest: Contest, run: RunProgram, *, seconds: float, to_end: bool
+) -> ContestResult:
+    """Run a program on tests that share `seconds`, up to the first failure or `to_end`."""
     end = time.monotonic() + seconds
     status: Status = "ok"
     passed = 0
@@ -167,4 +164,4 @@ def played(
             continue
         if not to_end:
             break
-    return Played(status, passed, len(contest.tests))
+    return ContestResult(status, passed, len(contest.tests))

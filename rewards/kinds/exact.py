@@ -1,4 +1,4 @@
-"""`exact`: is the response, or what follows its marker, the right answer to the letter?"""
+"""`exact`: equality of the response, or of its marked part, with the right answer."""
 
 from collections.abc import Callable
 
@@ -14,15 +14,14 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Where the answer stands."""
+    """Place of the answer."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
     """Text right before the final answer. None: the whole response is the answer."""
 
 
 def is_exact(text: str, answer: str, *, marker: str | None) -> bool:
-    """Whether the response's answer is the right one, character by character. Raises ValueError
-    when there is no right answer."""
+    """Return whether both are equal to the letter; ValueError without a right answer."""
     wanted = wanted_answer(answer, marker)
     given = text.strip() if marker is None else answer_after(text, marker)
     return given == wanted.strip()
@@ -37,8 +36,8 @@ def build(options: Options) -> Verifier:
     return Verifier(judge)
 
 
-def glance(options: Options) -> Callable[[ScoreItem], bool | None]:
-    """Whether a response is right, wherever there is a right answer."""
+def fast_path(options: Options) -> Callable[[ScoreItem], bool | None]:
+    """Return a function that says whether a response is right; None without an answer."""
 
     def judge(item: ScoreItem) -> bool | None:
         try:

@@ -24,7 +24,7 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Where the answer and the task stand."""
+    """Place of the answer and of the task."""
 
     metadata_column: str = "metadata"
     """Column with the entry's metadata, an object with `source_dataset`."""
@@ -69,8 +69,9 @@ def build(options: Options) -> Verifier:
 def _scored(
     score_answer: Callable[..., Any], answer: str | None, entry: dict[str, Any]
 ) -> tuple[float, bool]:
-    """The score of an answer, and whether the task's scorer could read it. A scorer that raises at
-    this answer and not at the row's own calls it wrong: many convert what they are given."""
+    """Return the score of an answer, and whether the task's scorer could read it.
+
+    A scorer that raises at this answer and not at the row's own calls it wrong: many convert it."""
     try:
         return float(score_answer(answer=answer, entry=entry)), True
     except Exception:

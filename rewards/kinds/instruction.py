@@ -1,8 +1,7 @@
 """`instruction`: the share of an instruction's constraints that a response meets.
 
-The checks stand in the options, for every prompt, or in a column of the row. The score is the share
-of checks that hold, and the response is correct when all do. See
-`rewards/answers/instruction_checks.py`.
+The checks (`rewards/answers/instruction_checks.py`) stand in the options, for every prompt, or in a
+column of the row. The score is the share that hold; a response is correct when all do.
 """
 
 from headrace.config.sections.base import StrictModel
@@ -14,15 +13,14 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Where the checks stand."""
+    """Place of the checks."""
 
     checks: tuple[Check, ...] = ()
     """Checks of every response, such as `{ type = "length", unit = "words", max = 100 }`. Types:
     length, keywords, forbidden, json, starts_with, ends_with, bullets, script, case."""
 
     checks_column: str | None = None
-    """Column with further checks of the row: a list of such objects, or that as JSON. None: where
-    there are no checks in the options either, `checks`."""
+    """Column with a row's checks, as objects or JSON. None: `checks` if the option is empty."""
 
 
 def build(options: Options) -> Verifier:

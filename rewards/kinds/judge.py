@@ -15,14 +15,12 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.functions import coroutines
 from rewards.functions.arguments import ScoringError
 from rewards.functions.results import Verdict
-from rewards.judging.address import whereabouts
-from rewards.judging.modes import columns_of, score, seen
+from rewards.judging.address import address_lookup
+from rewards.judging.modes import columns_of, prompt_images, score
 from rewards.judging.options import Options, check_options
 from rewards.judging.selftest import check_server
-from rewards.judging.server import Server, Tally
-from rewards.verifier import Verifier, waiting
-
-__all__ = ["Options", "build"]
+from rewards.judging.server import JudgeServer, JudgeUsage
+from rewards.verifier import Verifier
 
 LOOK_EVERY_S = 1.0
 
@@ -30,22 +28,22 @@ LOOK_EVERY_S = 1.0
 def build(options: Options) -> Verifier:
     """The verifier; UserError where the options do not go together, or the key is not there."""
     check_options(options)
-    where = whereabouts(options)
-    server = Server(options, where)
+    where = address_lookup(options)
+    server = JudgeServer(options, where)
 
     async def judge(item: ScoreItem) -> Verdict:
-        tally = Tally()
-        images = seen(item) if options.images else ()
+        usage = JudgeUsage()
+        images = prompt_images(item) if options.images else ()
         try:
-            value, parts = await score(item, options, lambda text: server.ask(text, tally, images))
+            value, parts = await score(item, options, lambda text: server.ask(text, usage, images))
         except ScoringError as error:
-            error.parts = tally.parts(options)
+            error.parts = usage.parts(options)
             raise
         except asyncio.CancelledError as error:
-            if tally.problem:
-                error.add_note(tally.problem)
+            if usage.problem:
+                error.add_note(usage.problem)
             raise
-        return Verdict(value, False, {"judge": value, **parts, **tally.parts(options)})
+        return Verdict(value, False, {"judge": value, **parts, **usage.parts(options)})
 
     def prepare(check: bool) -> Iterable[None]:
         if options.url is not None:
@@ -56,10 +54,11 @@ def build(options: Options) -> Verifier:
         elif not check:
             yield from _wait_for(options, lambda: where() is not None)
 
-    return waiting(
-        judge,
+    return Verifier(
+        lambda item: coroutines.run(judge(item)),
+        columns_of(options),
+        judge_later=judge,
         concurrency=JUDGES_CONCURRENCY,
-        needs=columns_of(options),
         graded=True,
         prepare=prepare,
     )

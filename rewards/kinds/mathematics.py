@@ -1,4 +1,4 @@
-"""`math`: is the final answer of a response the right one? See `rewards/answers/math_answer.py`."""
+"""`math`: the final answer of a response (see `rewards/answers/math_answer.py`)."""
 
 import re
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from headrace.config.sections.base import StrictModel
 from headrace.data.answer_text import answer_after
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers import math_answer
+from rewards.answers.final_answer import wanted_answer
 from rewards.answers.row import right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
@@ -21,7 +22,7 @@ _SAID_LAST = re.compile(r"final\s+answer", re.IGNORECASE)
 
 
 class Options(StrictModel):
-    """Where the answer stands."""
+    """Place of the answer."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
     """Text right before the final answer. None: the last box, what follows `####`, what a sentence
@@ -40,21 +41,20 @@ def build(options: Options) -> Verifier:
     return Verifier(judge)
 
 
-def glance(options: Options) -> Callable[[ScoreItem], bool | None]:
-    """Whether plain answers are right."""
+def fast_path(options: Options) -> Callable[[ScoreItem], bool | None]:
+    """Return a function that says whether a plain answer is right; None for others."""
     marker = options.answer_marker
-    return lambda item: at_a_glance(item.text, item.answer, marker=marker)
+    return lambda item: is_right_by_text(item.text, item.answer, marker=marker)
 
 
-def at_a_glance(text: str, answer: str, *, marker: str | None = None) -> bool | None:
-    """Whether the final answer in `text` equals `answer`, where both are plain numbers or the same
-    text, or where the marker is missing; None where only `math_answer` can say. What it says is
-    what that says; it is never an error, and its time is linear in the length of the texts."""
-    wanted = answer
-    if marker is not None:
-        wanted = answer if (after := answer_after(answer, marker)) is None else after
-    wanted = wanted.strip()
-    if not wanted:
+def is_right_by_text(text: str, answer: str, *, marker: str | None = None) -> bool | None:
+    """Return whether a plain answer is right; None where only `math_answer` can say.
+
+    Plain are numbers and the same text as the right answer; one without the marker is wrong. The
+    result is what `math_answer` says, is never an error, and takes time linear in the texts."""
+    try:
+        wanted = wanted_answer(answer, marker).strip()
+    except ValueError:
         return None
     given = text if marker is None else answer_after(text, marker)
     given = "" if given is None else given.strip()
@@ -70,7 +70,7 @@ def at_a_glance(text: str, answer: str, *, marker: str | None = None) -> bool | 
 
 
 def _boxed(text: str) -> str | None:
-    """What the only box of a text holds, where nothing behind it is called the answer."""
+    """Return the content of a text's only box if nothing behind is called the answer."""
     if len(_BOXES.findall(text)) != 1:
         return None
     box = _BOXED.search(text)

@@ -27,7 +27,7 @@ _MOST_NUMBERS = 50
 
 
 class Options(StrictModel):
-    """How near is near enough, and what units mean."""
+    """Tolerances, and the meaning of units."""
 
     relative: float = Field(default=0.01, ge=0)
     """Largest difference as a share of the right answer."""
@@ -44,8 +44,7 @@ class Options(StrictModel):
 
 
 def build(options: Options) -> Verifier:
-    """The verifier. The part `error` is the relative difference, where there is a number that can
-    be compared."""
+    """Build the verifier. The part `error`: the relative difference, if there is one."""
 
     def judge(item: ScoreItem) -> Verdict:
         wanted = _quantity(right_answer(item))
@@ -84,8 +83,7 @@ def _given(text: str) -> Quantity | None:
 
 
 def _difference(wanted: Quantity, given: Quantity, options: Options) -> Fraction | None:
-    """How far the given number is from the right one, in the right one's unit; None where they
-    cannot be compared."""
+    """Return the difference in the right one's unit; None where there is none."""
     plain = abs(wanted.value - given.value)
     if options.units == "ignore" or wanted.unit == given.unit:
         return plain

@@ -1,8 +1,8 @@
 """`ocr`: how near the text that a response read is to the right one.
 
-The score is 1 - edits / length of the longer text, by Levenshtein's distance (insertions, deletions
-and substitutions of characters), after both texts were normalised: Unicode's NFKC, and any blanks
-one blank.
+The score is 1 - edits / length of the longer text, by Levenshtein's distance (insertions,
+deletions, substitutions of characters), after normalisation: Unicode's NFKC, and any blanks one
+blank.
 """
 
 import unicodedata
@@ -19,7 +19,7 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """What is compared, and how strictly."""
+    """Compared texts, and the strictness of the comparison."""
 
     ignore_case: bool = False
     """Capital and small letters are the same."""

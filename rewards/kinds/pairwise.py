@@ -1,12 +1,10 @@
-"""The kind `pairwise`: how likely an answer beats its prompt's anchor (Pairwise-RL, arXiv
-2504.04950).
+"""The kind `pairwise`: the probability that an answer beats its prompt's anchor.
 
 In: an answer as text, and the anchor of its prompt from a file of anchors or, of prompts with
-images too, a column of its row.
-Out: r = (p(yes | the answer stands first) + p(no | it stands second)) / 2, from 0 to 1, by a model
-that `headrace reward train` made with `kind = "pairwise"`. Above 1/2 the answer counts as correct:
-it beats the anchor. The judge reads texts, so its tokenizer need not be the policy's. A prompt
-without an anchor is `invalid`, never 0.
+images too, a column of its row. Out: r = (p(yes | the answer stands first) + p(no | it stands
+second)) / 2, from 0 to 1 (Pairwise-RL, arXiv 2504.04950), by a model that `headrace reward train`
+made with `kind = "pairwise"`. Above 1/2 the answer counts as correct. The judge reads texts, so its
+tokenizer need not be the policy's. A prompt without an anchor is `invalid`, never 0.
 """
 
 import json
@@ -27,11 +25,10 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """Which model judges, and where the anchors are."""
+    """The judging model and its anchors."""
 
     model: str | None = None
-    """Folder of the pairwise reward model (relative to the recipe or the working directory). There
-    is no other: a recipe names one."""
+    """Folder of the pairwise model, relative to recipe or working directory; required."""
 
     anchors: str | None = None
     """A file of anchors, as `headrace reward anchors` writes it."""
@@ -40,7 +37,7 @@ class Options(StrictModel):
     """The column of the dataset with the anchor, in the place of a file."""
 
     rule: str | None = None
-    """What makes an answer better. None: the rule that the model was trained with."""
+    """Rule that makes an answer better. None: the one that the model was trained with."""
 
     threads: int = Field(default=1, ge=1)
     """Torch threads of a scoring child."""

@@ -1,7 +1,7 @@
 """`point`: is the point that a response names in a box of the image?
 
-The response is to name one point, `x, y`, on the grid. No point, several, and one beyond the grid
-are wrong; the edges of a box are part of it.
+The response is to name one point, `x, y`, on the grid. None, several, or one beyond the grid is
+wrong; the edges of a box are part of it.
 """
 
 from headrace.config.sections.base import StrictModel
@@ -13,7 +13,7 @@ from rewards.verifier import Verifier
 
 
 class Options(Grounding, StrictModel):
-    """Where the point and the boxes stand."""
+    """Place of the point and of the boxes."""
 
 
 def build(options: Options) -> Verifier:

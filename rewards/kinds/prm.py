@@ -2,9 +2,8 @@
 
 In: an answer that may go on, as token ids, and the tokens at which the lines to score end. Out: a
 score for each of them, near 1 where the answer can still come out right and near -1 where it
-cannot; None for neutral lines (see `rewards.answers.line_ends`). One forward pass an answer,
-whatever the number of its lines. The model is one that `headrace reward train` made with `kind =
-"lines"`.
+cannot; None for neutral lines (see `rewards.answers.line_ends`). It takes one forward pass per
+answer. The model is one that `headrace reward train` made with `kind = "lines"`.
 """
 
 from typing import Any
@@ -22,18 +21,16 @@ UNITS = ("line",)
 
 
 class Options(StrictModel):
-    """Which model, and what is neutral for it."""
+    """The model, and the lines that are neutral for it."""
 
     model: str | None = None
-    """Folder of the line reward model (relative to the recipe or the working directory). There is
-    no other: a recipe names one."""
+    """Folder of the line model, relative to recipe or working directory; required."""
 
     fenced: bool = False
-    """Answers have their code in a fenced block, and lines outside of it are neutral. An answer
-    that is still being written does not say so itself."""
+    """Lines outside of the fenced block are neutral, even if it is not written yet."""
 
     comments: tuple[str, ...] = COMMENTS
-    """What a comment begins with."""
+    """Beginnings of a comment."""
 
     threads: int = Field(default=1, ge=1)
     """Torch threads of a scoring child."""

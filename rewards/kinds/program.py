@@ -25,11 +25,11 @@ from pydantic import Field
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.results import Verdict
-from rewards.kinds.contest import Played, called, played, read_contest
+from rewards.kinds.contest import ContestResult, function_program, read_contest, run_contest
 from rewards.verifier import Verifier
-from sandbox.checker import foreign_names
+from sandbox.checker import foreign_names, nodes_of
 from sandbox.interpreter import interpreter_for
-from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
 
 _BLOCK = re.compile(r"^```[ \t]*\w*[ \t]*\r?\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -39,7 +39,7 @@ OUTPUT_BYTES = 4 * MIB
 
 
 class Options(StrictModel):
-    """What a program may take, and what it earns."""
+    """Bounds of a program, and its pay."""
 
     seconds: float = Field(default=5.0, gt=0)
     """Deadline of a program with its tests; shorter than that of the source."""
@@ -76,7 +76,7 @@ def build(options: Options) -> Verifier:
     sandbox = runner.run(Sandbox(limits, parallel=1, python=python).open())
     atexit.register(lambda: runner.run(sandbox.close()))
 
-    def run(program: Program) -> Result:
+    def run(program: Program) -> ProgramResult:
         return runner.run(sandbox.run(program))
 
     def judge(item: ScoreItem) -> Verdict:
@@ -86,14 +86,14 @@ def build(options: Options) -> Verifier:
             return _verdict(run(program_of(item.prompt, item.text, columns)), options)
         code = code_of(item.text, contest.function)
         if contest.function is not None:
-            return _verdict(run(called(code, contest, _defines)), options)
-        done = played(code, contest, run, seconds=options.seconds, to_end=options.partial)
+            return _verdict(run(function_program(code, contest, _defines)), options)
+        done = run_contest(code, contest, run, seconds=options.seconds, to_end=options.partial)
         return _verdict(done, options)
 
     return Verifier(judge)
 
 
-def _verdict(result: Result | Played, options: Options) -> Verdict:
+def _verdict(result: ProgramResult | ContestResult, options: Options) -> Verdict:
     right = result.status == "ok" and result.passed == result.total > 0
     share = result.passed / result.total if result.total else 0.0
     parts = {
@@ -134,9 +134,10 @@ def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
 
 
 def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
-    """Names of Python's own that the tests mean the program by (mbpp/126 asks for a `sum`): those
-    that the reference solution defines. Without one, where tests use no other name that is not
-    Python's, what they call first."""
+    """Python's names that tests mean the program by (mbpp/126 asks for a `sum`).
+
+    Those that the reference solution defines; without one, what tests of no foreign name call
+    first."""
     defined = [name for name in dir(builtins) if reference and _defines(reference, name)]
     if reference or foreign_names(tests):
         return [name for name in defined if any(_calls(test, name) for test in tests)]
@@ -145,8 +146,7 @@ def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
 
 
 def code_of(text: str, entry: str | None = None) -> str:
-    """The code of a response: its last fenced block (that defines `entry`, if one does), else all
-    of it."""
+    """Return the last fenced block, preferably one that defines `entry`, else the text."""
     blocks = [match[1] for match in _BLOCK.finditer(text)]
     if not blocks:
         return text
@@ -155,8 +155,7 @@ def code_of(text: str, entry: str | None = None) -> str:
 
 
 def prompt_code(prompt: str, entry: str) -> str:
-    """The code in a prompt, also where a template or a sentence stands around it: the longest run
-    of lines that is Python and defines `entry`. Empty where there is none."""
+    """Return a prompt's longest run of lines that is Python and defines `entry`, or ""."""
     for text in (prompt, *(match[1] for match in _BLOCK.finditer(prompt))):
         if _defines(text, entry):
             return text
@@ -178,12 +177,8 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _calls(test: str, name: str, *, first: bool = False) -> bool:
-    """Whether a test calls a function of this name, or calls it before any other."""
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    """Return whether a test calls a function of this name, or calls it `first`."""
+    calls = [node for node in nodes_of([test]) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.lineno, call.col_offset))
     return any(
         isinstance(call.func, ast.Name) and call.func.id == name

@@ -1,11 +1,10 @@
-"""The kind `ranker`: a ranker of documents pays a policy that reads a search session (COCA, arXiv
-2108.10510).
+"""The kind `ranker`: a ranker of documents scores a policy that reads search sessions.
 
 In: the policy's answer, and a row with `history`, `query`, `candidates` and `labels` (or `clicked`;
 see `headrace.data.sessions`). Out: how well the click is found when the answer stands in the place
-of the query, or when it orders the candidates (`3 1 2`). The model is one that `headrace rank
-train` made, or the version of it that an item names, where the run trains it along; each verdict
-says which it was. A row without a click is `invalid`, never 0.
+of the query, or when it orders the candidates (`3 1 2`). The model (COCA, arXiv 2108.10510) is one
+that `headrace rank train` made, or the version of it that an item names, where the run trains it
+along; each verdict says which it was. A row without a click is `invalid`, never 0.
 """
 
 import json
@@ -36,11 +35,10 @@ Score = Callable[[RankedList, ModelVersion | None], tuple[list[float], str | Non
 
 
 class Options(StrictModel):
-    """Which model ranks, what the answer is, and what is paid."""
+    """The ranker, the form of the answer, and the reward."""
 
     model: str | None = None
-    """Folder of the ranker (relative to the recipe or the working directory). There is no other: a
-    recipe names one."""
+    """Folder of the ranker, relative to recipe or working directory; required."""
 
     answer: Literal["query", "order"] = "query"
     """query: the answer stands in the place of the last query. order: numbers of candidates, from 1
@@ -129,7 +127,7 @@ def _judged(
 def _own(
     options: Options, order: Sequence[int], scores: Sequence[float], labels: Sequence[int]
 ) -> float:
-    """What the ranker says, from 0 to 1."""
+    """Return the ranker's own score, from 0 to 1."""
     from learner.ranking.metrics import ndcg
 
     gains = [(1.0 + math.tanh(score / 2)) / 2 for score in scores]

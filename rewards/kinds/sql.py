@@ -51,7 +51,7 @@ class Options(StrictModel):
     """Column with the script that builds the database (CREATE TABLE and INSERT)."""
 
     order: Literal["auto", "always", "never"] = "auto"
-    """Whether the order of rows counts. auto: where the right query has an ORDER BY of its own."""
+    """Comparison by order. auto: where the right query has an ORDER BY of its own."""
 
     max_rows: int = Field(default=10_000, ge=1)
     """A query with more rows is wrong."""
@@ -60,8 +60,7 @@ class Options(StrictModel):
     """Instructions of SQLite's machine after which a query is ended."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
-    """Text right before the query, on one line. None: the last block of code, or what begins with
-    SELECT or WITH."""
+    """Text right before the query's line. None: last code block, or from SELECT or WITH."""
 
 
 def build(options: Options) -> Verifier:
@@ -87,8 +86,7 @@ def build(options: Options) -> Verifier:
 
 
 def query_of(text: str) -> str:
-    """The query in a text: its last block of code, else what begins with SELECT or WITH, else the
-    whole; without its semicolon."""
+    """Return the query: last code block, else from SELECT or WITH, else all; without `;`."""
     blocks = _FENCE.findall(text)
     if blocks:
         text = blocks[-1][1]
@@ -100,7 +98,7 @@ def query_of(text: str) -> str:
 
 
 def is_ordered(query: str) -> bool:
-    """Whether a query orders its result, and not only that of a query inside."""
+    """Return whether a query orders its own result, not only that of a query inside."""
     query = _QUOTED.sub(" ", query)[:MAX_QUERY]
     while (shorter := _INNER.sub(" ", query)) != query:
         query = shorter
@@ -109,8 +107,7 @@ def is_ordered(query: str) -> bool:
 
 @lru_cache(maxsize=8)
 def _database(script: str, max_steps: int) -> bytes:
-    """The database that a script builds, as SQLite writes it to a file; ValueError where it
-    fails."""
+    """Build a script's database in SQLite's file format; ValueError where it fails."""
     with closing(_connect()) as connection:
         _bound(connection, max_steps, lambda action, *_: action not in _SCRIPT_REFUSED)
         try:
@@ -124,7 +121,7 @@ def _database(script: str, max_steps: int) -> bytes:
 
 
 def _rows(database: bytes, query: str, options: Options) -> Rows:
-    """What a query gives; sqlite3.Error where it fails or takes too much."""
+    """Return the rows of a query; sqlite3.Error where it fails or takes too much."""
     if not 0 < len(query) <= MAX_QUERY:
         raise sqlite3.ProgrammingError("there is no query, or one without end")
     with closing(_connect()) as connection:

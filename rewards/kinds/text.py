@@ -20,15 +20,14 @@ from rewards.verifier import Verifier
 
 
 class Options(StrictModel):
-    """What is compared, and how strictly."""
+    """Compared texts, and the strictness of the comparison."""
 
     match: Literal["exact", "regex", "format"] = "exact"
     """exact: the right answer itself. regex: a pattern somewhere in the response. format: a pattern
     that the whole response has."""
 
     pattern: str | None = Field(default=None, min_length=1)
-    """Regular expression of Python; `.` matches line ends too. None: the row's right answer is the
-    pattern (`regex` only)."""
+    """Regular expression (`.` matches line ends). None: the row's answer (`regex` only)."""
 
     answer_group: str | None = None
     """Named group of the pattern that has to be the right answer. None: the pattern is enough."""

@@ -1,12 +1,11 @@
-"""Labels for the lines of an answer: which one made it wrong, found by trying to finish it.
+"""Labels of an answer's lines: the one that made it wrong, found by completing prefixes.
 
 In: an answer's lines and tokens, a policy that completes prefixes, a judge of whole answers. Out: a
-label for each line. A prefix is recoverable where at least one of K completions passes; a wrong
-answer's last recoverable prefix is searched for by halves, since what cannot be saved any more
-stays so. Lines up to there are labelled 1, later ones -1, neutral ones None (PSGPO, arXiv
-2410.17621). Promises: the empty prefix is taken for recoverable and the whole of a wrong answer for
-lost, without a try; no more than ceil(log2(lines)) prefixes are tried; a prefix is tried once,
-however many answers begin with it.
+label for each line. A prefix is recoverable where at least one of K completions passes; the last
+recoverable one of a wrong answer is found by bisection, since what is lost stays so. Lines up to
+there are labelled 1, later ones -1, neutral ones None (PSGPO, arXiv 2410.17621). Promises: the
+empty prefix counts as recoverable and the whole of a wrong answer as lost, without a try; at most
+ceil(log2(lines)) prefixes are tried; a prefix of several answers is tried once.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from rewards.answers.line_ends import Line
+from rewards.answers.line_ends import AnswerLine
 
 R = TypeVar("R", contravariant=True)
 
@@ -23,35 +22,35 @@ Label = int | None
 
 
 class Completion(NamedTuple):
-    """What a policy wrote after a prefix: tokens without the prefix, and whether it ended."""
+    """A policy's continuation of a prefix: tokens without it, and whether it ended."""
 
     ids: Sequence[int]
     finished: bool
 
 
-class Complete(Protocol):
-    """A policy."""
+class PrefixCompleter(Protocol):
+    """A policy that completes prefixes."""
 
     async def __call__(
         self, prompt_ids: Sequence[int], prefix_ids: Sequence[int], n: int, *, first: int
     ) -> Sequence[Completion]:
-        """`n` completions of a response that begins with a prefix. They are those from number
-        `first` on of an endless row, the same ones whenever they are asked for."""
+        """Return `n` completions from number `first` on, which are the same at every call."""
         ...
 
 
-class Passes(Protocol[R]):
-    """A judge."""
+class AnswerJudge(Protocol[R]):
+    """A judge of whole answers."""
 
     async def __call__(self, row: R, ids: Sequence[int], finished: bool) -> bool:
-        """Whether a whole response to a row passes; raises where it cannot be judged."""
+        """Return whether a response to a row passes; raises where it cannot be judged."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """What is known of an answer's lines: `counted` of them are not neutral, the first `boundary`
-    of these are good; `calls` prefixes were tried for it with `completions` completions."""
+class LineLabels:
+    """Labels of an answer's lines, and the tries of prefixes that they took.
+
+    `counted` lines are not neutral, the first `boundary` of these are good."""
 
     labels: tuple[Label, ...]
     counted: int
@@ -61,21 +60,22 @@ class Labelled:
 
     @property
     def revised(self) -> bool:
-        """Whether lines of both labels are there: a wrong answer that was good for a while."""
+        """True if there are lines of both labels: a wrong answer that was good for a while."""
         return 0 < self.boundary < self.counted
 
 
 Find = Callable[[int, Callable[[int], Awaitable[bool]]], Awaitable[int]]
-"""A way to look for the boundary: `search` is one."""
+"""A search for the boundary, such as `search`."""
 
 
-class _Tried(NamedTuple):
+class _PrefixTrial(NamedTuple):
     recoverable: bool
     completions: int
 
 
 async def search(lines: int, recoverable: Callable[[int], Awaitable[bool]]) -> int:
-    """How many lines the longest recoverable prefix of a wrong answer has, found by halves:
+    """Return the lines of a wrong answer's longest recoverable prefix, by bisection.
+
     `recoverable` is asked about prefixes of 1 to `lines` - 1 lines."""
     good, bad = 0, lines
     while bad - good > 1:
@@ -88,8 +88,7 @@ async def search(lines: int, recoverable: Callable[[int], Awaitable[bool]]) -> i
 
 
 def labels_of(neutral: Sequence[bool], boundary: int) -> tuple[Label, ...]:
-    """1 for the first `boundary` lines that are not neutral, -1 for the others, None for neutral
-    ones."""
+    """Return 1 for the first `boundary` lines that count, -1 for others, None for neutral."""
     labels: list[Label] = []
     counted = 0
     for passive in neutral:
@@ -103,24 +102,23 @@ class PrefixLabeler(Generic[R]):
 
     def __init__(
         self,
-        complete: Complete,
-        passes: Passes[R],
+        complete: PrefixCompleter,
+        passes: AnswerJudge[R],
         *,
         k: int,
         at_once: int = 1,
         find: Find | None = None,
     ) -> None:
-        """Args: complete: the policy. passes: the judge. k: completions of a prefix before it is
-        given up. at_once: how many of them are asked for together. 1 wastes none; more is quicker
-        where few
-            answers are labelled at a time.
-        find: how the boundary is looked for. None: `search`.
+        """Create a labeler of the policy `complete` and the judge `passes`.
+
+        A prefix is given up after `k` completions, `at_once` of them together: 1 wastes none, more
+        is quicker for few answers at a time. `find` looks for the boundary; None: `search`.
         """
         if not 1 <= at_once <= k:
             raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")
         self._complete, self._passes = complete, passes
         self._k, self._at_once, self._find = k, at_once, find or search
-        self._tries: dict[Hashable, asyncio.Task[_Tried]] = {}
+        self._tries: dict[Hashable, asyncio.Task[_PrefixTrial]] = {}
         self.calls = 0
         """Prefixes tried so far."""
         self.completions = 0
@@ -131,12 +129,12 @@ class PrefixLabeler(Generic[R]):
         row: R,
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
-        lines: Sequence[Line],
+        lines: Sequence[AnswerLine],
         *,
         passed: bool,
         key: Hashable = None,
-    ) -> Labelled:
-        """The labels of one answer.
+    ) -> LineLabels:
+        """Return the labels of one answer.
 
         Args:
             row: what the judge needs to know of the prompt. prompt_ids: the prompt. response_ids:
@@ -146,27 +144,27 @@ class PrefixLabeler(Generic[R]):
         neutral = [line.neutral for line in lines]
         counted = [line for line in lines if not line.neutral]
         if passed:
-            return Labelled(labels_of(neutral, len(counted)), len(counted), len(counted))
+            return LineLabels(labels_of(neutral, len(counted)), len(counted), len(counted))
         calls = completions = 0
 
         async def recoverable(count: int) -> bool:
             nonlocal calls, completions
             prefix = tuple(response_ids[: counted[count - 1].end + 1])
             place = (key, tuple(prompt_ids), prefix)
-            known = self._tries.get(place)
-            if known is None:
-                known = asyncio.ensure_future(self._try(row, prompt_ids, prefix))
-                self._tries[place] = known
-                tried = await known
-                calls, completions = calls + 1, completions + tried.completions
-                return tried.recoverable
-            return (await known).recoverable
+            if place in self._tries:
+                return (await self._tries[place]).recoverable
+            self._tries[place] = asyncio.ensure_future(self._try(row, prompt_ids, prefix))
+            tried = await self._tries[place]
+            calls, completions = calls + 1, completions + tried.completions
+            return tried.recoverable
 
         boundary = await self._find(len(counted), recoverable)
-        return Labelled(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
+        return LineLabels(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
 
-    async def _try(self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> _Tried:
-        """Whether one of K completions of a prefix passes, no more of them than it takes."""
+    async def _try(
+        self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]
+    ) -> _PrefixTrial:
+        """Return whether one of up to K completions of a prefix passes."""
         self.calls += 1
         asked = 0
         while asked < self._k:
@@ -178,5 +176,5 @@ class PrefixLabeler(Generic[R]):
                 *(self._passes(row, (*prefix_ids, *each.ids), each.finished) for each in found)
             )
             if any(judged):
-                return _Tried(True, asked)
-        return _Tried(False, asked)
+                return _PrefixTrial(True, asked)
+        return _PrefixTrial(False, asked)

@@ -1,8 +1,8 @@
-"""Scoring without a run: finished responses in, scores out, through the children that a run has.
+"""Scoring of responses without a run, by the children that a run has.
 
-In: the reward section; items, one by one by `Desk.score` or all by `score_all`. Out: their Scores.
-Deadlines, kills and replacements of children are a run's; failures are results here, however many
-there are in a row.
+In: the reward section; items, one by one by `OfflineScorer.score` or all by `score_all`. Out:
+Scores. Deadlines, kills and replacements of children are a run's; any failures in a row are
+results.
 """
 
 import asyncio
@@ -14,23 +14,22 @@ from msgspec.structs import replace
 
 from headrace.config.sections.reward import RewardConfig
 from headrace.protocol.messages.control import Score, ScoreItem
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 
 _PATIENCE = 1 << 62
 
 
-class Desk:
-    """Hands items to the children of a pool, and their scores back to the callers."""
+class OfflineScorer:
+    """Passes items to the children of a pool, and their scores back to the callers."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[Score]] = {}
         self._broken: BaseException | None = None
 
     async def score(self, item: ScoreItem) -> Score:
-        """The score of a response; its trajectory id is kept. UserError or RunFailedError where the
-        children cannot be had."""
+        """Return a response's score, its id kept; UserError or RunFailedError without children."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -63,12 +62,14 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def open_desk(config: RewardConfig) -> AsyncIterator[Desk]:
-    """A desk whose children live as long as the block."""
-    desk = Desk(Pool(config.model_copy(update={"max_consecutive_failures": _PATIENCE})))
-    running = asyncio.create_task(desk.run(), name="desk")
+async def open_scorer(config: RewardConfig) -> AsyncIterator[OfflineScorer]:
+    """Return a scorer whose children live as long as the block."""
+    scorer = OfflineScorer(
+        ScoringPool(config.model_copy(update={"max_consecutive_failures": _PATIENCE}))
+    )
+    running = asyncio.create_task(scorer.run(), name="scorer")
     try:
-        yield desk
+        yield scorer
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -76,22 +77,23 @@ async def open_desk(config: RewardConfig) -> AsyncIterator[Desk]:
 
 
 async def score_all(config: RewardConfig, items: Sequence[ScoreItem]) -> AsyncIterator[Score]:
-    """The scores of items whose trajectory ids are their places, in the order of the items, each as
-    soon as it and those before it are there; UserError or RunFailedError where a child cannot be
-    had. Answers to the same prompt are the siblings of one group where their source sees groups."""
+    """Yield the scores of items in their order, each as soon as it is there.
+
+    Trajectory ids are the items' places. Answers to the same prompt are the siblings of one group
+    where their source scores groups. UserError or RunFailedError where a child cannot be had."""
     sources = config.each()
     groups: dict[tuple[str, str] | int, list[ScoreItem]] = {}
     for item in items:
         sees_groups = sources[item.source].unit == "group"
         key = (item.source, item.prompt) if sees_groups else item.trajectory_id
         groups.setdefault(key, []).append(item)
-    async with open_desk(config) as desk:
+    async with open_scorer(config) as scorer:
         asked: dict[int, tuple[asyncio.Task[Score], int]] = {}
         for key, members in groups.items():
             item = members[0]
             if isinstance(key, tuple):
                 item = replace(item, text="", completion_ids=None, unit="group", siblings=members)
-            task = asyncio.create_task(desk.score(item))
+            task = asyncio.create_task(scorer.score(item))
             asked |= {one.trajectory_id: (task, place) for place, one in enumerate(members)}
         try:
             for item in items:

@@ -1,4 +1,4 @@
-"""What a reward model's folder says of itself: `reward_model.json` beside the Hugging Face files.
+"""Card of a reward model: `reward_model.json` beside the Hugging Face files.
 
 In: a folder. Out: a `Card`. Promise: a model is never asked in another form than it was trained in,
 nor with another tokenizer; both are UserErrors that name the folder.
@@ -12,39 +12,48 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from headrace.config.sections.base import StrictModel
-from headrace.config.sections.reward_model import ObjectiveConfig
+from headrace.config.sections.reward_model import ObjectiveConfig, RewardModelConfig
 from headrace.errors import UserError
 
 FILE = "reward_model.json"
 FORMAT: Final = 1
+ChatMode = Literal["auto", "always", "never"]
 
 
 class Card(StrictModel):
-    """How a model was trained, as far as scoring depends on it."""
+    """Form in which a model was trained, as far as scoring depends on it."""
 
     format: Literal[1]
     objective: ObjectiveConfig
     vocabulary: str
     """`fingerprint` of its tokenizer."""
 
-    chat_template: Literal["auto", "always", "never"]
+    chat_template: ChatMode
     max_tokens: int
     run_id: str
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Equal for two tokenizers that give every token the same number."""
+    """Return a hash that is equal for tokenizers that number all tokens alike."""
     entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:32]
 
 
+def card_of(config: RewardModelConfig, tokenizer: Any, run_id: str, chat: ChatMode) -> Card:
+    """Return the card of a model that a recipe trains."""
+    return Card(
+        format=FORMAT, objective=config.objective, vocabulary=fingerprint(tokenizer),
+        chat_template=chat, max_tokens=config.data.max_tokens, run_id=run_id,
+    )  # fmt: skip
+
+
 def write_card(folder: Path, card: Card) -> None:
-    """Write it into the model's folder."""
+    """Write the card into the model's folder."""
     (folder / FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def read_card(folder: Path) -> Card:
-    """The card of a folder; UserError where it has none that this version reads."""
+    """Read the card of a folder; UserError where it has none that this version reads."""
     if not folder.is_dir():
         raise UserError(f"no reward model at {folder}: name a folder that was trained by "
                         "`headrace reward train`")  # fmt: skip
@@ -62,7 +71,7 @@ def read_card(folder: Path) -> Card:
 
 
 def check_kind(folder: Path, card: Card, kind: str) -> None:
-    """UserError where the model was trained by another objective than the one that is asked for."""
+    """Raise UserError where the model was trained by another objective than `kind`."""
     if card.objective.kind != kind:
         raise UserError(
             f"{folder} was trained with objective.kind = {card.objective.kind!r}; {kind!r} is "
@@ -71,7 +80,7 @@ def check_kind(folder: Path, card: Card, kind: str) -> None:
 
 
 def check_tokenizer(folder: Path, card: Card, tokenizer: Any, whose: str) -> None:
-    """UserError where a tokenizer is not the one the model was trained with."""
+    """Raise UserError where a tokenizer is not the one the model was trained with."""
     if fingerprint(tokenizer) != card.vocabulary:
         raise UserError(
             f"the tokenizer of {whose} is not the one that the reward model {folder} was trained "

@@ -1,4 +1,4 @@
-"""Texts to token ids, the way a policy's trajectories have them.
+"""Token ids of texts, as a policy's trajectories have them.
 
 In: a prompt (a text or chat messages, whose images are named by their digests) and a response. Out:
 ids of both, the response's with the end token, where images stand in them, and the tokens at which
@@ -6,19 +6,19 @@ its lines end. Promise: a prompt has the ids that a run gives it with the same `
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.data.image_processor import ImageProcessor
 from headrace.data.media import open_rgb
 from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
+from rewards.models.card import ChatMode
 from tasks.rows import images_in, other_than_text, text_of
 
 Prompt = str | list[dict[str, Any]]
-ChatMode = Literal["auto", "always", "never"]
 
 
-class Encoded(NamedTuple):
+class EncodedResponse(NamedTuple):
     """Token ids of a prompt and of a response to it, and the images in the prompt."""
 
     prompt: list[int]
@@ -39,8 +39,9 @@ class PromptImages:
         self._processor, self.read = ImageProcessor(folder), read
 
     def expand(self, ids: Sequence[int], prompt: Prompt) -> tuple[list[int], tuple[MediaRun, ...]]:
-        """Ids with all tokens of each image of the prompt, and where they stand. UserError where
-        an image cannot be had, or has no placeholder."""
+        """Return ids with all tokens of each image, and where they stand.
+
+        UserError where an image cannot be had, or has no placeholder."""
         found, media = self._processor.expand(
             ids, images_in(prompt), lambda digest: open_rgb(self.read(digest))
         )
@@ -48,8 +49,7 @@ class PromptImages:
 
 
 def plain_text(prompt: Prompt) -> str:
-    """A prompt as a text to read: the only message of a chat, or each with its role before it. What
-    is no text is left out."""
+    """Return a prompt's text: the only message of a chat, or each behind its role."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -58,8 +58,7 @@ def plain_text(prompt: Prompt) -> str:
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text that opens a sequence. What a chat template has rendered begins with the
-    opening token already, and gets no second one."""
+    """Return ids of a text that opens a sequence, whose opening token is never doubled."""
     opening = tokenizer.bos_token
     special = not (opening and text.startswith(opening))
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
@@ -74,9 +73,11 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
-    """A prompt as the policy sees it, as text; UserError for chat messages where the chat template
-    is switched off, and for content other than text, unless it is `images`."""
+def rendered_prompt(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False) -> str:
+    """Return a prompt's text as the policy sees it.
+
+    UserError for chat messages with the template switched off, and for other than text and
+    `images`."""
     if not images:
         check_text(prompt)
     if isinstance(prompt, str) and mode != "always":
@@ -90,15 +91,15 @@ def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = Fals
 def prompt_ids(
     tokenizer: Any, prompt: Prompt, mode: ChatMode, *, images: bool = False
 ) -> list[int]:
-    """Ids of a prompt; UserError as of `shown`."""
-    text = shown(tokenizer, prompt, mode, images=images)
+    """Return the ids of a prompt; UserError as of `rendered_prompt`."""
+    text = rendered_prompt(tokenizer, prompt, mode, images=images)
     if isinstance(prompt, str) and mode != "always":
         return text_ids(tokenizer, text)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def check_text(prompt: Prompt) -> None:
-    """UserError for a prompt with more than text in it."""
+    """Raise UserError for a prompt with more than text in it."""
     if (other := other_than_text(prompt)) is not None:
         raise UserError(
             f"a prompt has parts of type {other!r}, and text alone is read here: take such rows out"
@@ -108,30 +109,31 @@ def check_text(prompt: Prompt) -> None:
 def encode(
     tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True,
     images: PromptImages | None = None,
-) -> Encoded:  # fmt: skip
-    """Ids of a prompt and a response; `ended`: with the end token. `images`: None for a model of
-    text, which has a UserError for a prompt with images."""
+) -> EncodedResponse:  # fmt: skip
+    """Encode a prompt and a response; `ended`: with the end token.
+
+    `images`: None for a model of text, which has a UserError for a prompt with images."""
     ids = list(tokenizer(response, add_special_tokens=False)["input_ids"])
     if ended and tokenizer.eos_token_id is not None:
         ids.append(int(tokenizer.eos_token_id))
     opening = prompt_ids(tokenizer, prompt, mode, images=images is not None)
     if images is None:
-        return Encoded(opening, ids)
+        return EncodedResponse(opening, ids)
     expanded, media = images.expand(opening, prompt)
-    return Encoded(expanded, ids, media)
+    return EncodedResponse(expanded, ids, media)
 
 
 def split_lines(text: str, separator: str) -> list[str]:
-    """The lines of a text, each with its separator; the last may lack it."""
+    """Split a text into lines, each with its separator; the last may lack it."""
     pieces = text.split(separator)
     lines = [piece + separator for piece in pieces[:-1]]
     return [*lines, pieces[-1]] if pieces[-1] else lines
 
 
 def line_ends(tokenizer: Any, lines: Sequence[str]) -> tuple[list[int], list[int]]:
-    """(ids of the lines end to end, for each line the index of the token with its last character).
-    Several lines may end in one token. UserError for a tokenizer that cannot say where its tokens
-    are in the text."""
+    """Return the lines' ids, and for each line the index of the token with its end.
+
+    Several lines may end in one token. UserError for a tokenizer that has no offsets."""
     if not tokenizer.is_fast:
         raise UserError(
             "line ends need a fast tokenizer (a tokenizer.json in the model's folder), which says "

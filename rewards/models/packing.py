@@ -1,8 +1,7 @@
 """Units of a batch laid into packs, as the learner's models take them.
 
 In: units, each a few sequences that a loss needs together, and a budget of tokens. Out: packs with
-their units. Promise: the outputs of a pack are in the order of its units, in these of their rows,
-in these of their places; a unit is never cut.
+their units, none of them cut. Promise: outputs are in the order of units, rows and places.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,8 @@ from learner.models.forward import Pack
 from learner.models.images import LaidRow, PackImages, images_of
 
 
-class Row(NamedTuple):
-    """A sequence, the places in it that are read, for each the token that is scored there (0 where
-    none is), and the images in it."""
+class UnitRow(NamedTuple):
+    """A sequence, its read places with the tokens scored there (or 0), and its images."""
 
     ids: list[int]
     places: list[int]
@@ -31,11 +29,10 @@ class Row(NamedTuple):
     media: tuple[MediaRun, ...] = ()
 
 
-class Unit(NamedTuple):
-    """Sequences that a loss needs together. `facts`: what the objective knows of them; `weight`:
-    what they count for in a mean."""
+class LossUnit(NamedTuple):
+    """Sequences that a loss needs together, the objective's `facts`, the weight in a mean."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[UnitRow, ...]
     facts: tuple[float, ...]
     weight: float = 1.0
 
@@ -51,7 +48,7 @@ class Unit(NamedTuple):
 
     @property
     def reads(self) -> int:
-        """Numbers that the model gives for it."""
+        """Number of outputs of the model for it."""
         return sum(len(row.places) for row in self.rows)
 
 
@@ -59,16 +56,20 @@ class UnitPack(NamedTuple):
     """One forward pass."""
 
     pack: Pack
-    units: tuple[Unit, ...]
+    units: tuple[LossUnit, ...]
 
-    def of_units(self, outputs: Tensor) -> Iterator[tuple[Unit, Tensor]]:
+    def of_units(self, outputs: Tensor) -> Iterator[tuple[LossUnit, Tensor]]:
         """Each unit with its outputs."""
         parts = outputs.split([unit.reads for unit in self.units])
         return zip(self.units, parts, strict=True)
 
 
 def packs_of(
-    units: Sequence[Unit], *, budget: int, device: torch.device, images: ImageShapes | None = None
+    units: Sequence[LossUnit],
+    *,
+    budget: int,
+    device: torch.device,
+    images: ImageShapes | None = None,
 ) -> list[UnitPack]:
     """Packs of at most `budget` tokens, or of one unit. `images`: those of a model that sees."""
     sizes = [unit.tokens for unit in units]
@@ -81,7 +82,9 @@ def packs_of(
     ]
 
 
-def _pack(units: tuple[Unit, ...], device: torch.device, images: ImageShapes | None) -> UnitPack:
+def _pack(
+    units: tuple[LossUnit, ...], device: torch.device, images: ImageShapes | None
+) -> UnitPack:
     rows = [row for unit in units for row in unit.rows]
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
     lengths = [len(rows[index].ids) for index in order]
@@ -106,7 +109,7 @@ def _pack(units: tuple[Unit, ...], device: torch.device, images: ImageShapes | N
     return UnitPack(pack, units)
 
 
-def _images(rows: Sequence[Row], images: ImageShapes, device: torch.device) -> PackImages:
+def _images(rows: Sequence[UnitRow], images: ImageShapes, device: torch.device) -> PackImages:
     laid = [LaidRow(np.array(row.ids, np.int32), row.media, 0, len(row.ids)) for row in rows]
     starts = [0, *accumulate(row.end for row in laid[:-1])]
     return images_of(laid, starts, images, device)

@@ -1,8 +1,7 @@
-"""What a pairwise model is asked, and which two tokens are its answers.
+"""Prompt of a pairwise model, and the two tokens of its answers.
 
 In: a question, a rule and two answers as texts. Out: the text that ends right before the answer,
-and the ids of `yes` and `no` in that place. Promise: each is one token there; words that are
-several are a UserError. No model.
+and the ids of `yes` and `no` in that place. Words of several tokens are a UserError. No model.
 """
 
 import re
@@ -17,24 +16,25 @@ from tasks.rows import images_in
 _SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")
 
 
-class Words(NamedTuple):
+class YesNoTokens(NamedTuple):
     """Token ids of the two answers."""
 
     yes: int
     no: int
 
 
-def ask(template: str, *, question: str, rule: str, first: str, second: str) -> str:
+def fill_template(template: str, *, question: str, rule: str, first: str, second: str) -> str:
     """The template with its slots filled in; braces in the texts mean nothing."""
     values = {"question": question, "rule": rule, "first": first, "second": second}
     return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
-def asked_ids(
+def question_ids(
     tokenizer: Any, prompt: Prompt, text: str, *, chat: bool, images: PromptImages | None = None
 ) -> tuple[list[int], tuple[MediaRun, ...]]:
-    """Token ids of what is asked about a prompt, as a user's message where `chat`, and the prompt's
-    images, which stand before it. UserError for more than text where `images` is None."""
+    """Return a question's ids, as a user's message if `chat`, and its prompt's images.
+
+    Images stand before the text. UserError for more than text where `images` is None."""
     if images is None:
         check_text(prompt)
     shown = images_in(prompt)
@@ -48,12 +48,11 @@ def asked_ids(
     return (ids, ()) if images is None else images.expand(ids, prompt)
 
 
-def words_in_context(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> Words:
-    """Ids of yes and no behind the template; UserError where one of them is not a single token
-    there, or where both are the same one."""
-    text = ask(config.template, question="q", rule=config.rule, first="a", second="b")
+def yes_no_tokens(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> YesNoTokens:
+    """Return the ids of yes and no behind the template; UserError unless two single tokens."""
+    text = fill_template(config.template, question="q", rule=config.rule, first="a", second="b")
     shown = _shown(tokenizer, text) if chat else text
-    words = Words(
+    words = YesNoTokens(
         _id_of(tokenizer, shown, "yes", config.yes), _id_of(tokenizer, shown, "no", config.no)
     )
     if words.yes == words.no:
@@ -69,7 +68,7 @@ def _shown(tokenizer: Any, content: str | list[dict[str, Any]]) -> str:
 
 
 def _id_of(tokenizer: Any, shown: str, name: str, word: str) -> int:
-    """The one token by which the text goes on with a word."""
+    """Return the one token by which the text goes on with a word."""
     before, after = (
         list(tokenizer(text, add_special_tokens=False)["input_ids"])
         for text in (shown, shown + word)

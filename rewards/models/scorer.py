@@ -1,4 +1,4 @@
-"""A trained reward model's scores.
+"""Scores of a trained reward model.
 
 In: a folder that `headrace reward train` wrote. Out: `ScoreScorer` (one number for an answer),
 `PairScorer` (how likely one answer beats another) and `LineScorer` (one number for each line end).
@@ -29,11 +29,11 @@ from headrace.errors import UserError
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import Card, check_kind, check_tokenizer, read_card
 from rewards.models.encoding import Prompt, PromptImages, encode, plain_text
-from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
+from rewards.models.pairwise_prompt import fill_template, question_ids, yes_no_tokens
 
 
 class PairScore(NamedTuple):
-    """How a pairwise model sees two answers.
+    """A pairwise model's scores of two answers.
 
     Attributes:
         r: probability that the first given answer is better, over both orders. p_front: that, where
@@ -46,8 +46,9 @@ class PairScore(NamedTuple):
 
 
 def pair_score(yes_front: float, yes_back: float) -> PairScore:
-    """The score of an answer from p(yes) where it stands first and p(yes) where it stands second:
-    r = (p_front + 1 - yes_back) / 2 (Pairwise-RL). 1/2 for two equal answers, whatever the bias."""
+    """Return the score of an answer by p(yes) where it stands first, and second.
+
+    r = (p_front + 1 - yes_back) / 2 (Pairwise-RL): 1/2 for two equal answers, whatever the bias."""
     return PairScore((yes_front + 1.0 - yes_back) / 2.0, yes_front, 1.0 - yes_back)
 
 
@@ -57,7 +58,7 @@ class _Scorer:
     kind: str
     auto: Any
     sees = True
-    """Whether it reads the images of prompts."""
+    """True: it reads the images of prompts."""
 
     def __init__(
         self,
@@ -126,14 +127,13 @@ class _Scorer:
 
     @torch.inference_mode()
     def _seen(self, ids: list[int], media: tuple[MediaRun, ...], targets: Sequence[int]) -> Any:
-        """What the network says at the end of a sequence with images, of each of `targets`; an
-        image's embeddings are kept."""
-        from rewards.models.packing import Row, Unit, packs_of
+        """Return the network's outputs at a sequence's end by target; it keeps image embeddings."""
+        from rewards.models.packing import LossUnit, UnitRow, packs_of
 
         self._row(ids)
-        row = Row(ids, [len(ids) - 1] * len(targets), list(targets), media)
+        row = UnitRow(ids, [len(ids) - 1] * len(targets), list(targets), media)
         (pack,) = packs_of(
-            [Unit((row,), ())], budget=len(ids), device=self._device, images=self._inputs
+            [LossUnit((row,), ())], budget=len(ids), device=self._device, images=self._inputs
         )
         return self._network(pack.pack)
 
@@ -168,8 +168,9 @@ class ScoreScorer(_ScalarScorer):
     kind = "bradley_terry"
 
     def score(self, prompt: Prompt, response: str, *, ended: bool = True) -> float:
-        """The score of a response; only differences between responses to one prompt mean
-        something. `ended`: it ended by itself. Messages name their images by digests."""
+        """Return a response's score, comparable with others of its prompt alone.
+
+        `ended`: it ended by itself. Messages name their images by digests."""
         mode, images = self.card.chat_template, self._images
         found = encode(self.tokenizer, prompt, response, mode, ended=ended, images=images)
         if images is None:
@@ -177,8 +178,7 @@ class ScoreScorer(_ScalarScorer):
         return float(self._seen(found.ids, found.media, [0]))
 
     def score_ids(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> float:
-        """The same of token ids, the response's with the end token where it has one; of a model of
-        text."""
+        """Score token ids, the response's with its end token, with a model of text."""
         ids = [*prompt_ids, *completion_ids]
         return self._at(ids, [len(ids) - 1])[0]
 
@@ -211,7 +211,7 @@ class LineScorer(_ScalarScorer):
 
 
 class PairScorer(_Scorer):
-    """Which of two answers is better, by a model trained with `pairwise`."""
+    """Comparison of two answers, by a model trained with `pairwise`."""
 
     kind = "pairwise"
     auto = AutoModelForCausalLM
@@ -221,25 +221,26 @@ class PairScorer(_Scorer):
         assert isinstance(self.card.objective, PairwiseConfig)
         self._config = self.card.objective
         self._chat = self.card.chat_template == "always"
-        self._words = words_in_context(self.tokenizer, self._config, chat=self._chat)
+        self._words = yes_no_tokens(self.tokenizer, self._config, chat=self._chat)
 
     def pair(self, prompt: Prompt, a: str, b: str, *, rule: str | None = None) -> PairScore:
-        """How likely `a` beats `b`, both orders averaged. `rule`: what makes an answer better
-        (None: the rule of the recipe)."""
+        """Score `a` against `b` in both orders. `rule`: what is better; None: the recipe's."""
         front, back = self.yes(prompt, a, b, rule=rule), self.yes(prompt, b, a, rule=rule)
         return pair_score(front, back)
 
     @torch.inference_mode()
     def yes(self, prompt: Prompt, first: str, second: str, *, rule: str | None = None) -> float:
         """p(yes) in one order: the softmax over the two words, sigma(l_yes - l_no)."""
-        text = ask(
+        text = fill_template(
             self._config.template,
             question=plain_text(prompt),
             rule=self._config.rule if rule is None else rule,
             first=first,
             second=second,
         )
-        ids, media = asked_ids(self.tokenizer, prompt, text, chat=self._chat, images=self._images)
+        ids, media = question_ids(
+            self.tokenizer, prompt, text, chat=self._chat, images=self._images
+        )
         if self._images is not None:
             found = self._seen(ids, media, self._words).logprobs
             return float(torch.sigmoid(found[0] - found[1]))

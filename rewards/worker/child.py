@@ -1,11 +1,11 @@
 """A scoring child: `python -m rewards.worker.child WORKER_PID`, started by `pool.py` only.
 
 In: frames of `pipe.py` on stdin. Out: frames on the original stdout. It scores one by one, or,
-where its verifier waits for others, as many at a time as the worker hands it. What the user's code
+where its verifier waits for others, as many at a time as the worker sends. What the user's code
 prints goes to stderr and what it reads is empty, so that it cannot disturb the frames. The child
 dies with its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES.
-This is where broad exceptions are caught: whatever a verifier raises becomes an outcome, and the
-child goes on.
+Broad exceptions are caught here: whatever a verifier raises becomes an outcome, and the child goes
+on.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from headrace.host.process_reaper import die_with
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.transport.stdio import take_streams
 from rewards.build import build_verifier
+from rewards.functions import coroutines
 from rewards.functions.arguments import InvalidRewardError, ScoringError
-from rewards.functions.coroutines import event_loop
 from rewards.verifier import AsyncJudge, Verifier
 from rewards.worker.pipe import (
     MAX_ERROR,
@@ -79,9 +79,8 @@ async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) ->
 
 
 def _failure(error: BaseException, began: float) -> Outcome:
-    status: Literal["invalid", "crashed"] = "crashed"
-    if isinstance(error, InvalidRewardError):
-        status = "invalid"
+    status: Literal["invalid", "crashed"]
+    status = "invalid" if isinstance(error, InvalidRewardError) else "crashed"
     parts = dict(error.parts) if isinstance(error, ScoringError) else {}
     return Outcome(status, time.perf_counter() - began, parts=parts, error=_describe(error))
 
@@ -105,9 +104,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         return
     answer(Ready(list(verifier.needs), verifier.asks_ids, verifier.concurrency))
     if verifier.judge_later is not None:
-        event_loop().run_until_complete(
-            _serve_many(verifier.judge_later, config.timeout_s, source, answer)
-        )
+        coroutines.run(_serve_many(verifier.judge_later, config.timeout_s, source, answer))
         return
     while isinstance(batch := read_question(source), Batch):
         answer(Began(batch.first + len(batch.items)))

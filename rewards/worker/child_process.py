@@ -1,8 +1,8 @@
 """One scoring process, seen from its worker.
 
-In: a source's configuration. Out: a `Child` that takes batches over a pipe and can be killed with
-all it started; if the worker is killed itself, its reaper does that. `start` raises UserError where
-the source is the user's mistake, RunFailedError where the process cannot be had.
+In: a source's configuration. Out: a `ScoringChild` that takes batches over a pipe and can be killed
+with all it started, also by its worker's reaper. `start` raises UserError where the source is the
+user's mistake, RunFailedError where the process cannot be had.
 """
 
 import asyncio
@@ -34,13 +34,14 @@ from rewards.worker.pipe import (
 )
 
 START_TIMEOUT_S = 120.0
-"""Deadline for loading the verifier (for a child that says it is at it, for its next word), and
-for a child to begin with a batch."""
+"""Deadline for loading the verifier, and for beginning with a batch.
+
+A child that says that it is loading has it again for its next message."""
 
 
 @cache
 def _reaper() -> ProcessReaper:
-    """This process's; it ends with it."""
+    """The reaper of this process, which ends with it."""
     reaper = ProcessReaper()
     atexit.register(reaper.close)
     return reaper
@@ -54,7 +55,7 @@ class ChildKilledError(RunFailedError):
     """A signal ended the child while it started: another one may do better."""
 
 
-class Child:
+class ScoringChild:
     """One scoring process and the pipe to it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -62,12 +63,13 @@ class Child:
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
         self.ready = Ready()
-        """What its verifier needs."""
+        """The needs of its verifier."""
 
     @classmethod
-    async def start(cls, source: SourceConfig, *, check: bool = False) -> "Child":
-        """A child that is ready to score; UserError or RunFailedError when it cannot be, or, with
-        `check`, when what its source depends on is not there now."""
+    async def start(cls, source: SourceConfig, *, check: bool = False) -> "ScoringChild":
+        """Start a child that is ready to score; UserError or RunFailedError otherwise.
+
+        `check`: also where what its source depends on is not there now."""
         ours = str(Path(rewards.__file__).parent.parent)
         paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -85,8 +87,8 @@ class Child:
         _reaper().register(process.pid)
         child = cls(process)
         try:
-            await child.say(Setup(source.model_dump_json(), check))
-            while isinstance(answer := await child.hear(START_TIMEOUT_S), Starting):
+            await child.send(Setup(source.model_dump_json(), check))
+            while isinstance(answer := await child.receive(START_TIMEOUT_S), Starting):
                 pass
         except (ChildDiedError, TimeoutError) as error:
             code = await child.kill()
@@ -110,7 +112,7 @@ class Child:
         """Its exit code; None until its end is known, and all of it closed."""
         return self._process.returncode
 
-    async def say(self, message: Setup | Batch) -> None:
+    async def send(self, message: Setup | Batch) -> None:
         """Write one frame; ChildDiedError when nobody reads."""
         try:
             self._to.write(pack(message))
@@ -118,9 +120,8 @@ class Child:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChildDiedError("the child closed its pipe") from error
 
-    async def hear(self, timeout_s: float | None) -> Answer:
-        """The next frame; TimeoutError after `timeout_s` (None: never), ChildDiedError at the
-        pipe's end."""
+    async def receive(self, timeout_s: float | None) -> Answer:
+        """Return the next frame; ChildDiedError at the end, TimeoutError (None: never)."""
         try:
             async with asyncio.timeout(timeout_s):
                 (length,) = LENGTH.unpack(await self._from.readexactly(LENGTH.size))
@@ -133,8 +134,9 @@ class Child:
             raise ChildDiedError(f"the child sent no answer: {error}") from error
 
     async def kill(self) -> int:
-        """End the process and whatever it started; its exit code (negative: the signal). A caller
-        that is cancelled meanwhile leaves nothing open behind."""
+        """Kill the process with all it started; return its exit code (negative: signal).
+
+        A caller that is cancelled meanwhile leaves nothing open behind."""
         ending = asyncio.create_task(self._end())
         try:
             return await asyncio.shield(ending)

@@ -1,11 +1,10 @@
 """One scoring child that scores many responses at a time.
 
-In: a child whose verifier waits for others (a server, a coroutine), and the crew that owns the
-items. Out: outcomes to the crew in the order of completion, until the child has to be replaced.
-Promises: a slow item holds nobody up; one that misses its deadline is a `timeout` of that item
-alone, which the child sees to itself; a child that cannot (it is stuck, and its deadlines with it)
-is given up a little later, and what is not over its deadline goes back to the crew. A child that
-dies costs what it was scoring.
+In: a child whose verifier waits for others (a server, a coroutine), and the SourceWorkers with its
+items. Out: outcomes to them in the order of completion, until the child has to be replaced.
+Promises: a slow item delays no other; one that misses its deadline is a `timeout` of that item
+alone, which the child sees to; a child that is stuck, and its deadlines with it, is given up a
+little later, and items within their deadline go back. A child that dies costs what it was scoring.
 """
 
 import asyncio
@@ -13,25 +12,25 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.worker.child_process import Child, ChildDiedError
+from rewards.worker.child_process import ChildDiedError, ScoringChild
 from rewards.worker.pipe import Batch, Began, Outcome
 
 if TYPE_CHECKING:
-    from rewards.worker.source_workers import Crew
+    from rewards.worker.source_workers import SourceWorkers
 
 GRACE_S = 2.0
-"""A child is stuck when an item is so long over its deadline."""
+"""Seconds over the deadline of an item after which a child is stuck."""
 
 
-class _Begun(NamedTuple):
+class _PendingItem(NamedTuple):
     item: ScoreItem
     at: float
 
 
-async def fly(child: Child, owner: "Crew", timeout_s: float) -> None:
+async def score_concurrently(child: ScoringChild, owner: "SourceWorkers", timeout_s: float) -> None:
     """Keep up to `child.ready.concurrency` items in flight until the child has to be replaced."""
-    flight = _Flight(child, owner, timeout_s)
-    jobs = [asyncio.create_task(job) for job in (flight.send(), flight.hear(), flight.watch())]
+    flight = _ConcurrentCalls(child, owner, timeout_s)
+    jobs = [asyncio.create_task(job) for job in (flight.send(), flight.receive(), flight.watch())]
     try:
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
@@ -47,16 +46,16 @@ async def fly(child: Child, owner: "Crew", timeout_s: float) -> None:
         await owner.hand_back([begun.item for begun in flight.begun.values()])
 
 
-class _Flight:
+class _ConcurrentCalls:
     """Three jobs that end together, with the first."""
 
-    def __init__(self, child: Child, owner: "Crew", timeout_s: float) -> None:
+    def __init__(self, child: ScoringChild, owner: "SourceWorkers", timeout_s: float) -> None:
         self._child, self._owner, self._timeout_s = child, owner, timeout_s
         self._most = child.ready.concurrency
         self._next = self._read = 0
         self._landed = asyncio.Event()
-        self.begun: dict[int, _Begun] = {}
-        """What is in flight, by its number; the oldest first."""
+        self.begun: dict[int, _PendingItem] = {}
+        """Items in flight by their numbers, the oldest first."""
 
     async def send(self) -> None:
         """Hand out items as places come free."""
@@ -67,13 +66,13 @@ class _Flight:
             items = await self._owner.take(free)
             first, now = self._next, time.monotonic()
             self._next += len(items)
-            self.begun.update({first + i: _Begun(item, now) for i, item in enumerate(items)})
-            await self._child.say(Batch(list(items), first))
+            self.begun.update({first + i: _PendingItem(item, now) for i, item in enumerate(items)})
+            await self._child.send(Batch(list(items), first))
 
-    async def hear(self) -> None:
+    async def receive(self) -> None:
         """Pass outcomes on as they come."""
         while True:
-            answer = await self._child.hear(None)
+            answer = await self._child.receive(None)
             if isinstance(answer, Began):
                 self._read = answer.end
                 continue

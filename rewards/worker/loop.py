@@ -1,9 +1,8 @@
-"""The heart of a reward worker.
+"""Main loop of a reward worker.
 
 In: ScoreRequests. Out: Scores; the first at once, others with those of the next GATHER_S. Blocks
 on: the socket, and the children of the pool. Wakes by: a message, a score. Shutdown: what is held
-is finished, audits apart, within `drain_s`, then `serve` returns. Failure: RunFailedError or
-UserError, also when the pool cannot go on.
+is finished, audits apart, within `drain_s`. Failure: RunFailedError or UserError, also of the pool.
 """
 
 import asyncio
@@ -13,15 +12,15 @@ from collections.abc import AsyncIterator
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Message, Score, ScoreRequest, Scores
 from headrace.protocol.transport.sockets import Dealer
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 
 GATHER_S = 0.05
-"""A message costs more than the plain answers in it; so long nobody minds to wait."""
+"""Seconds in which scores are gathered: a message costs more than its plain answers."""
 MOST_SCORES = 256
 
 
 async def serve(
-    dealer: Dealer, pool: Pool, messages: AsyncIterator[Message], *, drain_s: float
+    dealer: Dealer, pool: ScoringPool, messages: AsyncIterator[Message], *, drain_s: float
 ) -> None:
     """Score until there are no more messages."""
     try:
@@ -44,13 +43,13 @@ async def serve(
             await _send_some(dealer, pool, [])
 
 
-async def _send(dealer: Dealer, pool: Pool) -> None:
+async def _send(dealer: Dealer, pool: ScoringPool) -> None:
     while True:
         await _send_some(dealer, pool, [await pool.scores.get()])
         await asyncio.sleep(GATHER_S)
 
 
-async def _send_some(dealer: Dealer, pool: Pool, scores: list[Score]) -> None:
+async def _send_some(dealer: Dealer, pool: ScoringPool, scores: list[Score]) -> None:
     while not pool.scores.empty() and len(scores) < MOST_SCORES:
         scores.append(pool.scores.get_nowait())
     await dealer.send(Scores(scores=scores))

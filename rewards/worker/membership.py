@@ -19,7 +19,7 @@ from headrace.protocol.transport.sockets import Dealer, HeartbeatSender, Link
 HELLO_EVERY_S = 2.0
 
 Serve = Callable[[Dealer, RunConfig, AsyncIterator[m.Message]], Awaitable[None]]
-"""What a worker does with the configuration and the messages that it gets until Shutdown."""
+"""Work on the configuration and the messages of a run until Shutdown."""
 
 
 async def take_part(link: Link, hello: m.Hello, serve: Serve) -> None:

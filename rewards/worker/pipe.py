@@ -1,4 +1,4 @@
-"""What a worker and its scoring child say to each other over the child's stdin and stdout.
+"""Messages of a worker and its scoring child over the child's stdin and stdout.
 
 Frames are four bytes of length (big-endian) and msgpack; token ids are bytes in it. Worker to
 child: one `Setup`, then `Batch`es. Child to worker: perhaps some `Starting`, one `Ready` (or
@@ -23,8 +23,7 @@ MAX_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """`config` is a source of rewards (`SourceConfig`) as JSON. `check`: see whether what the
-    source depends on is there, and do not wait for it."""
+    """A `SourceConfig` as JSON. `check`: fail at once where what it depends on is not there."""
 
     config: str
     check: bool = False
@@ -42,9 +41,10 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The verifier is loaded; `needs` are the columns of the dataset it cannot do without, and
-    `asks_ids` says whether it takes token ids. `concurrency`: number of items that it scores at a
-    time; 0: one by one, in batches."""
+    """The verifier is loaded.
+
+    `needs`: columns of the dataset it cannot do without. `asks_ids`: it takes token ids.
+    `concurrency`: items that it scores at a time; 0: one by one, in batches."""
 
     needs: list[str] = []
     asks_ids: bool = False
@@ -59,15 +59,15 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
-    """The batch was read and its first item is being scored; all of them, by a child that scores
-    many at a time. `end` is the number behind its last."""
+    """The batch up to `end` was read; its first item, or all of it, is being scored."""
 
     end: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True):
-    """An item is done, the one with this number; of a batch that is scored one by one the next
-    begins. `timeout`: it was given up at its deadline, and the child goes on."""
+    """The item with this number is done; one by one, the batch's next begins.
+
+    `timeout`: it was given up at its deadline, and the child goes on."""
 
     status: Literal["ok", "timeout", "crashed", "invalid"]
     seconds: float
@@ -82,7 +82,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, verdict: Verdict | None, seconds: float) -> "Outcome":
-        """What a verdict is to the worker; None is no verdict: none applies to the response."""
+        """Return a verdict's outcome; None: no reward applies to the response."""
         if verdict is None:
             error = "the function says None, so no reward applies to this response"
             return cls("invalid", seconds, error=error)

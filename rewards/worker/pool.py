@@ -1,8 +1,8 @@
-"""The scoring children of a worker, kept warm: a crew for each source.
+"""The scoring children of a worker, kept warm: `SourceWorkers` per source.
 
-In: items by `submit`. Out: one Score an item on `scores`, in the order of completion. Promises:
-what `Crew` promises of a source, and that no source waits for another. `run` raises RunFailedError
-when the scorings of a source keep failing and UserError when one cannot be built.
+In: items by `submit`. Out: one Score per item on `scores`, in the order of completion. Promises:
+those of `SourceWorkers` for a source, and that no source waits for another. `run` raises
+RunFailedError when the scorings of a source keep failing and UserError when one cannot be built.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Score, ScoreItem
-from rewards.worker.source_workers import Crew, Status
+from rewards.worker.source_workers import SourceWorkers, Status
 
 AUDIT_RETRY_S = 10.0
 """Seconds before a source that only audits restarts."""
 log = logging.getLogger("rewards")
 
 
-class Pool:
-    """A crew for every source of `config`, kept alive until `run` is cancelled."""
+class ScoringPool:
+    """The children of every source of `config`, kept alive until `run` is cancelled."""
 
     def __init__(self, config: RewardConfig) -> None:
-        self._crews = {
-            name: Crew(
+        self._sources = {
+            name: SourceWorkers(
                 source,
                 self._settle,
                 batch=config.batch,
@@ -39,31 +39,30 @@ class Pool:
         self.held = 0
         """Items submitted and not yet scored."""
         self._owed = 0
-        """Those of them that are no audits: somebody waits for them."""
+        """Those of them that are no audits, which somebody waits for."""
         self.counts: dict[Status, int] = {"ok": 0, "timeout": 0, "crashed": 0, "invalid": 0}
         """Scores so far, by status."""
 
     @property
     def restarts(self) -> int:
         """Children that had to be replaced."""
-        return sum(crew.restarts for crew in self._crews.values())
+        return sum(workers.restarts for workers in self._sources.values())
 
     async def submit(self, items: Sequence[ScoreItem]) -> None:
         """Have these scored; RunFailedError where a source is not known."""
-        if strangers := {item.source for item in items} - self._crews.keys():
+        if strangers := {item.source for item in items} - self._sources.keys():
             raise RunFailedError(f"no reward source {sorted(strangers)[0]!r} is configured")
         self.held += len(items)
         self._owed += sum(not item.audit for item in items)
         if self._owed:
             self._idle.clear()
-        for name, crew in self._crews.items():
+        for name, workers in self._sources.items():
             own = [item for item in items if item.source == name]
             if own:
-                await crew.submit(own)
+                await workers.submit(own)
 
     async def finish(self) -> None:
-        """Return when everything submitted is scored, audits apart, and everything on `scores` is
-        dealt with (`scores.task_done`)."""
+        """Return when all items but audits are scored and `scores` is dealt with."""
         await self._idle.wait()
         await self.scores.join()
 
@@ -71,22 +70,21 @@ class Pool:
         """Keep the children at work; ends only by cancellation or an error."""
         try:
             async with asyncio.TaskGroup() as group:
-                for name, crew in self._crews.items():
-                    group.create_task(self._keep(name, crew), name=f"source {name}")
+                for name, workers in self._sources.items():
+                    group.create_task(self._keep(name, workers), name=f"source {name}")
         except* (UserError, RunFailedError) as errors:
             raise errors.exceptions[0] from None
 
-    async def _keep(self, name: str, crew: Crew) -> None:
-        """Run a crew. A source that only audits fails its items and restarts when it cannot go on:
-        an audit never ends a run."""
+    async def _keep(self, name: str, workers: SourceWorkers) -> None:
+        """Run a source's children; one that only audits fails its items and restarts."""
         while True:
             try:
-                return await crew.run()
+                return await workers.run()
             except (UserError, RunFailedError) as error:
                 if name not in self._audit_only:
                     raise
                 log.warning("audit source %s cannot score: %s", name, error)
-                await crew.give_up(str(error))
+                await workers.give_up(str(error))
                 await asyncio.sleep(AUDIT_RETRY_S)
 
     def _settle(self, score: Score) -> None:

@@ -1,8 +1,8 @@
 """The scoring children of one source.
 
-In: items by `submit`. Out: one Score an item by the callback, in the order of completion. Promises:
-what the fast path can decide is answered at once; any other item ends within its deadline plus the
-time it waited for a free child of its source; a child that misses a deadline is killed with all it
+In: items by `submit`. Out: one Score per item by the callback, in the order of completion.
+Promises: what the fast path can decide is answered at once; any other item ends within its deadline
+plus its wait for a free child of its source; a child that misses a deadline is killed with all it
 started, and replaced; a crash costs only what was running; what had not begun is handed out again.
 Children that score many responses at a time are in `concurrent_calls.py`.
 """
@@ -19,22 +19,28 @@ from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Score, ScoreItem
 from rewards import kinds
 from rewards.answers.row import right_or_wrong
-from rewards.functions.reward_scaling import priced, unfinished, waits_for_an_end
-from rewards.worker.child_process import START_TIMEOUT_S, Child, ChildDiedError, ChildKilledError
-from rewards.worker.concurrent_calls import fly
+from rewards.functions.reward_scaling import scale_response, unfinished, waits_for_an_end
+from rewards.worker.child_process import (
+    START_TIMEOUT_S,
+    ChildDiedError,
+    ChildKilledError,
+    ScoringChild,
+)
+from rewards.worker.concurrent_calls import score_concurrently
 from rewards.worker.pipe import Batch, Began, Outcome
 
 MAX_IDLE_DEATHS = 5
 """Number of consecutive children dying before their first score that end the worker."""
 
 Status = Literal["ok", "timeout", "crashed", "invalid"]
-Glance = Callable[[ScoreItem], Outcome | None]
+FastPath = Callable[[ScoreItem], Outcome | None]
 Judge = Callable[[ScoreItem], bool | None]
 
 
-class Crew:
-    """`source.children` children, kept alive until `run` is cancelled. `settle` is called with each
-    score; `most_failures` of them in a row, audits apart, are a RunFailedError."""
+class SourceWorkers:
+    """The `source.children` children of a source, kept alive until `run` is cancelled.
+
+    `settle` receives each score; `most_failures` in a row, audits apart, are a RunFailedError."""
 
     def __init__(
         self,
@@ -46,7 +52,7 @@ class Crew:
     ) -> None:
         self._source, self._settle_score = source, settle
         self._batch, self._most_failures = batch, most_failures
-        self._glance = glance_of(source)
+        self._fast_path = fast_path_of(source)
         self._waiting: deque[ScoreItem] = deque()
         self._arrived = asyncio.Condition()
         self._failures = 0
@@ -55,15 +61,15 @@ class Crew:
 
     async def submit(self, items: Sequence[ScoreItem]) -> None:
         """Have these scored."""
-        left = [item for item in items if not self._told(item)]
+        left = [item for item in items if not self._score_at_once(item)]
         if left:
             async with self._arrived:
                 self._waiting.extend(left)
                 self._arrived.notify_all()
 
-    def _told(self, item: ScoreItem) -> bool:
+    def _score_at_once(self, item: ScoreItem) -> bool:
         """Score an item without a child, if it can be."""
-        if (outcome := self._glance(item)) is None:
+        if (outcome := self._fast_path(item)) is None:
             return False
         self._settle_score(_score(item, outcome))
         self._count([item], outcome)
@@ -81,7 +87,7 @@ class Crew:
     async def _keep_child(self) -> None:
         while True:
             try:
-                child = await Child.start(self._source)
+                child = await ScoringChild.start(self._source)
             except ChildKilledError as error:
                 self.count_idle_death(error)
                 continue
@@ -91,10 +97,10 @@ class Crew:
                 await child.kill()
             self.restarts += 1
 
-    async def _feed(self, child: Child) -> None:
+    async def _feed(self, child: ScoringChild) -> None:
         """Hand out batches until the child has to be replaced."""
         if child.ready.concurrency:
-            await fly(child, self, self._source.timeout_s)
+            await score_concurrently(child, self, self._source.timeout_s)
             return
         lives = True
         while lives:
@@ -118,11 +124,11 @@ class Crew:
             self._waiting.extendleft(reversed(items))
             self._arrived.notify_all()
 
-    async def _score_batch(self, child: Child, batch: deque[ScoreItem]) -> bool:
+    async def _score_batch(self, child: ScoringChild, batch: deque[ScoreItem]) -> bool:
         """Take items off `batch` as they are scored; False when the child is to be replaced."""
         try:
-            await child.say(Batch(list(batch)))
-            if not isinstance(await child.hear(START_TIMEOUT_S), Began):
+            await child.send(Batch(list(batch)))
+            if not isinstance(await child.receive(START_TIMEOUT_S), Began):
                 raise ChildDiedError("the child did not begin")
         except (ChildDiedError, TimeoutError) as error:
             self.count_idle_death(error)
@@ -130,7 +136,7 @@ class Crew:
         while batch:
             began = time.monotonic()
             try:
-                answer = await child.hear(self._source.timeout_s)
+                answer = await child.receive(self._source.timeout_s)
                 if not isinstance(answer, Outcome):
                     raise ChildDiedError(f"{type(answer).__name__} where an outcome belongs")
             except TimeoutError:
@@ -146,7 +152,7 @@ class Crew:
 
     def settle(self, item: ScoreItem, outcome: Outcome) -> None:
         """An item is done; RunFailedError when too many in a row failed."""
-        self._tell(item, outcome)
+        self._report(item, outcome)
         self._count([item], outcome)
 
     def lose(
@@ -155,18 +161,17 @@ class Crew:
         status: Literal["timeout", "crashed"],
         error: str,
     ) -> None:
-        """Items, each with the seconds it took, that ended with their child. The failure count adds
-        them as one."""
+        """Settle items that ended with their child, with their seconds, as one failure."""
         for item, seconds in items:
-            self._tell(item, Outcome(status, seconds, error=error))
+            self._report(item, Outcome(status, seconds, error=error))
         self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
 
-    def _tell(self, item: ScoreItem, outcome: Outcome) -> None:
+    def _report(self, item: ScoreItem, outcome: Outcome) -> None:
         self._idle_deaths = 0
         self._settle_score(_score(item, outcome))
 
     def _count(self, items: Sequence[ScoreItem], outcome: Outcome) -> None:
-        """What came of items at once counts as one, and an audit as none."""
+        """Count the outcome of items at once as one, of audits as none."""
         if all(item.audit for item in items):
             return
         self._failures = 0 if outcome.status == "ok" else self._failures + 1
@@ -180,7 +185,7 @@ class Crew:
         """Everything that waits has failed."""
         async with self._arrived:
             while self._waiting:
-                self._tell(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
+                self._report(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
 
     def count_idle_death(self, error: Exception) -> None:
         """A child died that was scoring nothing; RunFailedError when that goes on."""
@@ -192,7 +197,7 @@ class Crew:
 
 
 def _score(item: ScoreItem, outcome: Outcome) -> Score:
-    """What came of an item, in the words of the coordinator."""
+    """Convert an item's outcome to the coordinator's Score."""
     return Score(
         trajectory_id=item.trajectory_id,
         status=outcome.status,
@@ -209,33 +214,35 @@ def _score(item: ScoreItem, outcome: Outcome) -> Score:
     )
 
 
-def glance_of(source: SourceConfig) -> Glance:
-    """The fast path's scores of a source's responses; None where a child has to score. Each equals
-    the child's score and comes from comparing texts, in microseconds that are not counted; it is
-    never an error, and neither a user's code nor a library runs."""
+def fast_path_of(source: SourceConfig) -> FastPath:
+    """Return the fast path of a source; None where a child has to score.
+
+    Its score equals the child's and comes from comparing texts, in microseconds that are not
+    counted; it is never an error, and neither a user's code nor a library runs."""
     judge = _judge_of(source)
     # Three outcomes are all there are, so each is made once.
     right, wrong = (
-        Outcome.of(priced(source, right_or_wrong(correct), graded=False), 0.0)
+        Outcome.of(scale_response(source, right_or_wrong(correct), graded=False), 0.0)
         for correct in (True, False)
     )
     without_end = Outcome.of(unfinished(source), 0.0)
     outcomes = {True: right, False: wrong, None: None}
 
-    def glance(item: ScoreItem) -> Outcome | None:
+    def fast_path(item: ScoreItem) -> Outcome | None:
         return without_end if waits_for_an_end(source, item) else outcomes[judge(item)]
 
-    return glance
+    return fast_path
 
 
 def _judge_of(source: SourceConfig) -> Judge:
-    """The kind's fast path; one without answers if the kind has none, or if a user's expression,
-    which may never end, comes first."""
-    glances = source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory"
-    if glances and source.format is None:
+    """Return the kind's fast path, or one without answers.
+
+    It has none where a user's expression, which may never end, comes first."""
+    has_fast_path = source.kind in kinds.FAST_PATH_KINDS and source.unit == "trajectory"
+    if has_fast_path and source.format is None:
         module = kinds.load(source.kind)
         # What the options lack is told by a child, as of every other kind.
         with contextlib.suppress(UserError):
-            judge: Judge = module.glance(kinds.read_options(source, module))
+            judge: Judge = module.fast_path(kinds.read_options(source, module))
             return judge
     return lambda item: None

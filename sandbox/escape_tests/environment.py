@@ -1,4 +1,4 @@
-"""What lies around a cell and must stay as it is while an escape is tried.
+"""Surroundings of a cell, which must stay as they are while an escape is tried.
 
 A bystander process with a secret in its environment, listeners on every kind of socket, a folder
 with a secret and with files that anybody may write, the clock and the machine's name. `facts` gives
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sandbox.interpreter import Interpreter
@@ -34,8 +33,8 @@ time.sleep(600)
 """
 
 
-class Scene:
-    """Made new for every escape."""
+class EscapeEnvironment:
+    """The surroundings of one escape."""
 
     def __enter__(self) -> Self:
         self.token = secrets.token_hex(16)
@@ -58,12 +57,7 @@ class Scene:
         self._clock = time.time() - time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._bystander.kill()
         self._bystander.wait()
         assert self._bystander.stdout is not None
@@ -73,28 +67,27 @@ class Scene:
         shutil.rmtree(self._folder)
 
     def _listeners(self) -> dict[str, socket.socket]:
-        made = {
-            "TCP": socket.socket(socket.AF_INET, socket.SOCK_STREAM),
-            "UDP": socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
-            "ABSTRACT": socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-            "ABSTRACT_DATAGRAM": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
-            "SOCKET_FILE": socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-        }
-        made["TCP"].bind(("127.0.0.1", 0))
-        made["UDP"].bind(("127.0.0.1", 0))
-        made["ABSTRACT"].bind(f"\0headrace-{self.token[:12]}")
-        made["ABSTRACT_DATAGRAM"].bind(f"\0headrace-{self.token[:12]}-d")
-        made["SOCKET_FILE"].bind(str(self._folder / "socket"))
-        (self._folder / "socket").chmod(0o777)
-        for each in made.values():
+        abstract, file, here = f"\0headrace-{self.token[:12]}", self._folder / "socket", "127.0.0.1"
+        listeners = {}
+        for name, family, kind, address in (
+            ("TCP", socket.AF_INET, socket.SOCK_STREAM, (here, 0)),
+            ("UDP", socket.AF_INET, socket.SOCK_DGRAM, (here, 0)),
+            ("ABSTRACT", socket.AF_UNIX, socket.SOCK_STREAM, abstract),
+            ("ABSTRACT_DATAGRAM", socket.AF_UNIX, socket.SOCK_DGRAM, f"{abstract}-d"),
+            ("SOCKET_FILE", socket.AF_UNIX, socket.SOCK_STREAM, str(file)),
+        ):
+            listeners[name] = each = socket.socket(family, kind)
+            each.bind(address)
             each.setblocking(False)
-            if each.type == socket.SOCK_STREAM:
+            if kind == socket.SOCK_STREAM:
                 each.listen()
-        return made
+        file.chmod(0o777)
+        return listeners
 
     def facts(self, limits: Limits, python: Interpreter) -> str:
-        """Lines for a program: what there is to reach, and what it may see on purpose: modules
-        (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
+        """Return lines for a program: its targets, and what it may see on purpose.
+
+        That is modules (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
         values: dict[str, object] = {
             "TCP": self._sockets["TCP"].getsockname()[1],
             "UDP": self._sockets["UDP"].getsockname()[1],
@@ -115,8 +108,10 @@ class Scene:
         return "; ".join(f"{name} = {value!r}" for name, value in values.items()) + "\n"
 
     def harm(self) -> list[str]:
-        """What is not as it was."""
-        found = [f"{name} was reached" for name, each in self._sockets.items() if _heard(each)]
+        """Return what has changed."""
+        found = [
+            f"{name} was reached" for name, each in self._sockets.items() if _was_reached(each)
+        ]
         code = self._bystander.poll()
         if code is not None:
             return [*found, f"the bystander ended with {code}"]
@@ -158,8 +153,8 @@ def _shown(python: Interpreter) -> list[str]:
     return [*python.paths, *dict(python.modules).values()]
 
 
-def _heard(listener: socket.socket) -> bool:
-    """Whether anything arrived."""
+def _was_reached(listener: socket.socket) -> bool:
+    """Return whether anything arrived."""
     with contextlib.suppress(BlockingIOError):
         if listener.type == socket.SOCK_STREAM:
             listener.accept()[0].close()

@@ -1,8 +1,8 @@
-"""Programs that try to get out, and what is looked at to see whether one did.
+"""Programs that try to get out, and the checks of whether one did.
 
 Each is a text in `attempts/` (Python, kept from being imported by its suffix), which says in its
 first lines what would count as escaped. Out: what escaped, judged from outside. Programs do no harm
-beyond the scene that they are pointed at, also where nothing holds them.
+beyond the environment that they are pointed at, also where nothing holds them.
 
 The same is looked at after every program: nobody outside was signalled, slowed or limited, no
 listener heard anything, no file changed, no secret is in what it wrote, it ended in time, took no
@@ -15,16 +15,17 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
 
 from sandbox.cell import Cell
-from sandbox.escape_tests.environment import Scene
+from sandbox.escape_tests.environment import EscapeEnvironment
 from sandbox.interpreter import Interpreter
-from sandbox.isolation.factory_client import Workshop
+from sandbox.isolation.factory_client import CellFactoryClient
 from sandbox.isolation.init_process import resident_bytes
-from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 
 FOLDER = Path(__file__).parent / "attempts"
 CHECKS_MARK = "# --- checks\n"
@@ -33,71 +34,66 @@ LIMITS = Limits(
     files=64,
 )  # fmt: skip
 GRACE_S = 2.0
-"""More than the deadline that taking a program down may last, on a busy machine."""
+"""Seconds over the deadline that taking a program down may last on a busy machine."""
 MEMORY_GRACE = 3
-"""Memory is summed 20 times a second; this many times the limit is what may be seen meanwhile."""
+"""Multiple of the memory limit that may be seen, since it is summed 20 times per second."""
 OWN_PROCESSES = 4
-"""Of a cell beside the program: launcher's child, examiner, and who is being forked or reaped."""
+"""Processes of a cell beside the program: parent, checker, one being forked or reaped."""
 TOGETHER = 4
 LOOK_EVERY_S = 0.04
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Of one escape."""
+class EscapeResult:
+    """Result of one escape."""
 
     name: str
     escaped: tuple[str, ...]
-    """What went wrong; empty where it was held."""
-    result: Result
+    """The failures; empty where it was held."""
+    result: ProgramResult
 
 
 def names() -> list[str]:
-    """Of all escapes."""
+    """Return the names of all escapes."""
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
 def meaning(name: str) -> str:
-    """What would count as escaped."""
+    """Return the escape's description: what would count as escaped."""
     lines = (FOLDER / f"{name}.txt").read_text(encoding="ascii").splitlines()
-    comments = [line for line in lines[: _first_code(lines)] if line.startswith("#")]
+    comments = takewhile(lambda line: line.startswith("#"), lines)
     return " ".join(line.removeprefix("#").strip() for line in comments)
 
 
-def _first_code(lines: list[str]) -> int:
-    return next(i for i, line in enumerate(lines) if not line.startswith("#"))
-
-
-async def try_all(layer: str, python: Interpreter | None = None) -> list[Outcome]:
+async def try_all(layer: str, python: Interpreter | None = None) -> list[EscapeResult]:
     """Try every escape; RunFailedError where the layer cannot be had."""
     free = asyncio.Semaphore(TOGETHER)
-    workshop = await Workshop.start(python)
+    factory = await CellFactoryClient.start(python)
 
-    async def one(name: str) -> Outcome:
+    async def one(name: str) -> EscapeResult:
         async with free:
-            return await attempt(name, layer, workshop)
+            return await attempt(name, layer, factory)
 
     try:
         first, *others = names()
         return [await one(first), *await asyncio.gather(*map(one, others))]
     finally:
-        await workshop.close()
+        await factory.close()
 
 
-async def attempt(name: str, layer: str, workshop: Workshop) -> Outcome:
+async def attempt(name: str, layer: str, factory: CellFactoryClient) -> EscapeResult:
     """Try one escape."""
     text = (FOLDER / f"{name}.txt").read_text(encoding="ascii")
     source, _, checks = text.partition(CHECKS_MARK)
-    with Scene() as scene:
-        facts = scene.facts(LIMITS, workshop.python)
+    with EscapeEnvironment() as environment:
+        facts = environment.facts(LIMITS, factory.python)
         program = Program(
             facts + source,
             stdin="",
-            checks=Checks((checks,), setup=f"TOKEN = {scene.token!r}") if checks else None,
+            checks=Checks((checks,), setup=f"TOKEN = {environment.token!r}") if checks else None,
         )
-        cell = await Cell.make(workshop, layer, LIMITS)
-        await cell.ready()
-        watch = Watch(cell.pid)
+        cell = await Cell.make(factory, layer, LIMITS)
+        watch = CellMonitor(cell.pid)
         watching = asyncio.create_task(watch.look())
         began = time.monotonic()
         try:
@@ -107,11 +103,11 @@ async def attempt(name: str, layer: str, workshop: Workshop) -> Outcome:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
         took = time.monotonic() - began
-        found = [*scene.harm(), *watch.harm(LIMITS), *_judge(result, took, scene.token)]
-    return Outcome(name, tuple(found), result)
+        found = [*environment.harm(), *watch.harm(LIMITS), *_judge(result, took, environment.token)]
+    return EscapeResult(name, tuple(found), result)
 
 
-def _judge(result: Result, took: float, token: str) -> list[str]:
+def _judge(result: ProgramResult, took: float, token: str) -> list[str]:
     written = result.stdout + result.stderr + "".join(result.errors)
     found = []
     if "ESCAPED" in result.stdout:
@@ -128,22 +124,22 @@ def _judge(result: Result, took: float, token: str) -> list[str]:
     return found
 
 
-class Watch:
-    """What the processes of a cell take, seen from outside."""
+class CellMonitor:
+    """Processes and memory of a cell, seen from outside."""
 
-    def __init__(self, launcher: int) -> None:
-        self._launcher = psutil.Process(launcher)
+    def __init__(self, parent: int) -> None:
+        self._parent = psutil.Process(parent)
         self._seen: dict[int, psutil.Process] = {}
         self._tasks = 0
         self._bytes = 0
 
     async def look(self) -> None:
-        """Look until it is cancelled or the launcher is gone."""
+        """Look until it is cancelled or the cell is gone."""
         processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         try:
             with contextlib.suppress(psutil.Error):
                 while True:
-                    members = self._launcher.children(recursive=True)
+                    members = self._parent.children(recursive=True)
                     self._seen |= {each.pid: each for each in members}
                     self._tasks = max(self._tasks, sum(map(_threads, members)))
                     held = resident_bytes(processes, [each.pid for each in members])
@@ -153,7 +149,7 @@ class Watch:
             os.close(processes)
 
     def harm(self, limits: Limits) -> list[str]:
-        """What was too much, and what is left."""
+        """Return what was too much, and what is left."""
         found = []
         if self._tasks > limits.processes + OWN_PROCESSES:
             found.append(f"{self._tasks} processes and threads at a time")

@@ -1,4 +1,4 @@
-"""Makes cells: `python -S cell_factory.py CONTROL PARENT`, started by `factory_client.py` only.
+"""Creation of cells: `python -S cell_factory.py CONTROL PARENT`, by `factory_client.py`.
 
 In: an order for each cell, with six sockets: the program's standard files; `orders`, where its
 source comes in and reports go out; `verdict`, the same for the checks; `life`, whose end outside
@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sandbox import candidate, checker
+from sandbox import checker, program_process
 from sandbox.channel import read_frame
 from sandbox.isolation import init_process, kernel, landlock, namespaces, privileges
 from sandbox.isolation.syscall_filter import instructions
@@ -38,8 +38,8 @@ NUM_SOCKETS = 6
 Lock = Callable[[], None]
 
 
-class Cell:
-    """What the processes of a cell are made with."""
+class CellSetup:
+    """Settings and sockets of the processes of a cell."""
 
     def __init__(self, settings: dict[str, Any], sockets: list[int]) -> None:
         self.limits = Limits(**settings["limits"])
@@ -57,7 +57,7 @@ class Cell:
         """An open /proc, where one is held."""
 
     def give_up(self, error: OSError) -> int:
-        """Say that no cell could be made; returns the exit code."""
+        """Report that no cell could be made; return the exit code."""
         init_process.report(self.orders, {"broken": str(error)})
         return 1
 
@@ -73,8 +73,9 @@ class Cell:
 
 
 class Importer:
-    """Finds modules that a cell may see but whose folder it may not list, after everything else has
-    not: each by its file, or by its folder where it has no `__init__.py`."""
+    """Finds modules that a cell may see but whose folder it may not list, as the last one.
+
+    Each by its file, or by its folder where it has no `__init__.py`."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
@@ -82,7 +83,7 @@ class Importer:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Where a module is; None where it is none of them."""
+        """Return where a module is; None for other modules."""
         file = self._files.get(name)
         if file is None:
             return None
@@ -96,8 +97,9 @@ class Importer:
 
 
 def main() -> int:
-    """Entry point. Returns in the launcher when nobody orders any more, and in a program's own
-    process when the program has run, so that it ends like any other."""
+    """Create cells until nobody orders any more.
+
+    Returns in a program's own process, too, when it has run, so that it ends like any other."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps by itself
@@ -113,12 +115,12 @@ def main() -> int:
             return 0
         if os.fork() == 0:
             control.close()
-            return _make(Cell(json.loads(order), list(sockets)))
+            return _make(CellSetup(json.loads(order), list(sockets)))
         for each in sockets:
             os.close(each)
 
 
-def _make(cell: Cell) -> int:
+def _make(cell: CellSetup) -> int:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, init_process.WAITED_FOR)
@@ -128,7 +130,7 @@ def _make(cell: Cell) -> int:
         return cell.give_up(error)
 
 
-def _namespaced(cell: Cell) -> int:
+def _namespaced(cell: CellSetup) -> int:
     inner = namespaces.separate_processes()
     user = None if inner else privileges.cell_user(cell.process)
     first = os.fork()
@@ -153,7 +155,7 @@ def _namespaced(cell: Cell) -> int:
     os._exit(0)
 
 
-def _landlocked(cell: Cell) -> int:
+def _landlocked(cell: CellSetup) -> int:
     landlock.version()
     user = None
     if os.geteuid() == 0 and landlock.open_to_all(cell.readable):
@@ -169,16 +171,18 @@ def _landlocked(cell: Cell) -> int:
     return _populate(cell, lock, alone=True)
 
 
-def _populate(cell: Cell, lock: Lock, *, alone: bool = False) -> int:
-    """Fork the examiner and the candidate, and keep them until one has done. Returns only in the
-    candidate's process, when its program has run. `alone`: there are no others to take down."""
+def _populate(cell: CellSetup, lock: Lock, *, alone: bool = False) -> int:
+    """Fork checker and program process, and wait until one has done.
+
+    Returns only in the program's process, after it has run. `alone`: nothing else is to take
+    down."""
     asking, asked = socket.socketpair()
     examining = os.fork()
     if examining == 0:
-        os._exit(_examiner(cell, lock, asking, asked))
+        os._exit(_run_checker(cell, lock, asking, asked))
     running = os.fork()
     if running == 0:
-        return _candidate(cell, lock, asking, asked)
+        return _run_program(cell, lock, asking, asked)
     for held in (cell.verdict, asking, asked):
         held.close()
     _use_null(0, 1, 2)
@@ -196,7 +200,7 @@ def _populate(cell: Cell, lock: Lock, *, alone: bool = False) -> int:
     os._exit(0)
 
 
-def _begin(cell: Cell, lock: Lock) -> None:
+def _begin(cell: CellSetup, lock: Lock) -> None:
     os.close(cell.processes)
     if cell.paths or cell.modules:
         sys.path.extend(cell.paths)
@@ -211,7 +215,7 @@ def _begin(cell: Cell, lock: Lock) -> None:
         os._exit(cell.give_up(error))
 
 
-def _examiner(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
+def _run_checker(cell: CellSetup, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
     _use_null(0, 1, 2)
     _begin(cell, lock)
     asked.close()
@@ -219,7 +223,7 @@ def _examiner(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.socke
     return checker.examine(cell.verdict, asking)
 
 
-def _candidate(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
+def _run_program(cell: CellSetup, lock: Lock, asking: socket.socket, asked: socket.socket) -> int:
     _begin(cell, lock)
     asking.close()
     cell.verdict.close()
@@ -229,15 +233,15 @@ def _candidate(cell: Cell, lock: Lock, asking: socket.socket, asked: socket.sock
         return 0
     for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
         del sys.modules[name]
-    sys.argv = [candidate.NAME]
+    sys.argv = [program_process.NAME]
     if order["checked"]:
-        return candidate.answer(order["source"], asked)
+        return program_process.answer(order["source"], asked)
     asked.close()
-    return candidate.run(order["source"])
+    return program_process.run(order["source"])
 
 
 def _use_null(*descriptors: int) -> None:
-    """Let go of standard files."""
+    """Replace standard files by /dev/null."""
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""The process that cells are made by, seen from outside: `cell_factory.py`, one a pool.
+"""The process that creates a pool's cells, `cell_factory.py`, seen from outside.
 
 In: orders for cells with the descriptors they are to have. It starts once, so that a cell costs a
 fork and not an interpreter's start. It dies with this process, and its cells with it.
@@ -17,21 +17,21 @@ from sandbox.interpreter import Interpreter, interpreter
 from sandbox.isolation import cell_factory
 
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2", "PYTHONUTF8": "1"}
-"""A program's own is empty. Hashes, and so the order of sets, are the same in every cell."""
+"""Environment of the factory; a program's is empty. Sets have one order in all cells."""
 
 
-class Workshop:
-    """A running launcher."""
+class CellFactoryClient:
+    """A running cell factory."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, control: socket.socket, python: Interpreter
     ) -> None:
         self._process, self._control = process, control
         self.python = python
-        """What programs run with."""
+        """The interpreter of programs."""
 
     @classmethod
-    async def start(cls, python: Interpreter | None = None) -> "Workshop":
+    async def start(cls, python: Interpreter | None = None) -> "CellFactoryClient":
         """Start one, for programs of this interpreter (None: ours)."""
         python = python or interpreter()
         control, inside = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -49,7 +49,7 @@ class Workshop:
 
     @property
     def works(self) -> bool:
-        """Whether it is still there."""
+        """True while it is there."""
         return self._control.fileno() >= 0 and not is_closed(self._control)
 
     def order(self, settings: bytes, descriptors: Sequence[int]) -> None:
@@ -57,9 +57,8 @@ class Workshop:
         try:
             socket.send_fds(self._control, [settings], descriptors)
         except OSError as error:
-            raise RunFailedError(
-                f"no cell for a program: the launcher is gone ({error})"
-            ) from error
+            text = f"no cell for a program: the launcher is gone ({error})"
+            raise RunFailedError(text) from error
 
     async def close(self) -> None:
         """End it, and cells that still are."""
@@ -69,7 +68,7 @@ class Workshop:
 
 
 def is_closed(line: socket.socket) -> bool:
-    """Whether nobody is at the other end, without waiting for the event loop to notice."""
+    """Return whether the other end is closed, which the event loop may not know yet."""
     looking = select.poll()
     looking.register(line, select.POLLRDHUP)
     return bool(looking.poll(0))

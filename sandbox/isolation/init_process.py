@@ -1,4 +1,4 @@
-"""A cell's init process: reaps, sums memory, reports to the outside how the program ended.
+"""A cell's init process: it reaps, sums memory, and reports the program's end.
 
 In the layer `namespaces` it is the first process of the cell, so that its end takes everything
 with it that runs in the cell, however it was started. No program can signal, trace or read it.
@@ -15,31 +15,33 @@ from typing import Any
 from sandbox.checker import NOTHING_TO_CHECK
 
 EVERY_S = 0.05
-"""How often memory is summed."""
+"""Seconds between two sums of memory."""
 WAITED_FOR = (signal.SIGCHLD,)
 
 
 def keep(
     orders: socket.socket,
-    examiner: int,
-    candidate: int,
+    checker: int,
+    program: int,
     *,
     processes: int,
     watched: list[int] | None,
     memory_bytes: int,
 ) -> dict[str, Any]:
-    """Return the report when the program or its checks have ended, when they hold too much memory,
-    or when nobody outside waits for them any more. `processes` is an open /proc; `watched` its
-    entries that count, None for all but the first. SIGCHLD has to be blocked."""
+    """Return the report when the cell is to end.
+
+    Program or checks have ended, they hold too much memory, or nobody waits outside any more.
+    `processes` is an open /proc; `watched` its entries that count, None for all but the first.
+    SIGCHLD has to be blocked."""
     line = select.poll()
     line.register(orders, select.POLLRDHUP)
     codes: dict[int, int] = {}
     cause: str | None = None
     while cause is None:
         _reap(codes)
-        if codes.get(examiner, NOTHING_TO_CHECK) != NOTHING_TO_CHECK:
+        if codes.get(checker, NOTHING_TO_CHECK) != NOTHING_TO_CHECK:
             break
-        if len(codes.keys() & {examiner, candidate}) == 2:
+        if len(codes.keys() & {checker, program}) == 2:
             break
         if line.poll(0):
             cause = "abandoned"
@@ -47,7 +49,7 @@ def keep(
             cause = "memory"
         else:
             signal.sigtimedwait(WAITED_FOR, EVERY_S)
-    return {"exit": codes.get(candidate), "examiner": codes.get(examiner), "cause": cause}
+    return {"exit": codes.get(program), "examiner": codes.get(checker), "cause": cause}
 
 
 def _reap(codes: dict[int, int]) -> None:
@@ -57,7 +59,7 @@ def _reap(codes: dict[int, int]) -> None:
 
 
 def resident_bytes(processes: int, watched: list[int] | None) -> int:
-    """Memory that these processes hold and no file backs."""
+    """Bytes that these processes hold and no file backs."""
     names = [str(number) for number in watched or ()]
     if watched is None:
         names = [name for name in os.listdir(processes) if name.isdigit() and name != "1"]
@@ -77,6 +79,6 @@ def resident_bytes(processes: int, watched: list[int] | None) -> int:
 
 
 def report(orders: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the outside, if it still listens."""
+    """Send a report outside, if anything still listens."""
     with contextlib.suppress(OSError):
         orders.sendall(json.dumps(message).encode() + b"\n")

@@ -1,9 +1,9 @@
-"""The layer `landlock`: rules on files that a process puts on itself, where it gets no namespaces.
+"""The layer `landlock`: file rules that a process sets for itself, without namespaces.
 
-The program reads the interpreter and its libraries, four devices, and nothing else; it writes
-nowhere. All that Landlock does not hold (sockets, signals, processes, metadata of files) is refused
-by the filter's `single` form, so the program is one process with one thread. It can still see
-whether a path exists, and how large a file is.
+The program reads the interpreter, its libraries and four devices, and writes nowhere. All that
+Landlock does not hold (sockets, signals, processes, metadata of files) the filter's `single` form
+refuses, so the program is one process with one thread. It can still see paths that exist and file
+sizes.
 """
 
 import os
@@ -30,7 +30,7 @@ def version() -> int:
 
 
 def open_to_all(readable: list[str]) -> bool:
-    """Whether a user without rights could read these paths: every folder above lets him through."""
+    """Return whether all folders above these paths let a user without rights through."""
     above = {parent for path in readable for parent in Path(path).parents}
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in above)
 

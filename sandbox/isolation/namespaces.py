@@ -1,4 +1,4 @@
-"""The layer `namespaces`: a cell has its own processes, mounts, network, IPC and host name.
+"""The layer `namespaces`: own processes, mounts, network, IPC and host name.
 
 As root no user namespace is needed; anybody else enters one, in which his own number is the only
 user. The new root is a small tmpfs, read-only but for /tmp, with the interpreter, its libraries
@@ -23,8 +23,7 @@ _WITHIN = (
 
 
 def separate_processes() -> bool:
-    """Have the next child be the first of a namespace of processes. Returns whether that took a
-    user namespace."""
+    """Have the next child open a process namespace; return if that took a user namespace."""
     if os.geteuid() == 0:
         with contextlib.suppress(PermissionError):
             kernel.unshare(kernel.CLONE_NEWPID)
@@ -39,8 +38,7 @@ def separate_processes() -> bool:
 
 
 def separate_everything(readable: list[str], covered: list[str], limits: Limits) -> int:
-    """Enter the other namespaces and the new root; returns an open folder of the cell's own
-    processes (a /proc that has no path)."""
+    """Enter the other namespaces and the new root; return the cell's own open /proc."""
     sources = [_real(path) for path in readable]
     kernel.unshare(_WITHIN)
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)

@@ -1,7 +1,6 @@
-"""What a process of a cell gives up before it meets a program: user, capabilities, limits.
+"""Loss of privileges before a program is met: user, capabilities, limits.
 
-As root a cell runs as a user of its own, whose number nobody else has: limits on processes count by
-user, and root is exempt from them.
+As root a cell runs as a user of its own: limits on processes count by user and exempt root.
 """
 
 import os
@@ -16,12 +15,11 @@ STACK_BYTES = 8 * MIB
 INTERPRETER_BYTES = 192 * MIB
 """Address space of an interpreter that runs nothing, with room for its heap's reserves."""
 OWN_PROCESSES = 2
-"""Processes of a cell beside the program: keeper and examiner."""
+"""Processes of a cell beside the program: init process and checker."""
 
 
 def cell_user(process: int) -> int:
-    """The user for the cell that this process keeps. Where a container maps fewer users, one of the
-    upper half of those that exist."""
+    """Return this cell's user, of the upper half where a container maps fewer users."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     first, count = max(((inside, count) for inside, _, count in ranges), key=lambda r: r[1])
@@ -33,8 +31,9 @@ def cell_user(process: int) -> int:
 
 
 def limit_resources(limits: Limits, others: int) -> None:
-    """Bound what a process may take, soft and hard alike. `others`: processes of the same user that
-    belong to no cell, but are counted with it."""
+    """Bound what a process may take, soft and hard alike.
+
+    `others`: processes of the same user that belong to no cell, but are counted with it."""
     memory = limits.memory_bytes + INTERPRETER_BYTES + limits.processes * STACK_BYTES
     bounds = {
         resource.RLIMIT_AS: memory,
@@ -54,8 +53,7 @@ def limit_resources(limits: Limits, others: int) -> None:
 
 
 def limit_processor(limits: Limits) -> None:
-    """Bound processor time: a second wall behind the deadline. Not for the keeper, which may wait
-    for hours."""
+    """Bound processor time, a second wall behind the deadline; the init process may wait."""
     _limit(resource.RLIMIT_CPU, int(limits.seconds) + 2)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from rewards.kinds.contest import Contest, Exchange, read_contest, same_output
+from rewards.kinds.contest import Contest, ContestTest, read_contest, same_output
 from rewards.kinds.program import Options, build
 from rewards.verifier import Verifier
 from tests.rewards.items import item
@@ -40,7 +40,7 @@ def read(columns: dict[str, Any], most: int = 9) -> Contest:
     ],
 )  # fmt: skip
 def test_every_shape_is_the_same_tests(columns: dict[str, Any]) -> None:
-    first, second = Exchange("1 2\n", "3\n"), Exchange("3 4", "7")
+    first, second = ContestTest("1 2\n", "3\n"), ContestTest("3 4", "7")
     assert read(columns) == Contest((first, second))
     assert read(columns, most=1) == Contest((first,))
 

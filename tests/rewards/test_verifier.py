@@ -5,7 +5,7 @@ from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.build import build_verifier
 from rewards.functions.results import Verdict
-from rewards.functions.reward_scaling import paid, priced
+from rewards.functions.reward_scaling import scale_response, scale_verdict
 from tests.rewards.items import item, user_function
 
 
@@ -87,11 +87,11 @@ def test_a_range_puts_scores_on_the_scale_of_the_rewards() -> None:
     low = build_verifier(user_function(score_range=[0.6, 0.8]))
     assert low(item("parts")).reward == 0.0
     assert low(item("7")).reward == 1.0
-    paid = build_verifier(
+    verifier = build_verifier(
         user_function(score_range=[0.0, 1.0], wrong_reward=-1.0, correct_reward=2.0)
     )
-    assert paid(item("parts")).reward == pytest.approx(0.5)
-    assert paid(item("7", finished=False)) == Verdict(-1.0, False)
+    assert verifier(item("parts")).reward == pytest.approx(0.5)
+    assert verifier(item("7", finished=False)) == Verdict(-1.0, False)
 
 
 @pytest.mark.parametrize("kind", ["exact", "function"])
@@ -112,7 +112,7 @@ def test_a_group_without_the_format_is_wrong_one_by_one() -> None:
     source = RewardConfig(kind="exact", unit="group", format=r"\d", wrong_reward=-1.0)
     seen = msgspec.structs.replace(item(""), siblings=[item("7"), item("seven")], unit="group")
     given = Verdict(siblings=(Verdict(1.0, True), Verdict(1.0, True)))
-    first, second = paid(source, seen, given, graded=False).siblings
+    first, second = scale_verdict(source, seen, given, graded=False).siblings
     assert (first and first.reward, second and second.reward) == (1.0, -1.0)
 
 
@@ -124,5 +124,7 @@ def test_a_format_that_is_no_expression() -> None:
 def test_scores_of_sources_come_to_one_scale() -> None:
     """A verifier that pays -1 and 1, beside others that pay from 0 to 1."""
     source = RewardConfig(kind="exact", score_range=(-1.0, 1.0))
-    earned = [priced(source, Verdict(score), graded=True).reward for score in (-1.0, 0.4, 1.0)]
+    earned = [
+        scale_response(source, Verdict(score), graded=True).reward for score in (-1.0, 0.4, 1.0)
+    ]
     assert earned == pytest.approx([0.0, 0.7, 1.0])

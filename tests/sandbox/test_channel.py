@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.channel import Peer, ProgramEndedError, ProgramError, Remote, send_frame
+from sandbox.channel import ChannelEnd, ProgramEndedError, ProgramError, RemoteObject, frame
 from sandbox.checker import foreign_names
 
 
@@ -27,7 +27,7 @@ def call(function: Callable[..., Any], *values: Any, **named: Any) -> Any:
 
 
 @pytest.fixture
-def asking() -> Iterator[Peer]:
+def asking() -> Iterator[ChannelEnd]:
     left, right = socket.socketpair()
 
     def appended(values: list[int]) -> None:
@@ -43,9 +43,9 @@ def asking() -> Iterator[Peer]:
         "call": call, "make": lambda name: makers[name], "get": getattr, "set": setattr,
         "iter": iter, "next": next, "len": len, "equal": lambda a, b: a == b,
     }  # fmt: skip
-    thread = threading.Thread(target=Peer(right, operations).serve)
+    thread = threading.Thread(target=ChannelEnd(right, operations).serve)
     thread.start()
-    yield Peer(left, {"call": call}, only_functions=True)
+    yield ChannelEnd(left, {"call": call}, only_functions=True)
     left.close()
     thread.join()
     right.close()
@@ -55,9 +55,9 @@ def squares(count: int) -> Iterator[int]:
     yield from (n * n for n in range(count))
 
 
-def test_objects_stay_where_they_are(asking: Peer) -> None:
+def test_objects_stay_where_they_are(asking: ChannelEnd) -> None:
     box = asking.ask("make", "box")(3)
-    assert isinstance(box, Remote)
+    assert isinstance(box, RemoteObject)
     assert box.value == 3
     box.value = [1]
     assert box.value == [1]
@@ -67,18 +67,18 @@ def test_objects_stay_where_they_are(asking: Peer) -> None:
         operator.lt(box, 4)
 
 
-def test_arguments_change_as_they_would_in_one_process(asking: Peer) -> None:
+def test_arguments_change_as_they_would_in_one_process(asking: ChannelEnd) -> None:
     values = [1, 2]
     asking.ask("make", "append")(values)
     assert values == [1, 2, 4]
 
 
-def test_iterators_and_functions_cross_the_link(asking: Peer) -> None:
+def test_iterators_and_functions_cross_the_link(asking: ChannelEnd) -> None:
     assert list(asking.ask("make", "squares")(4)) == [0, 1, 4, 9]
     assert asking.ask("make", "apply")(lambda x: x + 1, 41) == 42
 
 
-def test_exceptions_arrive_as_themselves_where_both_sides_have_them(asking: Peer) -> None:
+def test_exceptions_arrive_as_themselves_where_both_sides_have_them(asking: ChannelEnd) -> None:
     raising = asking.ask("make", "raise")
     with pytest.raises(ValueError, match="why"):
         raising("value")
@@ -86,7 +86,7 @@ def test_exceptions_arrive_as_themselves_where_both_sides_have_them(asking: Peer
         raising("exit")
 
 
-def test_what_would_end_a_loop_of_the_asker_is_an_error(asking: Peer) -> None:
+def test_what_would_end_a_loop_of_the_asker_is_an_error(asking: ChannelEnd) -> None:
     raising = asking.ask("make", "raise")
     for kind, name in (("stop", "StopIteration"), ("close", "GeneratorExit")):
         with pytest.raises(RuntimeError, match=f"raised {name}"):
@@ -95,14 +95,14 @@ def test_what_would_end_a_loop_of_the_asker_is_an_error(asking: Peer) -> None:
         next(asking.ask("make", "squares")(0))
 
 
-def test_only_functions_are_handed_over(asking: Peer) -> None:
+def test_only_functions_are_handed_over(asking: ChannelEnd) -> None:
     with pytest.raises(TypeError, match="cannot hand a Box"):
         asking.ask("make", "apply")(Box(1))
 
 
 def test_a_function_that_was_handed_over_can_only_be_called() -> None:
     left, right = socket.socketpair()
-    tests, program = Peer(left, {"call": call}, only_functions=True), Peer(right, {})
+    tests, program = ChannelEnd(left, {"call": call}, only_functions=True), ChannelEnd(right, {})
     secret = "secret"
     sent = tests._export(lambda: secret)
     thread = threading.Thread(target=tests.serve)
@@ -132,7 +132,7 @@ def test_nonsense_on_the_link_ends_the_program(said: bytes) -> None:
     right.sendall(said)
     right.shutdown(socket.SHUT_WR)
     with pytest.raises(ProgramEndedError):
-        Peer(left, {}).ask("call")
+        ChannelEnd(left, {}).ask("call")
     left.close()
     right.close()
 
@@ -145,8 +145,8 @@ def test_an_answer_to_something_else_does_not_let_an_object_answer_anew() -> Non
         {"value": object_7}, {"value": 2.0},
     ]  # fmt: skip
     for reply in replies:
-        send_frame(right, reply)
-    peer = Peer(left, {})
+        right.sendall(frame(reply))
+    peer = ChannelEnd(left, {})
     number = peer.ask("call", "f")
     assert float(number) == 1
     assert peer.ask("call", "g") == 0

@@ -53,10 +53,10 @@ def test_what_cannot_be_run_is_one_line(
 def test_the_doctor_names_layers_and_why_others_do_not_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def trials() -> list[isolation_check.Trial]:
+    async def trials() -> list[isolation_check.LayerTrial]:
         return [
-            isolation_check.Trial("namespaces", refused="unshare: Operation not permitted"),
-            isolation_check.Trial("landlock", tried=78),
+            isolation_check.LayerTrial("namespaces", refused="unshare: Operation not permitted"),
+            isolation_check.LayerTrial("landlock", tried=78),
         ]
 
     monkeypatch.setattr(isolation_check, "known_trials", trials)

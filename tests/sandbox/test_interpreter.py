@@ -10,8 +10,8 @@ import pytest
 from headrace.errors import UserError
 from sandbox.escape_tests import escapes
 from sandbox.interpreter import Interpreter, interpreter, interpreter_for
-from sandbox.isolation.factory_client import Workshop
-from sandbox.limits import Checks, Limits, Program, Result
+from sandbox.isolation.factory_client import CellFactoryClient
+from sandbox.limits import Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
 from tests.sandbox.layers import each_layer, need
 
@@ -23,10 +23,10 @@ LOOK = Program("import importlib.util as u\nprint([n for n in ('numpy', 'torch',
                "'headrace') if u.find_spec(n)])")  # fmt: skip
 
 
-def run(layer: str, python: Interpreter | None, *programs: Program) -> list[Result]:
+def run(layer: str, python: Interpreter | None, *programs: Program) -> list[ProgramResult]:
     need(layer)
 
-    async def all_of_them() -> list[Result]:
+    async def all_of_them() -> list[ProgramResult]:
         async with Sandbox(Limits(), parallel=1, layer=layer, python=python) as sandbox:
             return [await sandbox.run(program) for program in programs]
 
@@ -95,11 +95,11 @@ def test_escapes_at_what_is_seen_are_held(layer: str, name: str) -> None:
     need(layer)
 
     async def attempt() -> tuple[str, ...]:
-        workshop = await Workshop.start(interpreter_for(None, ["numpy"]))
+        factory = await CellFactoryClient.start(interpreter_for(None, ["numpy"]))
         try:
-            return (await escapes.attempt(name, layer, workshop)).escaped
+            return (await escapes.attempt(name, layer, factory)).escaped
         finally:
-            await workshop.close()
+            await factory.close()
 
     assert asyncio.run(attempt()) == ()
 

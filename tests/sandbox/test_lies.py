@@ -7,18 +7,18 @@ import pytest
 from sandbox.channel import MAX_ITEMS
 from sandbox.escape_tests import escapes
 from sandbox.interpreter import interpreter_for
-from sandbox.isolation.factory_client import Workshop
-from sandbox.limits import Checks, Limits, Program, Result
+from sandbox.isolation.factory_client import CellFactoryClient
+from sandbox.limits import Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
 from tests.sandbox.layers import each_layer, need
 
 LIES = [name for name in escapes.names() if name.startswith("lie_")]
 
 
-def judge(layer: str, *programs: Program, packages: tuple[str, ...] = ()) -> list[Result]:
+def judge(layer: str, *programs: Program, packages: tuple[str, ...] = ()) -> list[ProgramResult]:
     need(layer)
 
-    async def all_of_them() -> list[Result]:
+    async def all_of_them() -> list[ProgramResult]:
         python = interpreter_for(None, packages)
         async with Sandbox(Limits(), parallel=1, layer=layer, python=python) as sandbox:
             return [await sandbox.run(program) for program in programs]
@@ -35,11 +35,11 @@ def test_every_lie_is_held(layer: str) -> None:
     need(layer)
 
     async def outcomes() -> dict[str, tuple[str, ...]]:
-        workshop = await Workshop.start(None)
+        factory = await CellFactoryClient.start(None)
         try:
-            done = [await escapes.attempt(name, layer, workshop) for name in LIES]
+            done = [await escapes.attempt(name, layer, factory) for name in LIES]
         finally:
-            await workshop.close()
+            await factory.close()
         # A lie has to be told: nothing else may have ended the program.
         assert {each.result.status for each in done} == {"failed"}
         return {each.name: each.escaped for each in done if each.escaped}

@@ -15,7 +15,7 @@ import pytest
 from headrace.errors import UserError
 from sandbox import isolation_check
 from sandbox.interpreter import interpreter
-from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
 from tests.sandbox.layers import each_layer, need
 
@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = Limits(seconds=20.0, memory_bytes=64 * MIB, output_bytes=1000, processes=4)
 
 
-def run(layer: str, *programs: Program, limits: Limits = SMALL) -> list[Result]:
+def run(layer: str, *programs: Program, limits: Limits = SMALL) -> list[ProgramResult]:
     """The results of programs that run in one pool."""
 
     need(layer)
 
-    async def all_of_them() -> list[Result]:
+    async def all_of_them() -> list[ProgramResult]:
         async with Sandbox(limits, parallel=2, layer=layer) as sandbox:
             return await asyncio.gather(*map(sandbox.run, programs))
 
@@ -149,7 +149,7 @@ def test_a_launcher_that_is_killed_is_replaced() -> None:
     def family() -> set[psutil.Process]:
         return set(psutil.Process().children(recursive=True)) - before
 
-    async def kill_and_run() -> Result:
+    async def kill_and_run() -> ProgramResult:
         async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
             await sandbox.run(Program("pass"))
             (launcher,) = family() & set(psutil.Process().children())
@@ -164,7 +164,7 @@ def test_cells_in_the_making_outlive_their_launcher() -> None:
     layer = need("namespaces")
     before = set(psutil.Process().children())
 
-    async def kill_and_run() -> Result:
+    async def kill_and_run() -> ProgramResult:
         async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
             while not (launchers := set(psutil.Process().children()) - before):
                 await asyncio.sleep(0)
@@ -228,10 +228,10 @@ def test_without_a_layer_programs_are_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    async def no_layer(layer: str, python: object) -> isolation_check.Trial:
+    async def no_layer(layer: str, python: object) -> isolation_check.LayerTrial:
         if layer == "landlock":
-            return isolation_check.Trial(layer, tried=3, escaped=("mount: ESCAPED",))
-        return isolation_check.Trial(layer, refused="not here")
+            return isolation_check.LayerTrial(layer, tried=3, escaped=("mount: ESCAPED",))
+        return isolation_check.LayerTrial(layer, refused="not here")
 
     monkeypatch.setattr(isolation_check, "try_layer", no_layer)
     with pytest.raises(UserError, match=r"not to be had: not here; landlock 1 of 3 escapes"):

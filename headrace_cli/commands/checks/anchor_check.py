@@ -50,7 +50,7 @@ def _scores(config: RunConfig, name: str, row: Any) -> bool:
 
 
 def _check(config: RunConfig, source: SourceConfig, key: str, rows: list[Any]) -> None:
-    from rewards.models.encoding import prompt_ids, shown
+    from rewards.models.encoding import prompt_ids, rendered_prompt
 
     tokenizer, mode = policy_tokenizer(config), config.model.chat_template
     file, column = source.options.get("anchors"), source.options.get("column")
@@ -58,7 +58,7 @@ def _check(config: RunConfig, source: SourceConfig, key: str, rows: list[Any]) -
 
     def lacks(row: Any) -> bool:
         if anchors is not None:
-            return shown(tokenizer, row.prompt, mode) not in anchors
+            return rendered_prompt(tokenizer, row.prompt, mode) not in anchors
         anchor = row.info.get(column)
         return not isinstance(anchor, str) or not anchor
 

@@ -84,12 +84,12 @@ class AnchorJudges:
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
         """Scoring children live as long as the block."""
-        from rewards.labeling.offline_scoring import open_desk
+        from rewards.labeling.offline_scoring import open_scorer
 
         if self._scorers is None:
             yield
             return
-        async with open_desk(self._scorers) as self._desk:
+        async with open_scorer(self._scorers) as self._desk:
             yield
 
     async def pick(

@@ -95,7 +95,7 @@ class AnchorSelection:
     def prompts(self, count: int | None) -> list[AnchorPrompt]:
         """Return held-out prompts as in an evaluation, and `count` training prompts, each once.
         `count` None: all of a dataset, else DEFAULT_PROMPTS."""
-        from rewards.models.encoding import prompt_ids, shown
+        from rewards.models.encoding import prompt_ids, rendered_prompt
         from tasks.datasets.source import DatasetSource, build_source
 
         config, mode = self._config, self._config.model.chat_template
@@ -109,7 +109,7 @@ class AnchorSelection:
 
         def keep(asked: TaskPrompt, *, out: bool) -> bool:
             """Keep a prompt; return whether it is new."""
-            text = shown(self._tokenizer, asked.row.prompt, mode)
+            text = rendered_prompt(self._tokenizer, asked.row.prompt, mode)
             name = self._judges.source_of(asked.row)
             new = AnchorPrompt(len(found), asked.row, asked.ids, text, name, out)
             return found.setdefault(text, new) is new

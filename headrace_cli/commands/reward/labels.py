@@ -167,13 +167,13 @@ class AnswerLabeler:
     async def label_all(self, answers: Sequence[AnswerToLabel], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.labeling.line_labels import PrefixLabeler
-        from rewards.labeling.offline_scoring import open_desk
+        from rewards.labeling.offline_scoring import open_scorer
 
         capacity = self._config.generator.seats
         async with (
             serve_judges(self._config),
             open_sampler(self._config) as sampler,
-            open_desk(self._config.reward) as desk,
+            open_scorer(self._config.reward) as desk,
         ):
 
             async def passes(row: AnswerToLabel, ids: Sequence[int], finished: bool) -> bool:

@@ -1,1 +1,1 @@
-"""How reward models are trained and measured."""
+"""Training and evaluation of reward models."""

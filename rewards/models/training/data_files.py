@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt, split_lines
-from rewards.models.training.examples import Demonstration, Labelled, Pair
-from rewards.models.training.pairs_from_runs import Answer
+from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
+from rewards.models.training.pairs_from_runs import GroupAnswer
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
@@ -36,13 +36,14 @@ def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, str, Record
 
 
 def has_pairs(record: Record) -> bool:
-    """Whether a row is a preference; if not, it may be one answer of a run's export."""
+    """Return whether a row is a preference; if not, it may be an answer of an export."""
     return "chosen" in record or "rejected" in record
 
 
-def read_pair(where: str, record: Record, folder: str = "") -> Pair:
-    """A row `prompt, chosen, rejected[, margin, rule, images]`; the answers are texts or chat
-    messages, and without a prompt it is what both chats begin with."""
+def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
+    """Read a row `prompt, chosen, rejected[, margin, rule, images]`.
+
+    The answers are texts or chat messages; without a prompt it is what both chats begin with."""
     texts = [_answer(record, name, where) for name in ("chosen", "rejected")]
     margin, rule = record.get("margin"), record.get("rule")
     if margin is not None and not _is_number(margin):
@@ -50,12 +51,12 @@ def read_pair(where: str, record: Record, folder: str = "") -> Pair:
     if rule is not None and not isinstance(rule, str):
         raise UserError(f"{where}: rule is {str(rule)[:40]!r}, and should be a text")
     prompt = _prompt(record, where) or _common(record, where)
-    return Pair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where, folder)
+    return PreferencePair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where, folder)
 
 
 def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstration:
-    """A row `prompt` and `response`, `completion` or `output` (a text, or a chat that ends with the
-    answer), or `messages` or `conversations` that end with it."""
+    """Read a row `prompt` and `response`, `completion` or `output` (a text, or a chat that ends
+    with the answer), or `messages` or `conversations` that end with it."""
     key = next((key for key in RESPONSES if record.get(key)), None)
     if key is not None:
         prompt = _prompt(record, where)
@@ -79,8 +80,8 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     return Demonstration(said[:-1], said[-1]["content"], where, folder)
 
 
-def read_answer(where: str, record: Record) -> Answer:
-    """A row of exported trajectories: `prompt, response, correct[, group_id]`."""
+def read_answer(where: str, record: Record) -> GroupAnswer:
+    """Read a row of exported trajectories: `prompt, response, correct[, group_id]`."""
     text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
     if text is None:
         raise UserError(
@@ -93,12 +94,13 @@ def read_answer(where: str, record: Record) -> Answer:
     prompt = _prompt(record, where)
     if not prompt:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
-    return Answer(str(record.get("group_id", "")), prompt, text, correct)
+    return GroupAnswer(str(record.get("group_id", "")), prompt, text, correct)
 
 
-def read_labelled(where: str, record: Record, separator: str) -> Labelled:
-    """A row `prompt, labels` with `lines`, `steps` or `completions`, or with a `response` that is
-    split; labels are 1, 0, -1, null, or true and false for 1 and -1."""
+def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
+    """Read a row `prompt, labels` with `lines`, `steps`, `completions` or `response`.
+
+    A response is split; labels are 1, 0, -1, null, or true and false for 1 and -1."""
     key = next((key for key in LINES if isinstance(record.get(key), list)), None)
     text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
     if key is not None:
@@ -121,7 +123,7 @@ def read_labelled(where: str, record: Record, separator: str) -> Labelled:
     if not prompt:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
     found = tuple(_label(label, index, where) for index, label in enumerate(labels))
-    return Labelled(prompt, tuple(lines), found, where)
+    return LabelledAnswer(prompt, tuple(lines), found, where)
 
 
 def _prompt(record: Record, where: str) -> Prompt | None:
@@ -149,7 +151,7 @@ def _answer(record: Record, name: str, where: str) -> str:
 
 
 def _common(record: Record, where: str) -> Prompt:
-    """What two chats begin with, up to their answers."""
+    """Return the common beginning of two chats, up to their answers."""
     chosen, rejected = record["chosen"], record["rejected"]
     if not isinstance(chosen, list) or not isinstance(rejected, list) or len(chosen) < 2:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")

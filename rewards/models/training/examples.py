@@ -1,8 +1,7 @@
-"""What a reward model learns from: pairs of answers, and answers whose lines are labelled.
+"""Examples for reward models: pairs of answers, and labelled lines.
 
-In: nothing. Out: `Pair`, `Labelled`, the images of pairs, and the split into examples to learn from
-and held-out ones. Promise: all examples of a prompt are on the same side, on every machine and in
-every process.
+Promise: all examples of a prompt are on the same side, learned from or held out, on every machine
+and in every process.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ _PARTS = 10_000
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An answer to learn. `where`, `folder`: as of a `Pair`."""
+    """An answer to learn. `where`, `folder`: as of a `PreferencePair`."""
 
     prompt: Prompt
     answer: str
@@ -30,7 +29,7 @@ class Demonstration:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Two answers to one prompt, of which `chosen` is the better one.
 
     Attributes:
@@ -49,9 +48,10 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """An answer in lines, each with its separator, and a label for each: 1 (all is well so far), 0
-    (neutral), -1 (lost), None (nobody said)."""
+class LabelledAnswer:
+    """An answer in lines, each with its separator and its label.
+
+    1: all is well so far; 0: neutral; -1: lost; None: nobody said."""
 
     prompt: Prompt
     lines: tuple[str, ...]
@@ -59,7 +59,7 @@ class Labelled:
     where: str = ""
 
 
-P = TypeVar("P", Demonstration, Pair)
+P = TypeVar("P", Demonstration, PreferencePair)
 
 
 class ExampleImages:
@@ -69,8 +69,7 @@ class ExampleImages:
         self._found: dict[str, tuple[Any, Path]] = {}
 
     def named(self, pair: P) -> P:
-        """The example with its images named by their digests. MediaError, which names row and
-        image, where one cannot be used."""
+        """Name an example's images by digests; MediaError, with row and image, for a bad one."""
         folder = Path(pair.folder)
         files = files_of(pair.prompt, folder, pair.where, check=True)
         digests = [sha256(data).hexdigest() for data in files]
@@ -83,7 +82,7 @@ class ExampleImages:
         return image_bytes(*self._found[digest])
 
 
-E = TypeVar("E", Demonstration, Pair, Labelled)
+E = TypeVar("E", Demonstration, PreferencePair, LabelledAnswer)
 
 
 @dataclass(frozen=True)
@@ -96,16 +95,12 @@ class Examples(Generic[E]):
 
     def each(self, change: Callable[[E], E]) -> "Examples[E]":
         """All of them changed."""
-        return replace(
-            self,
-            training=[change(one) for one in self.training],
-            held_out=[change(one) for one in self.held_out],
-        )
+        training, held_out = map(change, self.training), map(change, self.held_out)
+        return Examples(list(training), list(held_out), self.ties)
 
 
 def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:
-    """Hold out that share of the prompts, by the hash of their texts. UserError where one side
-    would be empty."""
+    """Hold out this share of prompts, by their hash; UserError for an empty side."""
     bound = round(fraction * _PARTS)
     held = [one for one in examples if prompt_hash(one.prompt) % _PARTS < bound]
     kept = [one for one in examples if prompt_hash(one.prompt) % _PARTS >= bound]

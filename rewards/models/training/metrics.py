@@ -1,8 +1,7 @@
 """Figures of a reward model on held-out examples.
 
 In: scores and what is true of them. Out: dicts of JSON types: `loss`, `accuracy`, `examples`,
-`calibration` (reliability bins, ECE, Brier) and what an objective has besides. None where nothing
-can be said. No torch.
+`calibration` (reliability bins, ECE, Brier) and an objective's own; None without a value. No torch.
 """
 
 import math
@@ -14,22 +13,22 @@ import numpy.typing as npt
 
 BINS = 10
 Floats = npt.NDArray[np.float64]
+UnitOutputs = Sequence[tuple[float, ...]]
+"""Numbers that a model gives for each unit."""
 
 
-def of_answers(judged: Sequence[tuple[float, ...]]) -> dict[str, Any]:
-    """Of (summed cross-entropy, tokens) of answers, by tokens."""
+def of_answers(judged: UnitOutputs) -> dict[str, Any]:
+    """Figures of (summed cross-entropy, tokens) of answers, by tokens."""
     entropy, tokens = np.array(judged, np.float64).reshape(-1, 2).T
     loss = float(entropy.sum() / tokens.sum())
-    return {
-        "examples": len(judged),
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-    }
+    return {"examples": len(judged), "loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
-def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> dict[str, Any]:
-    """Of (chosen, rejected) scores. Every pair is a forecast of both orders, so that the bins are
-    symmetric; the loss has the margins, the forecast has not."""
+def of_scores(judged: UnitOutputs, margins: Sequence[float]) -> dict[str, Any]:
+    """Figures of (chosen, rejected) scores.
+
+    Every pair is a forecast of both orders, so bins are symmetric; only the loss has the
+    margins."""
     scores = np.array(judged, np.float64).reshape(-1, 2)
     difference = scores[:, 0] - scores[:, 1]
     p = np.exp(-np.logaddexp(0.0, -difference))  # sigma
@@ -44,8 +43,8 @@ def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> 
     }
 
 
-def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str, Any]:
-    """Of (p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
+def of_orders(judged: UnitOutputs, *, weight: float) -> dict[str, Any]:
+    """Figures of (p(yes) with the better answer first, with it second, cross-entropy)."""
     front, back, entropy = np.array(judged, np.float64).reshape(-1, 3).T
     r = (front + 1 - back) / 2
     first, second = _mean(front > 0.5), _mean(back < 0.5)
@@ -66,11 +65,10 @@ def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str
     }
 
 
-def of_lines(
-    judged: Sequence[tuple[float, ...]], labels: Sequence[tuple[float, ...]]
-) -> dict[str, Any]:
-    """Of scores at line ends and their labels. Accuracy, area and calibration are of lines labelled
-    1 or -1; a score s forecasts 1 with the probability (1 + s) / 2."""
+def of_lines(judged: UnitOutputs, labels: UnitOutputs) -> dict[str, Any]:
+    """Figures of scores at line ends, by their labels.
+
+    Accuracy, area and calibration are of labels 1 and -1; a score s forecasts 1 by (1 + s) / 2."""
     scores = np.array([score for row in judged for score in row], np.float64)
     wanted = np.array([label for row in labels for label in row], np.float64)
     clear = wanted != 0
@@ -89,8 +87,9 @@ def of_lines(
 
 
 def calibration(forecasts: Floats, outcomes: Floats) -> dict[str, Any]:
-    """Reliability in bins of equal width (those that are empty left out), the expected calibration
-    error (mean distance of forecast and share, by bin) and the Brier score."""
+    """Reliability in bins, expected calibration error and Brier score.
+
+    Bins have equal width, none is empty; the error: mean distance of forecast and share, by bin."""
     if not len(forecasts):
         return {"bins": [], "ece": None, "brier": None}
     places = np.minimum((forecasts * BINS).astype(int), BINS - 1)
@@ -111,8 +110,7 @@ def calibration(forecasts: Floats, outcomes: Floats) -> dict[str, Any]:
 
 
 def area(scores: Floats, positive: Floats) -> float | None:
-    """The share of (positive, negative) pairs in which the positive one scores higher, ties half;
-    None without both."""
+    """Share of (positive, negative) pairs that are in order, ties half, or None."""
     good = int(positive.sum())
     bad = len(positive) - good
     if not good or not bad:

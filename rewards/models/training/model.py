@@ -1,7 +1,7 @@
-"""The model that is trained, its engine, and how both are kept.
+"""The trained model in its engine, and its files.
 
-In: a recipe and, for a resumed run, a checkpoint. Out: `Model`. Promises: a restored one goes on to
-the bit in float32; what is saved is loadable by transformers as it is
+In: a recipe and, for a resumed run, a checkpoint. Out: `RewardModel`. Promises: a restored one goes
+on to the bit in float32; what is saved is loadable by transformers as it is
 (`AutoModelForTokenClassification` with one label for scores, `AutoModelForCausalLM` for words).
 """
 
@@ -34,13 +34,13 @@ from learner.models.loading import (
 )
 from learner.process.checkpoint import write_checkpoint
 from learner.process.weight_publishing import weights_of
-from rewards.models.card import FORMAT, Card, fingerprint, write_card
+from rewards.models.card import card_of, fingerprint, write_card
 
 HF, STATE = "model", "state"
 _KEPT = 2
 
 
-class Model:
+class RewardModel:
     """A network in its engine, with the tokenizer it belongs to."""
 
     def __init__(
@@ -54,6 +54,7 @@ class Model:
         read_image: Callable[[str], bytes] | None = None,
     ) -> None:
         """Load the model of the recipe or of a checkpoint; UserError where there is none.
+
         `read_image`: an image's file by its digest, for a model that sees."""
         self._config, self.tokenizer = config, tokenizer
         self.device = choose_device(config.engine.device, key="engine.device")
@@ -112,16 +113,8 @@ class Model:
         folder.mkdir(parents=True, exist_ok=True)
         self.pretrained.save_pretrained(folder, state_dict=weights)
         (self._processor or self.tokenizer).save_pretrained(folder)
-        config = self._config
-        card = Card(
-            format=FORMAT,
-            objective=config.objective,
-            vocabulary=fingerprint(self.tokenizer),
-            chat_template=config.model.chat_template,
-            max_tokens=config.data.max_tokens,
-            run_id=run_id,
-        )
-        write_card(folder, card)
+        chat = self._config.model.chat_template
+        write_card(folder, card_of(self._config, self.tokenizer, run_id, chat))
 
     def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
         """Write everything that a resumed run needs under checkpoints/step_N."""
@@ -159,7 +152,7 @@ def positions_of(config: RewardModelConfig) -> int | None:
 
 
 def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
-    """UserError where the value model that is started from has another tokenizer."""
+    """Raise UserError where the initial value model has another tokenizer."""
     start = config.model.critic_path
     if start is None:
         return
@@ -181,8 +174,7 @@ def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
 
 
 def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:
-    """The factor of the learning rate at a step of `steps`, warm-up aside: from 1 at its end to 0
-    behind the last step, unless it is constant."""
+    """Return the learning rate's factor: 1 after warm-up, 0 after `steps`, unless constant."""
     span = max(1, steps - training.warmup_steps)
 
     def factor(done: int) -> float:

@@ -1,4 +1,4 @@
-"""What goes through the model for each objective, and what is made of its outputs.
+"""Inputs, losses and figures of each objective.
 
 In: examples. Out: units, their summed loss, and figures on held-out ones. Promise: an objective
 knows nothing of optimizers, files or folders. Held-out pairs are always shown in both orders.
@@ -21,18 +21,13 @@ from headrace.config.sections.reward_model import (
 )
 from headrace.errors import UserError
 from learner.models.forward import TokenScores
-from rewards.models.encoding import (
-    ChatMode,
-    PromptImages,
-    encode,
-    line_ends,
-    plain_text,
-    prompt_ids,
-)
-from rewards.models.packing import Row, Unit, UnitPack
-from rewards.models.pairwise_prompt import ask, asked_ids, words_in_context
+from rewards.models.card import ChatMode
+from rewards.models.encoding import PromptImages, encode, line_ends, plain_text, prompt_ids
+from rewards.models.packing import LossUnit, UnitPack, UnitRow
+from rewards.models.pairwise_prompt import fill_template, question_ids, yes_no_tokens
 from rewards.models.training import metrics
-from rewards.models.training.examples import Demonstration, Labelled, Pair
+from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
+from rewards.models.training.metrics import UnitOutputs
 
 Output = Tensor | TokenScores
 
@@ -43,39 +38,40 @@ class Objective(Protocol):
     is_scalar: bool
     """A scalar head in the place of the language model's."""
 
-    def unit(self, example: Any, *, training: bool) -> Unit:
+    def unit(self, example: Any, *, training: bool) -> LossUnit:
         """The sequences of an example. `training` False: as held-out examples are looked at."""
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """The sum of the losses of a pack's units, each counted by its weight."""
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
-        """For each unit what its figures are made of."""
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
+        """Each unit's numbers for its figures."""
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Figures of held-out units, see `rewards.models.training.metrics`."""
 
 
 def build_objective(
     config: RewardModelConfig, tokenizer: Any, images: PromptImages | None = None
 ) -> Objective:
-    """The objective of a recipe; UserError where the tokenizer cannot serve it. `images`: those of
-    prompts, for a model that sees."""
+    """Build a recipe's objective; UserError where the tokenizer cannot serve it.
+
+    `images`: those of prompts, for a model that sees."""
     mode = config.model.chat_template
     match config.objective:
         case SftConfig():
-            return Sft(tokenizer, mode, images)
+            return SftObjective(tokenizer, mode, images)
         case BradleyTerryConfig():
-            return BradleyTerry(tokenizer, mode, images)
+            return BradleyTerryObjective(tokenizer, mode, images)
         case PairwiseConfig() as told:
-            return Pairwise(told, tokenizer, mode, images, seed=config.seed)
+            return PairwiseObjective(told, tokenizer, mode, images, seed=config.seed)
         case LinesConfig():
-            return Lines(tokenizer, mode)
+            return LinesObjective(tokenizer, mode)
         case other:
             raise UserError(f"objective.kind = {other.kind!r} is not made of packed examples")
 
 
-class Sft:
+class SftObjective:
     """The tokens of each answer."""
 
     is_scalar = False
@@ -83,30 +79,30 @@ class Sft:
     def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
         self._tokenizer, self._mode, self._images = tokenizer, mode, images
 
-    def unit(self, example: Demonstration, *, training: bool) -> Unit:
+    def unit(self, example: Demonstration, *, training: bool) -> LossUnit:
         """The answer with its end token, behind its prompt."""
         found = encode(
             self._tokenizer, example.prompt, example.answer, self._mode, images=self._images
         )
         places = list(range(len(found.prompt) - 1, len(found.ids) - 1))
-        row = Row(found.ids, places, found.response, found.media)
-        return Unit((row,), (), float(len(places)))
+        row = UnitRow(found.ids, places, found.response, found.media)
+        return LossUnit((row,), (), float(len(places)))
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed cross-entropy of the answers' tokens."""
         return -_logprobs(output).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """(summed cross-entropy of an answer, its tokens)."""
         parts = pack.of_units(_logprobs(output))
         return [(-float(part.sum()), unit.weight) for unit, part in parts]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Loss and perplexity."""
         return metrics.of_answers(judged)
 
 
-class BradleyTerry:
+class BradleyTerryObjective:
     """A score at the last token of each answer."""
 
     is_scalar = True
@@ -114,14 +110,14 @@ class BradleyTerry:
     def __init__(self, tokenizer: Any, mode: ChatMode, images: PromptImages | None = None) -> None:
         self._tokenizer, self._mode, self._images = tokenizer, mode, images
 
-    def unit(self, example: Pair, *, training: bool) -> Unit:
+    def unit(self, example: PreferencePair, *, training: bool) -> LossUnit:
         """The chosen answer, then the rejected one."""
         rows = tuple(self._row(example, text) for text in (example.chosen, example.rejected))
-        return Unit(rows, (example.margin,))
+        return LossUnit(rows, (example.margin,))
 
-    def _row(self, example: Pair, text: str) -> Row:
+    def _row(self, example: PreferencePair, text: str) -> UnitRow:
         found = encode(self._tokenizer, example.prompt, text, self._mode, images=self._images)
-        return Row(found.ids, [len(found.ids) - 1], [0], found.media)
+        return UnitRow(found.ids, [len(found.ids) - 1], [0], found.media)
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed -log sigma(chosen - rejected - margin)."""
@@ -129,16 +125,16 @@ class BradleyTerry:
         margins = chosen.new_tensor([unit.facts[0] for unit in pack.units])
         return bradley_terry(chosen, rejected, margins).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """(score of the chosen answer, of the rejected one)."""
         return [(c, r) for c, r in _scores(output).view(-1, 2).tolist()]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Accuracy and calibration."""
         return metrics.of_scores(judged, [unit.facts[0] for unit in units])
 
 
-class Pairwise:
+class PairwiseObjective:
     """The word behind a question about two answers."""
 
     is_scalar = False
@@ -149,28 +145,29 @@ class Pairwise:
     ) -> None:  # fmt: skip
         self._config, self._tokenizer, self._images = config, tokenizer, images
         self._chat = mode == "always"
-        self._words = words_in_context(tokenizer, config, chat=self._chat)
+        self._words = yes_no_tokens(tokenizer, config, chat=self._chat)
         self._rng = Random(f"orders/{seed}")
 
-    def unit(self, example: Pair, *, training: bool) -> Unit:
-        """Both orders, the better answer first and then second; or one of them, drawn for each
-        example, while training without `swap`."""
+    def unit(self, example: PreferencePair, *, training: bool) -> LossUnit:
+        """Both orders, the better answer first; without `swap` while training one, drawn."""
         texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
         answers: tuple[float, ...] = (1.0, 0.0)
         if training and not self._config.swap:
             place = 0 if self._rng.random() < self._config.first_share else 1
             texts, answers = [texts[place]], answers[place : place + 1]
-        return Unit(tuple(self._row(example, *pair) for pair in texts), answers)
+        return LossUnit(tuple(self._row(example, *pair) for pair in texts), answers)
 
-    def _row(self, example: Pair, first: str, second: str) -> Row:
+    def _row(self, example: PreferencePair, first: str, second: str) -> UnitRow:
         rule = self._config.rule if example.rule is None else example.rule
         question = plain_text(example.prompt)
-        text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
-        ids, media = asked_ids(
+        text = fill_template(
+            self._config.template, question=question, rule=rule, first=first, second=second
+        )
+        ids, media = question_ids(
             self._tokenizer, example.prompt, text, chat=self._chat, images=self._images
         )
         # One place, read for both words: the network scores given tokens.
-        return Row(ids, [len(ids) - 1] * 2, list(self._words), media)
+        return UnitRow(ids, [len(ids) - 1] * 2, list(self._words), media)
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed cross-entropy of the words and, with both orders, `consistency`."""
@@ -180,7 +177,7 @@ class Pairwise:
         weight = self._config.consistency
         return pairwise(log_yes, log_no, is_yes, weight=weight).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """(p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
         log_yes, log_no = _logprobs(output).view(-1, 2, 2).unbind(dim=2)
         front, back = probability_of_yes(log_yes, log_no).unbind(dim=1)
@@ -188,12 +185,12 @@ class Pairwise:
         columns = torch.stack([front, back, entropy], dim=1)
         return [(f, b, e) for f, b, e in columns.tolist()]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Accuracy, calibration and position bias."""
         return metrics.of_orders(judged, weight=self._config.consistency)
 
 
-class Lines:
+class LinesObjective:
     """A score at each labelled line end."""
 
     is_scalar = True
@@ -201,9 +198,8 @@ class Lines:
     def __init__(self, tokenizer: Any, mode: ChatMode) -> None:
         self._tokenizer, self._mode = tokenizer, mode
 
-    def unit(self, example: Labelled, *, training: bool) -> Unit:
-        """The answer up to its last labelled line. Of lines that end in one token the first with a
-        label counts."""
+    def unit(self, example: LabelledAnswer, *, training: bool) -> LossUnit:
+        """The answer up to its last labelled line; of lines in one token the first counts."""
         opening = prompt_ids(self._tokenizer, example.prompt, self._mode)
         ids, ends = line_ends(self._tokenizer, example.lines)
         labels: dict[int, float] = {}
@@ -211,8 +207,8 @@ class Lines:
             if label is not None:
                 labels.setdefault(end, label)
         places = [len(opening) + end for end in labels]
-        row = Row([*opening, *ids][: max(places, default=0) + 1], places, [0] * len(places))
-        return Unit((row,), tuple(labels.values()), float(len(labels)))
+        row = UnitRow([*opening, *ids][: max(places, default=0) + 1], places, [0] * len(places))
+        return LossUnit((row,), tuple(labels.values()), float(len(labels)))
 
     def loss(self, output: Output, pack: UnitPack) -> Tensor:
         """Summed squared errors."""
@@ -220,11 +216,11 @@ class Lines:
         labels = scores.new_tensor([label for unit in pack.units for label in unit.facts])
         return line_error(scores, labels).sum()
 
-    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+    def judge(self, output: Output, pack: UnitPack) -> UnitOutputs:
         """The score at each labelled line end."""
         return [tuple(part.tolist()) for _, part in pack.of_units(_scores(output))]
 
-    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+    def figures(self, judged: UnitOutputs, units: Sequence[LossUnit]) -> dict[str, Any]:
         """Mean squared error, area under the curve, accuracy and calibration."""
         return metrics.of_lines(judged, [unit.facts for unit in units])
 
@@ -254,14 +250,12 @@ def probability_of_yes(log_yes: Tensor, log_no: Tensor) -> Tensor:
 
 
 def consistency(front: Tensor, back: Tensor) -> Tensor:
-    """[N] (p(a, b) + p(b, a) - 1)^2 of p(yes) in both orders (Pairwise-RL, L_pos; the paper's exact
-    form is not known to us)."""
+    """[N] (p(a, b) + p(b, a) - 1)^2, L_pos of Pairwise-RL (its exact form is not known)."""
     return (front + back - 1.0).square()
 
 
 def pairwise(log_yes: Tensor, log_no: Tensor, is_yes: Tensor, *, weight: float) -> Tensor:
-    """[N] cross-entropy of the right word, averaged over the orders shown, plus `weight` times
-    `consistency` where both are.
+    """[N] mean cross-entropy of the right word plus, for both orders, `weight` * `consistency`.
 
     Args:
         log_yes, log_no: [N, orders] log-probabilities of the words over the whole vocabulary.

@@ -9,13 +9,12 @@ from itertools import cycle, islice
 from typing import NamedTuple
 
 from rewards.models.encoding import Prompt
-from rewards.models.training.examples import Pair
+from rewards.models.training.examples import PreferencePair
 from tasks.rows import prompt_text
 
 
-class Answer(NamedTuple):
-    """One answer. `group`: which answers it was sampled with; empty: all of its prompt's.
-    `correct` None: nobody knows, so it makes no pair."""
+class GroupAnswer(NamedTuple):
+    """An answer of a `group` (empty: its prompt's); `correct` None: it makes no pair."""
 
     group: str
     prompt: Prompt
@@ -23,15 +22,15 @@ class Answer(NamedTuple):
     correct: bool | None
 
 
-def pairs_of(answers: Iterable[Answer], *, per_group: int) -> list[Pair]:
+def pairs_of(answers: Iterable[GroupAnswer], *, per_group: int) -> list[PreferencePair]:
     """At most `per_group` pairs of each group that has right and wrong answers, in order."""
-    groups: dict[tuple[str, str], list[Answer]] = {}
+    groups: dict[tuple[str, str], list[GroupAnswer]] = {}
     for answer in answers:
         groups.setdefault((answer.group, prompt_text(answer.prompt)), []).append(answer)
     return [pair for members in groups.values() for pair in _pairs(members, per_group)]
 
 
-def _pairs(members: Sequence[Answer], per_group: int) -> list[Pair]:
+def _pairs(members: Sequence[GroupAnswer], per_group: int) -> list[PreferencePair]:
     right = _texts(members, correct=True)
     wrong = [text for text in _texts(members, correct=False) if text not in right]
     if not right or not wrong:
@@ -40,10 +39,10 @@ def _pairs(members: Sequence[Answer], per_group: int) -> list[Pair]:
     matched = zip(islice(cycle(right), count), islice(cycle(wrong), count), strict=True)
     prompt, group = members[0].prompt, members[0].group
     return [
-        Pair(prompt, chosen, rejected, where=f"group {group}" if group else "")
+        PreferencePair(prompt, chosen, rejected, where=f"group {group}" if group else "")
         for chosen, rejected in islice(matched, per_group)
     ]
 
 
-def _texts(members: Sequence[Answer], *, correct: bool) -> list[str]:
+def _texts(members: Sequence[GroupAnswer], *, correct: bool) -> list[str]:
     return list(dict.fromkeys(m.text for m in members if m.correct is correct and m.text))

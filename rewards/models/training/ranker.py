@@ -1,4 +1,4 @@
-"""The training of a session ranker: contrastive pretraining, then pointwise ranking (COCA).
+"""Training of a session ranker: contrastive, then pointwise (COCA).
 
 In: a recipe. Out: steps of both stages one after the other, as one training. Promises: the second
 stage has an optimizer of its own; a resumed training goes on to the bit on a CPU; figures are those
@@ -26,9 +26,9 @@ from learner.ranking.losses import contrastive, pointwise
 from learner.ranking.metrics import rank_figures
 from learner.ranking.model import SessionRanker
 from learner.ranking.sessions import two_views
-from rewards.models.card import FORMAT, Card, fingerprint, write_card
+from rewards.models.card import card_of, write_card
 from rewards.models.training.model import HF, STATE, decay_of
-from rewards.models.training.train import Taken, batch_of
+from rewards.models.training.train import StepResult, batch_of
 from tasks.datasets.session_files import read_sessions
 from tasks.procedural.search_world import search_data
 
@@ -69,7 +69,7 @@ class SessionRankerTraining:
         if resumed is not None:
             self._restore(resumed)
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> StepResult:
         """A step of the stage that `step` is in."""
         stage, training = self._stage, self._config.training
         is_ranking = step >= self._contrasts
@@ -93,7 +93,7 @@ class SessionRankerTraining:
         applied = bool(torch.isfinite(norm))
         if applied:
             self._optimizer.step()
-        return Taken(float(loss.detach()), float(norm) if applied else None, rate, tokens)
+        return StepResult(float(loss.detach()), float(norm) if applied else None, rate, tokens)
 
     def _contrast(self, step: int) -> tuple[torch.Tensor, int]:
         stage, seed = self._stage, self._config.seed
@@ -122,8 +122,7 @@ class SessionRankerTraining:
         return losses.mean(), sum(len(row.ids) for row in rows)
 
     def evaluate(self) -> dict[str, Any]:
-        """MAP, MRR and NDCG of the held-out lists, and how many variants were recognised in the
-        last 20 steps of the first stage."""
+        """MAP, MRR and NDCG of held-out lists; variants recognised in stage one's last 20 steps."""
         scores = self._ranker.scores_of(self._held_out, reads_history=self._reads_history)
         figures = rank_figures(scores, [ranked.labels for ranked in self._held_out])
         last = self._recognised[-20:]
@@ -134,13 +133,8 @@ class SessionRankerTraining:
 
     def save(self, folder: Path, run_id: str) -> None:
         """Write the Hugging Face folder and its card."""
-        config = self._config
         self._ranker.save(folder)
-        card = Card(
-            format=FORMAT, objective=config.objective, run_id=run_id, chat_template="never",
-            vocabulary=fingerprint(self._ranker.tokenizer), max_tokens=config.data.max_tokens,
-        )  # fmt: skip
-        write_card(folder, card)
+        write_card(folder, card_of(self._config, self._ranker.tokenizer, run_id, "never"))
 
     def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
         """Write everything that a resumed run needs under checkpoints/step_N."""

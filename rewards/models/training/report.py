@@ -23,6 +23,7 @@ from headrace.run_files.reward_model_run import (
     read_lines,
 )
 from headrace.run_files.run_folder import write_atomically
+from rewards.models.training.metrics import flat
 
 _BLUE, _ORANGE, _GREY = "#0b6e99", "#d9730d", "#999999"
 STYLE: dict[Any, Any] = {
@@ -58,8 +59,7 @@ def _loss(axes: Axes, steps: Sequence[StepLine], evaluations: Sequence[Evaluatio
     held = [(e.step, e.figures["loss"]) for e in evaluations if e.figures.get("loss") is not None]
     if held:
         axes.plot(*zip(*held, strict=True), "o-", color=_ORANGE, markersize=3, label="held out")
-    axes.set_title("loss")
-    axes.set_xlabel("step")
+    axes.set(title="loss", xlabel="step")
     axes.legend(frameon=False)
 
 
@@ -72,8 +72,7 @@ def _accuracy(axes: Axes, evaluations: Sequence[EvaluationLine]) -> None:
         axes.plot(*zip(*known, strict=True), "o-", color=_ORANGE, markersize=3)
     if name != "perplexity":
         axes.set_ylim(0, 1.02)
-    axes.set_title(f"held-out {names[name]}")
-    axes.set_xlabel("step")
+    axes.set(title=f"held-out {names[name]}", xlabel="step")
 
 
 def _calibration(axes: Axes, bins: Sequence[dict[str, Any]]) -> None:
@@ -82,11 +81,8 @@ def _calibration(axes: Axes, bins: Sequence[dict[str, Any]]) -> None:
     for part in bins:
         size = 12 + 60 * part["count"] / most
         axes.scatter([part["forecast"]], [part["share"]], s=size, color=_BLUE, alpha=0.8)
-    axes.set_xlim(0, 1)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_title("calibration")
-    axes.set_xlabel("forecast")
-    axes.set_ylabel("share that came true")
+    axes.set(xlim=(0, 1), ylim=(-0.02, 1.02), title="calibration")
+    axes.set(xlabel="forecast", ylabel="share that came true")
 
 
 _WORDS = {
@@ -134,33 +130,25 @@ def page(report: dict[str, Any]) -> Iterator[str]:
     """The report in Markdown."""
     examples = report["examples"]
     kind = "Fine-tuned policy" if report["objective"] == "sft" else "Reward model"
-    yield f"# {kind} {report['run_id']}"
-    yield ""
-    yield f"It gives {_WORDS[report['objective']]}. Folder: `{report['model']}`."
-    yield ""
+    yield f"# {kind} {report['run_id']}\n"
+    yield f"It gives {_WORDS[report['objective']]}. Folder: `{report['model']}`.\n"
     counts = [f"{number} {name.replace('_', ' ')}" for name, number in examples.items()]
     yield (
         f"Started from `{report['start']}`; {report['steps']} steps, {report['tokens']:,} tokens, "
-        f"{report['train_time_s']:.0f} s, seed {report['seed']}. Examples: {', '.join(counts)}."
+        f"{report['train_time_s']:.0f} s, seed {report['seed']}. Examples: {', '.join(counts)}.\n"
     )
-    yield ""
-    yield "## Held-out examples"
-    yield ""
+    yield "## Held-out examples\n"
     yield "| figure | before | after | meaning |"
     yield "|---|---|---|---|"
-    before, after = report["before"], _flat(report["after"])
+    before, after = report["before"], flat(report["after"])
     for name, title, meaning in _FIGURES:
         if name in after:
             yield f"| {title} | {_number(before.get(name))} | {_number(after[name])} | {meaning} |"
-    yield ""
-    yield f"![Loss, held-out accuracy and calibration]({PLOT})"
+    yield f"\n![Loss, held-out accuracy and calibration]({PLOT})"
     if "calibration" not in report["after"]:
         return
-    yield ""
-    yield "## Calibration"
-    yield ""
-    yield "What the model forecasts against what came true; equal columns are a calibrated model."
-    yield ""
+    yield "\n## Calibration\n"
+    yield "What the model forecasts against what came true; equal columns are a calibrated model.\n"
     yield "| forecast from | to | examples | mean forecast | share that came true |"
     yield "|---|---|---|---|---|"
     for part in report["after"]["calibration"]["bins"]:
@@ -168,11 +156,6 @@ def page(report: dict[str, Any]) -> Iterator[str]:
             f"| {part['from']:.1f} | {part['to']:.1f} | {part['count']} | "
             f"{part['forecast']:.3f} | {part['share']:.3f} |"
         )
-
-
-def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    inner = {k: v for part in found.values() if isinstance(part, dict) for k, v in part.items()}
-    return found | inner
 
 
 def _number(value: Any) -> str:

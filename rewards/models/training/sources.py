@@ -1,4 +1,4 @@
-"""Where a recipe's examples come from.
+"""Sources of a recipe's examples.
 
 In: the data section, the objective, the folder of runs. Out: examples to learn from and held-out
 ones. Promise: every mistake in them is a UserError of one line before any model is loaded.
@@ -19,8 +19,15 @@ from headrace.config.sections.reward_model import (
 from headrace.errors import UserError
 from headrace.run_files.run_folder import find_run
 from rewards.models.training import data_files, synthetic_errors
-from rewards.models.training.examples import Demonstration, E, Examples, Labelled, Pair, split
-from rewards.models.training.pairs_from_runs import Answer, pairs_of
+from rewards.models.training.examples import (
+    Demonstration,
+    E,
+    Examples,
+    LabelledAnswer,
+    PreferencePair,
+    split,
+)
+from rewards.models.training.pairs_from_runs import GroupAnswer, pairs_of
 from tasks.rows import prompt_text
 
 PER_GROUP = 4
@@ -59,7 +66,7 @@ def _demonstrations_in(path: str, limit: int | None) -> list[Demonstration]:
     return [data_files.read_demonstration(where, record, folder) for folder, where, record in rows]
 
 
-def _pairs(config: RewardModelConfig) -> Examples[Pair]:
+def _pairs(config: RewardModelConfig) -> Examples[PreferencePair]:
     data, held_out = config.data, None
     match data:
         case FileDataConfig():
@@ -78,7 +85,7 @@ def _pairs(config: RewardModelConfig) -> Examples[Pair]:
     return split(different, fraction=data.eval_fraction, ties=ties)
 
 
-def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
+def _labelled(config: RewardModelConfig, separator: str) -> Examples[LabelledAnswer]:
     data = config.data
     match data:
         case FileDataConfig():
@@ -100,7 +107,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
     return split(found, fraction=data.eval_fraction)
 
 
-def _pairs_in(path: str, limit: int | None) -> list[Pair]:
+def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     """Pairs in a file of preferences, or made of the answers in a run's export."""
     rows = list(data_files.rows(path, limit))
     _not_empty(path, rows)
@@ -115,7 +122,7 @@ def _pairs_in(path: str, limit: int | None) -> list[Pair]:
     return pairs
 
 
-def _labelled_in(path: str, limit: int | None, separator: str) -> list[Labelled]:
+def _labelled_in(path: str, limit: int | None, separator: str) -> list[LabelledAnswer]:
     rows = list(data_files.rows(path, limit))
     _not_empty(path, rows)
     found = [data_files.read_labelled(where, record, separator) for _, where, record in rows]
@@ -125,11 +132,13 @@ def _labelled_in(path: str, limit: int | None, separator: str) -> list[Labelled]
     return labelled
 
 
-def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
+def _pairs_of_run(data: RunDataConfig, root: Path) -> list[PreferencePair]:
     from storage.queries import group_answers
 
     run_dir = find_run(root, data.run)
-    answers = (Answer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir))
+    answers = (
+        GroupAnswer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir)
+    )
     pairs = pairs_of(answers, per_group=data.pairs_per_group)
     if not pairs:
         raise UserError(
@@ -140,8 +149,7 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
 
 
 def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
-    """The two sides of two files. A prompt on both would be no test, and is taken out of the
-    second; UserError where nothing is left there."""
+    """Return both sides, the second without the first's prompts; UserError if it is empty."""
     learned = {prompt_text(one.prompt) for one in training}
     kept = [one for one in held_out if prompt_text(one.prompt) not in learned]
     if not kept:

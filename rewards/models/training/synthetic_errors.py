@@ -12,17 +12,17 @@ from random import Random
 
 from headrace.config.sections.reward_model import TaskDataConfig
 from headrace.errors import UserError
-from rewards.models.training.examples import Demonstration, Labelled, Pair
+from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
 from tasks.datasets.source import PROCEDURAL_TASKS
 from tasks.procedural import chain_sums, shapes, tracking
 from tasks.procedural.base import ProceduralTask
 
 SEPARATOR = ";"
 Step = tuple[str, Callable[[int], int]]
-"""What a step begins with, and the result that it makes of the one before."""
+"""Beginning of a step, and its result by the one before."""
 
 
-def pairs(config: TaskDataConfig, *, seed: int) -> list[Pair]:
+def pairs(config: TaskDataConfig, *, seed: int) -> list[PreferencePair]:
     """A right answer and one with a slip to each prompt."""
     made = []
     for index in range(config.examples):
@@ -33,7 +33,9 @@ def pairs(config: TaskDataConfig, *, seed: int) -> list[Pair]:
         prompt, steps = _prompt(config, rng)
         chosen = _answer(config, prompt)
         rejected = _answer(config, prompt, rng.randrange(steps), rng)
-        made.append(Pair(prompt, "".join(chosen), "".join(rejected), where=f"example {index}"))
+        made.append(
+            PreferencePair(prompt, "".join(chosen), "".join(rejected), where=f"example {index}")
+        )
     return made
 
 
@@ -51,7 +53,7 @@ def demonstrations(config: TaskDataConfig, *, seed: int) -> list[Demonstration]:
     ]
 
 
-def labelled(config: TaskDataConfig, *, seed: int) -> list[Labelled]:
+def labelled(config: TaskDataConfig, *, seed: int) -> list[LabelledAnswer]:
     """An answer to each prompt, every second one with a slip; UserError for captions."""
     if config.task not in _WORK:
         raise UserError(f"objective.kind = 'lines': answers of {config.task} have no lines")
@@ -64,15 +66,15 @@ def labelled(config: TaskDataConfig, *, seed: int) -> list[Labelled]:
         # The last line only repeats the result of the one before.
         good = steps + 1 if slip is None else slip
         labels = tuple(1.0 if line < good else -1.0 for line in range(len(lines)))
-        made.append(Labelled(prompt, tuple(lines), labels, f"example {index}"))
+        made.append(LabelledAnswer(prompt, tuple(lines), labels, f"example {index}"))
     return made
 
 
-def _captions(config: TaskDataConfig, rng: Random, where: str) -> Pair:
+def _captions(config: TaskDataConfig, rng: Random, where: str) -> PreferencePair:
     """Two captions of an image, of which one has more faults."""
     problem, _ = _prompt(config, rng, shapes.asking({shapes.DESCRIBE: 1.0}))
     scene, _ = shapes.read_prompt(problem)
-    return Pair(shapes.show(problem), *shapes.caption_pair(scene, rng), where=where)
+    return PreferencePair(shapes.show(problem), *shapes.caption_pair(scene, rng), where=where)
 
 
 def _prompt(
@@ -105,7 +107,7 @@ def _answer(
 
 
 def _sums(prompt: str) -> tuple[int, list[Step], range]:
-    """What a chain of sums starts from, its steps, and what a result can be."""
+    """Return the start of a chain of sums, its steps, and the possible results."""
     digits = chain_sums.read_prompt(prompt)
     names = chain_sums.LABELS
     steps: list[Step] = [(f"{names[i]}{d}", partial(_add, d)) for i, d in enumerate(digits)]

@@ -1,4 +1,4 @@
-"""The heart: take steps, look at held-out examples, keep checkpoints, report.
+"""The training loop: steps, held-out figures, checkpoints, the report.
 
 In: a recipe and its run folder, and somebody who watches. Out: the trained model's folder, lines of
 metrics, a report. Promises: the order of examples depends on the seed and the step alone, so that a
@@ -39,10 +39,10 @@ from headrace.run_files.reward_model_run import (
 from headrace.run_files.run_folder import read_manifest
 from learner.process.checkpoint import newest
 from rewards.models.encoding import PromptImages
-from rewards.models.packing import Unit, packs_of
+from rewards.models.packing import LossUnit, packs_of
 from rewards.models.training.examples import ExampleImages, Examples
 from rewards.models.training.metrics import flat
-from rewards.models.training.model import Model, check_start, load_tokenizer, positions_of
+from rewards.models.training.model import RewardModel, check_start, load_tokenizer, positions_of
 from rewards.models.training.objectives import Objective, build_objective
 from rewards.models.training.report import write_report
 from rewards.models.training.sources import read_examples
@@ -51,7 +51,7 @@ MOST_DROPPED = 20
 """Number of consecutive non-finite steps that end the run."""
 
 
-class Watch(Protocol):
+class TrainingObserver(Protocol):
     """Receives the training's progress."""
 
     def note(self, text: str) -> None:
@@ -64,9 +64,10 @@ class Watch(Protocol):
         """The held-out examples were looked at."""
 
 
-class Taken(NamedTuple):
-    """An optimizer step: the mean loss, the gradient norm before clipping (None: it was not
-    applied), the learning rate, and tokens that went through the model."""
+class StepResult(NamedTuple):
+    """An optimizer step: mean loss, gradient norm before clipping, learning rate, tokens.
+
+    `grad_norm` None: the step was not applied."""
 
     loss: float
     grad_norm: float | None
@@ -75,14 +76,14 @@ class Taken(NamedTuple):
 
 
 class Trainee(Protocol):
-    """What is trained: the model with its examples."""
+    """The model in training, with its examples."""
 
     steps: int
     """Of the whole training."""
     examples: dict[str, int]
-    """How many there are, and how many were left out, by name."""
+    """Number of examples, and of those left out, by name."""
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> StepResult:
         """Take the step that follows `step` others."""
 
     def evaluate(self) -> dict[str, Any]:
@@ -96,8 +97,8 @@ class Trainee(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a training ended. `model` None: it was interrupted."""
+class TrainingResult:
+    """Result of a training. `model` None: it was interrupted."""
 
     model: Path | None
     step: int
@@ -105,15 +106,20 @@ class Outcome:
 
 
 def train(
-    config: RewardModelConfig, run_dir: Path, watch: Watch, *, should_stop: Callable[[], bool]
-) -> Outcome:
-    """Train from the run's newest checkpoint, or from the start, to the end, or until `should_stop`
-    says so. The caller holds the run."""
+    config: RewardModelConfig,
+    run_dir: Path,
+    watch: TrainingObserver,
+    *,
+    should_stop: Callable[[], bool],
+) -> TrainingResult:
+    """Train from the newest checkpoint, or the start, until the end or `should_stop`.
+
+    The caller holds the run."""
     status = replace_status(read_status(run_dir), status="starting", detail="")
     status = status if status.started_at else replace_status(status, started_at=time.time())
     write_status(run_dir, status)
     try:
-        return Training(config, run_dir, watch, status).run(should_stop)
+        return TrainingLoop(config, run_dir, watch, status).run(should_stop)
     except BaseException as error:  # whatever ends it, the folder says so
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         last = replace_status(read_status(run_dir), status="failed", detail=line)
@@ -127,7 +133,7 @@ def replace_status(status: RewardModelStatus, /, **changes: Any) -> RewardModelS
 
 
 def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
-    """What a recipe trains, from its start or a checkpoint."""
+    """Build what a recipe trains, from its start or a checkpoint."""
     if isinstance(config.objective, RankerConfig):
         from rewards.models.training.ranker import SessionRankerTraining
 
@@ -135,11 +141,15 @@ def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
     return PackedTraining(config, resumed)
 
 
-class Training:
-    """A training under way."""
+class TrainingLoop:
+    """A training in progress."""
 
     def __init__(
-        self, config: RewardModelConfig, run_dir: Path, watch: Watch, status: RewardModelStatus
+        self,
+        config: RewardModelConfig,
+        run_dir: Path,
+        watch: TrainingObserver,
+        status: RewardModelStatus,
     ) -> None:
         self._config, self._run_dir, self._watch = config, run_dir, watch
         resumed = newest(run_dir / CHECKPOINTS)
@@ -158,7 +168,7 @@ class Training:
         told = [f"{number} {name}" for name, number in self._trainee.examples.items()]
         watch.note(f"examples: {', '.join(told).replace('_', ' ')}; {self._steps} steps")
 
-    def run(self, should_stop: Callable[[], bool]) -> Outcome:
+    def run(self, should_stop: Callable[[], bool]) -> TrainingResult:
         """Take the steps that are left."""
         config = self._config.training
         before = self._first_figures()
@@ -218,7 +228,7 @@ class Training:
             at=time.time(),
         )
         append_line(self._run_dir, line)
-        self._say("training")
+        self._write_status("training")
         self._watch.step(line, self._steps)
 
     def _evaluate(self) -> None:
@@ -237,12 +247,12 @@ class Training:
         self._trainee.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
         self._kept_at = self._step
 
-    def _interrupted(self) -> Outcome:
+    def _interrupted(self) -> TrainingResult:
         self._checkpoint()
-        self._say("interrupted", f"after {self._step} of {self._steps} steps")
-        return Outcome(None, self._step, self._figures)
+        self._write_status("interrupted", f"after {self._step} of {self._steps} steps")
+        return TrainingResult(None, self._step, self._figures)
 
-    def _finished(self, before: dict[str, float | None]) -> Outcome:
+    def _finished(self, before: dict[str, float | None]) -> TrainingResult:
         out = self._config.out
         folder = (self._run_dir / MODEL if out is None else Path(out)).resolve()
         after, best = self._figures, self._run_dir / BEST
@@ -268,10 +278,10 @@ class Training:
                 "after": after,
             },
         )
-        self._say("finished")
-        return Outcome(folder, self._step, after)
+        self._write_status("finished")
+        return TrainingResult(folder, self._step, after)
 
-    def _say(self, status: str, detail: str = "") -> None:
+    def _write_status(self, status: str, detail: str = "") -> None:
         self._status = replace_status(self._status, status=status, step=self._step, detail=detail)
         write_status(self._run_dir, self._status)
 
@@ -301,13 +311,13 @@ class PackedTraining:
         }
         self.steps = steps_of(config, len(data.training))
         is_scalar = self._objective.is_scalar
-        self._model = Model(
+        self._model = RewardModel(
             config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed,
             read_image=read_image,
         )  # fmt: skip
         self.checkpoint, self.save = self._model.checkpoint, self._model.save
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> StepResult:
         """A step on a batch of units."""
         config, model = self._config, self._model
         units = batch_of(self._training, step, config.training.batch, config.seed)
@@ -321,7 +331,7 @@ class PackedTraining:
             model.engine.backward(loss, last=number == len(packs))
             losses.append(loss.detach())
         done = model.engine.step()
-        return Taken(
+        return StepResult(
             float(torch.stack(losses).sum()),
             done.grad_norm if done.applied else None,
             lr,
@@ -335,20 +345,19 @@ class PackedTraining:
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingUnits:
     """Encoded examples, and how many were left out for their length."""
 
-    training: list[Unit]
-    held_out: list[Unit]
+    training: list[LossUnit]
+    held_out: list[LossUnit]
     too_long: int
     ties: int
 
 
 def encode_examples(
     config: RewardModelConfig, objective: Objective, examples: Examples[Any], *, limit: int
-) -> Data:
-    """Units of all examples; those over `limit` tokens, and those without anything to learn from,
-    are left out. UserError where none is left on one side."""
+) -> TrainingUnits:
+    """Encode examples with outputs and at most `limit` tokens; UserError for an empty side."""
     found = [objective.unit(example, training=True) for example in examples.training]
     held = (objective.unit(example, training=False) for example in examples.held_out)
     kept_out = list(islice((u for u in held if fits(u, limit)), config.data.eval_limit))
@@ -358,11 +367,11 @@ def encode_examples(
             f"{len(training)} examples to learn from and {len(kept_out)} held-out ones have at "
             f"most {limit} tokens, which is data.max_tokens or all that the model has positions for"
         )
-    return Data(training, kept_out, len(found) - len(training), examples.ties)
+    return TrainingUnits(training, kept_out, len(found) - len(training), examples.ties)
 
 
-def fits(unit: Unit, limit: int) -> bool:
-    """Whether a unit can be trained: something is read of it, and no row is too long."""
+def fits(unit: LossUnit, limit: int) -> bool:
+    """Return whether a unit can be trained: it has outputs, and no row is too long."""
     return 0 < unit.longest <= limit and unit.reads > 0
 
 
@@ -376,8 +385,7 @@ U = TypeVar("U")
 
 
 def batch_of(units: Sequence[U], step: int, size: int, seed: int) -> list[U]:
-    """The units of a step (from 0 on): a stretch of an endless stream of epochs, each in an order
-    of its own. No unit is twice in a step."""
+    """Return a step's distinct units, in an endless stream of shuffled epochs."""
     count, first = len(units), step * size
     places = [
         _order(seed, position // count, count)[position % count]
@@ -394,11 +402,11 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
 
 @torch.no_grad()
 def evaluate(
-    model: Model, objective: Objective, units: Sequence[Unit], *, budget: int
+    model: RewardModel, objective: Objective, units: Sequence[LossUnit], *, budget: int
 ) -> dict[str, Any]:
     """Figures of held-out units under the present weights."""
     judged: list[tuple[float, ...]] = []
-    seen: list[Unit] = []
+    seen: list[LossUnit] = []
     for pack in packs_of(units, budget=budget, device=model.device, images=model.images):
         judged += objective.judge(model.engine(pack.pack), pack)
         seen += pack.units

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.line_ends import Line, line_ends, neutral_ends, neutral_lines, split_lines
+from rewards.answers.line_ends import (
+    AnswerLine,
+    line_ends,
+    neutral_ends,
+    neutral_lines,
+    split_lines,
+)
 
 pieces = st.text(alphabet="ab \n#`", max_size=5)
 answers = st.lists(pieces, max_size=30)
@@ -34,12 +40,12 @@ def test_a_line_ends_at_the_token_with_its_newline(tokens: list[str], ends: list
 def test_blank_lines_and_comments_are_neutral() -> None:
     tokens = ["x = 1", "\n", "\n", "  # why", "\n", "y = x  # not this one\n", " \n", "z"]
     assert split_lines(tokens) == [
-        Line("x = 1\n", 1, False),
-        Line("\n", 2, True),
-        Line("  # why\n", 4, True),
-        Line("y = x  # not this one\n", 5, False),
-        Line(" \n", 6, True),
-        Line("z", 7, False),
+        AnswerLine("x = 1\n", 1, False),
+        AnswerLine("\n", 2, True),
+        AnswerLine("  # why\n", 4, True),
+        AnswerLine("y = x  # not this one\n", 5, False),
+        AnswerLine(" \n", 6, True),
+        AnswerLine("z", 7, False),
     ]
     slashes = split_lines(["// why\n", "# define\n"], comments=("//",))
     assert [line.neutral for line in slashes] == [True, False]
@@ -47,16 +53,16 @@ def test_blank_lines_and_comments_are_neutral() -> None:
 
 def test_a_comment_that_begins_in_the_token_before_is_a_comment() -> None:
     assert split_lines(["x", "\n# w", "hy\n", "y\n"]) == [
-        Line("x\n", 1, False),
-        Line("# why\n", 2, True),
-        Line("y\n", 3, False),
+        AnswerLine("x\n", 1, False),
+        AnswerLine("# why\n", 2, True),
+        AnswerLine("y\n", 3, False),
     ]
 
 
 def test_lines_that_end_at_one_token_count_where_one_of_them_does() -> None:
     assert split_lines(["# why\nx\n\n", "# no\n\n"]) == [
-        Line("# why\nx\n\n", 0, False),
-        Line("# no\n\n", 1, True),
+        AnswerLine("# why\nx\n\n", 0, False),
+        AnswerLine("# no\n\n", 1, True),
     ]
 
 
@@ -105,7 +111,7 @@ def test_tokens_do_not_change_what_is_neutral(tokens: list[str], fenced: bool | 
     assert [line.neutral for line in alone] == flags
     offset = 0
     for line in together:
-        within: list[Line] = []
+        within: list[AnswerLine] = []
         while sum(len(one.text) for one in within) < len(line.text):
             within.append(alone[offset])
             offset += 1

@@ -12,7 +12,7 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
 from rewards.functions import coroutines
 from rewards.functions.results import Verdict
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 from tests.rewards.functions.test_group_functions import group
 from tests.rewards.functions.test_line_functions import asked
 from tests.rewards.items import user_function
@@ -96,7 +96,7 @@ async def test_functions_that_are_no_coroutines_score_one_by_one(
     module: Path, name: str, unit: str
 ) -> None:
     with pytest.raises(UserError, match="concurrency = 6: a function that is no coroutine"):
-        await Pool(config(module, name, unit)).run()
+        await ScoringPool(config(module, name, unit)).run()
     alone = config(module, name, unit, concurrency=None)
     assert build_verifier(alone.each()["default"]).concurrency == 0
 

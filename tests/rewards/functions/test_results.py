@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rewards.functions.arguments import InvalidRewardError
-from rewards.functions.results import Result, Verdict, read_result, weigh
+from rewards.functions.results import FunctionResult, Verdict, read_result, weigh
 
 
 def verdict(result: object, threshold: float = 0.5) -> Verdict:
@@ -26,7 +26,7 @@ def verdict(result: object, threshold: float = 0.5) -> Verdict:
     ids=lambda result: str(result)[:15],
 )  # fmt: skip
 def test_a_number_in_any_clothes(result: object) -> None:
-    assert read_result(result) == Result(0.5, None, {})
+    assert read_result(result) == FunctionResult(0.5, None, {})
 
 
 def test_a_dict_is_score_and_parts() -> None:
@@ -39,7 +39,7 @@ def test_what_cannot_be_drawn_is_left_out() -> None:
     result: dict[str, Any] = {
         "score": 1.0, "pred": "7", "why": None, "all": [1, 2], "extra_logs": {"a": [3], "b": "x"},
     }  # fmt: skip
-    assert read_result(result) == Result(1.0, None, {"extra_logs/a": 3.0})
+    assert read_result(result) == FunctionResult(1.0, None, {"extra_logs/a": 3.0})
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_what_is_no_finite_number_is_invalid(result: object) -> None:
 
 
 def test_a_convention_says_in_what_form_a_reward_comes() -> None:
-    assert read_result((True, False, "7"), "first") == Result(1.0, None, {})
-    assert read_result({"score": 0.5}, "first") == Result(0.5, None, {})
+    assert read_result((True, False, "7"), "first") == FunctionResult(1.0, None, {})
+    assert read_result({"score": 0.5}, "first") == FunctionResult(0.5, None, {})
     for listed in ([0.5], (0.5,), np.array([0.5]), torch.tensor([0.5])):
-        assert read_result(listed, "list") == Result(0.5, None, {})
+        assert read_result(listed, "list") == FunctionResult(0.5, None, {})
     for single in (0.5, True, "0.5", np.float64(0.5), torch.tensor(0.5), {"score": 0.5}):
         with pytest.raises(InvalidRewardError, match="for a list of responses, not a list"):
             read_result(single, "list")

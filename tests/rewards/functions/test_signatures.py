@@ -9,20 +9,20 @@ import pytest
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.functions.calling_conventions import bind
-from rewards.functions.results import Result
+from rewards.functions.results import FunctionResult
 from rewards.functions.signatures import check_columns, read_signature
-from rewards.functions.user_functions import RewardFunction
+from rewards.functions.user_functions import FunctionCall, RewardFunction
 from rewards.preflight import check_sources
 from tests.rewards import foreign
 from tests.rewards.items import foreign_function, item, user_function
 
-RIGHT = Result(1.0, None, {})
+RIGHT = FunctionResult(1.0, None, {})
 
 
-def call(function: Callable[..., Any]) -> Result | None:
+def call(function: Callable[..., Any]) -> FunctionResult | None:
     """What it says of a right answer."""
     bound = RewardFunction("f", function, bind(read_signature(function, "f"), "f"))
-    return bound.read(bound.call(*bound.binding.arguments(item("7"))).result())
+    return bound.read(FunctionCall(function, *bound.binding.arguments(item("7"))).result())
 
 
 def test_partial_and_wrapped_functions_have_the_signature_of_what_they_hold() -> None:

@@ -11,9 +11,9 @@ import pytest
 from headrace.data.media import MediaStore
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
-from rewards.judging.modes import columns_of, score, seen
+from rewards.judging.modes import columns_of, prompt_images, score
 from rewards.judging.options import Options
-from rewards.judging.readings import Reply, two_token
+from rewards.judging.readings import JudgeReply, two_token
 from rewards.judging.wire import body_of
 from tests.rewards.items import item, row
 
@@ -25,16 +25,16 @@ def options(**more: Any) -> Options:
 class Recorder:
     """Answers with what its list says, and keeps the prompts."""
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: JudgeReply) -> None:
         self.replies, self.prompts = list(replies), list[str]()
 
-    async def __call__(self, prompt: str) -> Reply:
+    async def __call__(self, prompt: str) -> JudgeReply:
         self.prompts.append(prompt)
         return self.replies[len(self.prompts) - 1]
 
 
-def leaning(yes: float, no: float) -> Reply:
-    return Reply("yes", ({"yes": yes, "no": no},))
+def leaning(yes: float, no: float) -> JudgeReply:
+    return JudgeReply("yes", ({"yes": yes, "no": no},))
 
 
 async def test_golden_case_1_of_both_orders() -> None:
@@ -59,7 +59,7 @@ async def test_golden_case_4_the_anchor_itself_is_as_good_as_the_anchor() -> Non
     assert judge.prompts[0] == judge.prompts[1]
 
 
-def two_token_reply(probability: float) -> Reply:
+def two_token_reply(probability: float) -> JudgeReply:
     return leaning(math.log(probability), math.log(1 - probability))
 
 
@@ -83,7 +83,7 @@ async def test_rules_go_by_domain() -> None:
 
 
 async def test_numbers_and_free_texts_are_scaled() -> None:
-    judge = Recorder(Reply("Score: 7"), Reply("Good, but short.\nRating: 4"))
+    judge = Recorder(JudgeReply("Score: 7"), JudgeReply("Good, but short.\nRating: 4"))
     value, _ = await score(item("7"), options(reading="number"), judge)
     assert value == 0.7
     value, _ = await score(item("7", answer=""), options(mode="free", scale_max=5.0), judge)
@@ -162,12 +162,12 @@ async def test_a_judge_reads_the_words_around_images(tmp_path: Path) -> None:
 
 def test_images_that_a_judge_sees(tmp_path: Path) -> None:
     asked = with_image(tmp_path)
-    assert seen(asked) == ("data:image/png;base64,iVBORw==",)
-    assert seen(item("7")) == ()
+    assert prompt_images(asked) == ("data:image/png;base64,iVBORw==",)
+    assert prompt_images(item("7")) == ()
     for file in tmp_path.iterdir():
         file.unlink()
     with pytest.raises(InvalidRewardError, match="cannot be read"):
-        seen(asked)
+        prompt_images(asked)
 
 
 def test_images_stand_before_the_words_of_a_request() -> None:

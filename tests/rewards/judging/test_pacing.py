@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.judging.server import MINUTE_S, Pace, backoff_s, retry_after_s
+from rewards.judging.server import MINUTE_S, RateLimiter, backoff_s, retry_after_s
 
 
 class Clock:
@@ -42,7 +42,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 @pytest.mark.parametrize("per_minute", [1, 3, 60])
 async def test_no_minute_has_more_than_the_limit(per_minute: int) -> None:
     clock = Clock()
-    pace = Pace(per_minute, clock=clock, sleep=clock.sleep)
+    pace = RateLimiter(per_minute, clock=clock, sleep=clock.sleep)
     entries = []
     for _ in range(4 * per_minute):
         await pace.enter()
@@ -55,7 +55,7 @@ async def test_no_minute_has_more_than_the_limit(per_minute: int) -> None:
 
 async def test_whoever_is_asked_for_patience_holds_all() -> None:
     clock = Clock()
-    pace = Pace(None, clock=clock, sleep=clock.sleep)
+    pace = RateLimiter(None, clock=clock, sleep=clock.sleep)
     await pace.enter()
     pace.hold(5.0)
     pace.hold(2.0)
@@ -72,7 +72,7 @@ async def test_who_waited_for_a_turn_waits_for_the_end_of_a_hold_too() -> None:
         if clock.now == 60.0:
             pace.hold(30.0)
 
-    pace = Pace(1, clock=clock, sleep=sleep)
+    pace = RateLimiter(1, clock=clock, sleep=sleep)
     await pace.enter()
     await pace.enter()
     # Its own turn was at 60; the one after the hold is the next of the pace.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.data.answer_text import without_thought
 from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.readings import (
-    Reply,
+    JudgeReply,
     both_orders,
     number,
     two_token,
@@ -64,13 +64,13 @@ def test_no_logits_break_it(yes: float, no: float) -> None:
     ],
 )
 def test_the_first_token_decides(alternatives: dict[str, float], probability: float) -> None:
-    reply = Reply("", (alternatives,))
+    reply = JudgeReply("", (alternatives,))
     assert yes_probability(reply, "yes", "no") == pytest.approx(probability)
 
 
 def test_behind_other_words_the_place_of_the_word_decides() -> None:
     places = ({"Hm": -0.1, "yes": -3.0}, {" ": -0.1}, {"no": -0.2, "yes": -1.2})
-    assert yes_probability(Reply("Hm no", places), "yes", "no") == pytest.approx(
+    assert yes_probability(JudgeReply("Hm no", places), "yes", "no") == pytest.approx(
         two_token(-1.2, -0.2)
     )
 
@@ -78,9 +78,9 @@ def test_behind_other_words_the_place_of_the_word_decides() -> None:
 def test_a_word_in_the_judges_thought_does_not_count() -> None:
     places = tuple({token: -0.1} for token in ("<think>", "yes", "</think>"))
     last = ({"no": -0.1, "yes": -2.1},)
-    reply = Reply("<think>yes</think>no", places + last)
+    reply = JudgeReply("<think>yes</think>no", places + last)
     assert yes_probability(reply, "yes", "no") == pytest.approx(two_token(-2.1, -0.1))
-    cut = Reply("<think>yes", places[:2])
+    cut = JudgeReply("<think>yes", places[:2])
     with pytest.raises(InvalidRewardError, match="neither 'yes' nor 'no'"):
         yes_probability(cut, "yes", "no")
 
@@ -90,24 +90,24 @@ def test_a_word_in_the_judges_thought_does_not_count() -> None:
     [("Yes.", 1.0), ("No, it is not", 0.0), ("not yes but: NO", 0.0), ("<think>no</think> yes", 1)],
 )
 def test_without_probabilities_the_text_decides(text: str, probability: float) -> None:
-    assert yes_probability(Reply(text), "yes", "no") == probability
+    assert yes_probability(JudgeReply(text), "yes", "no") == probability
 
 
 @pytest.mark.parametrize("text", ["", "I know nothing", "yesterday"])
 def test_what_says_neither_is_no_score(text: str) -> None:
     with pytest.raises(InvalidRewardError, match="neither"):
-        yes_probability(Reply(text), "yes", "no")
+        yes_probability(JudgeReply(text), "yes", "no")
     # Probabilities of other words do not help.
     with pytest.raises(InvalidRewardError, match="neither"):
-        yes_probability(Reply(text, ({text: -0.1, "if": -2.0},)), "yes", "no")
+        yes_probability(JudgeReply(text, ({text: -0.1, "if": -2.0},)), "yes", "no")
 
 
 def test_numbers_are_read_on_their_scale() -> None:
-    assert number(Reply("Score: 3\n... Score: 7.5"), SCORE, 0.0, 10.0) == 0.75
-    assert number(Reply("<think>score: 1</think>score: -1"), SCORE, -1.0, 1.0) == 0.0
+    assert number(JudgeReply("Score: 3\n... Score: 7.5"), SCORE, 0.0, 10.0) == 0.75
+    assert number(JudgeReply("<think>score: 1</think>score: -1"), SCORE, -1.0, 1.0) == 0.0
     for text in ("no idea", "score: 11", "score: 1.2.3", "<think>score: 3"):
         with pytest.raises(InvalidRewardError):
-            number(Reply(text), SCORE, 0.0, 10.0)
+            number(JudgeReply(text), SCORE, 0.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_thoughts_are_left_out(text: str, rest: str) -> None:
 
 
 def test_logarithms_of_nothing_are_no_trouble() -> None:
-    reply = Reply("yes", ({"yes": 0.0, "no": -9999.0},))
+    reply = JudgeReply("yes", ({"yes": 0.0, "no": -9999.0},))
     assert math.isclose(yes_probability(reply, "yes", "no"), 1.0)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rewards.judging.address import whereabouts
+from rewards.judging.address import address_lookup
 from rewards.judging.options import Options
-from rewards.judging.server import JudgeError, Server, Tally
+from rewards.judging.server import JudgeError, JudgeServer, JudgeUsage
 from tests.rewards.judging.scripted import (
     KEY,
     Body,
@@ -25,10 +25,10 @@ from tests.rewards.judging.scripted import (
 
 
 @contextlib.asynccontextmanager
-async def of(judge: ScriptedJudge, **more: Any) -> AsyncIterator[Server]:
+async def of(judge: ScriptedJudge, **more: Any) -> AsyncIterator[JudgeServer]:
     told = {"url": judge.url, "model": "judge", "backoff_s": 0.001, **more}
     options = Options.model_validate(told)
-    server = Server(options, whereabouts(options))
+    server = JudgeServer(options, address_lookup(options))
     try:
         yield server
     finally:
@@ -42,11 +42,11 @@ def answer() -> web.StreamResponse:
 async def test_what_may_pass_is_tried_again() -> None:
     script = in_turn(failing(429, Retry_After="0"), failing(500), garbage, failing(503), answer)
     async with scripted_judge(script) as judge, of(judge) as server:
-        tally = Tally()
-        reply = await server.ask("is it?", tally)
-        assert (reply.text, len(judge.asked), tally.requests) == ("yes", 5, 5)
-        assert (tally.tokens_in, tally.tokens_out) == (10, 1)
-        assert "503, trouble 503" in tally.problem
+        usage = JudgeUsage()
+        reply = await server.ask("is it?", usage)
+        assert (reply.text, len(judge.asked), usage.requests) == ("yes", 5, 5)
+        assert (usage.tokens_in, usage.tokens_out) == (10, 1)
+        assert "503, trouble 503" in usage.problem
 
 
 async def test_a_dropped_connection_is_tried_again() -> None:
@@ -60,9 +60,9 @@ async def test_a_dropped_connection_is_tried_again() -> None:
         raise DropError
 
     async with scripted_judge(script) as judge, of(judge) as server:
-        tally = Tally()
-        assert (await server.ask("is it?", tally)).text == "yes"
-        assert tally.requests == 3
+        usage = JudgeUsage()
+        assert (await server.ask("is it?", usage)).text == "yes"
+        assert usage.requests == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
@@ -75,7 +75,7 @@ async def test_what_will_not_pass_is_told_at_once(
         of(judge, api_key_env="JUDGE_KEY") as server,
     ):
         with pytest.raises(JudgeError) as caught:
-            await server.ask("is it?", Tally())
+            await server.ask("is it?", JudgeUsage())
         assert len(judge.asked) == 1
         assert judge.keys == [f"Bearer {KEY}"]
         assert f"{status}, trouble {status} (key ***)" in str(caught.value)
@@ -85,18 +85,18 @@ async def test_what_will_not_pass_is_told_at_once(
 async def test_attempts_have_an_end() -> None:
     async with scripted_judge(in_turn(failing(500))) as judge, of(judge, attempts=4) as server:
         with pytest.raises(JudgeError, match=r"500, trouble 500.* \(4 attempts\)"):
-            await server.ask("is it?", Tally())
+            await server.ask("is it?", JudgeUsage())
         assert len(judge.asked) == 4
 
 
 async def test_a_server_that_is_away_is_told() -> None:
     async with scripted_judge(yes) as judge:
         pass
-    tally = Tally()
+    usage = JudgeUsage()
     async with of(judge, attempts=2) as server:
         with pytest.raises(JudgeError, match="does not answer"):
-            await server.ask("is it?", tally)
-    assert tally.requests == 2
+            await server.ask("is it?", usage)
+    assert usage.requests == 2
 
 
 async def test_the_same_question_is_asked_once_while_its_answer_is_kept() -> None:
@@ -105,20 +105,20 @@ async def test_the_same_question_is_asked_once_while_its_answer_is_kept() -> Non
         of(judge, cache=2) as server,
         of(judge, cache=0) as never,
     ):
-        tally = Tally()
+        usage = JudgeUsage()
         for question in ("a", "b", "a", "c", "a", "b"):
-            await server.ask(question, tally)
+            await server.ask(question, usage)
         # `b` had gone when `c` came, because `a` had been asked for after it.
         assert [body["messages"][0]["content"] for body in judge.asked] == ["a", "b", "c", "b"]
-        assert (tally.requests, tally.cached, tally.tokens_in) == (4, 2, 40)
+        assert (usage.requests, usage.cached, usage.tokens_in) == (4, 2, 40)
         for _ in range(2):
-            await never.ask("a", tally)
+            await never.ask("a", usage)
         assert len(judge.asked) == 6
 
 
 async def test_what_is_counted_becomes_parts() -> None:
     options = Options(url="http://host/v1", model="judge", price_in=2.0, price_out=10.0)
-    parts = Tally(requests=2, tokens_in=1000, tokens_out=100, cached=1).parts(options)
+    parts = JudgeUsage(requests=2, tokens_in=1000, tokens_out=100, cached=1).parts(options)
     assert parts == {
         "judge_requests": 2.0,
         "judge_tokens_in": 1000.0,

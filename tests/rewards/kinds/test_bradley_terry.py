@@ -17,7 +17,7 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.bradley_terry import Options, build
-from rewards.labeling.offline_scoring import open_desk
+from rewards.labeling.offline_scoring import open_scorer
 from rewards.models.scorer import ScoreScorer
 from tasks.procedural.shapes import CAPTION, DESCRIBE, caption, draw, draw_scene
 from tests.learner.models.pictures import lacks
@@ -89,9 +89,9 @@ def test_a_row_without_its_image_is_recorded_as_invalid(digest: str, tmp_path: P
     config = RewardConfig(kind="bradley_terry", options={"model": str(CAPTIONS)}, timeout_s=60.0)
 
     async def scores() -> list[Any]:
-        async with open_desk(config) as desk:
+        async with open_scorer(config) as scorer:
             gone = asked(RIGHT, "0" * 64, tmp_path)
-            return [await desk.score(one) for one in (gone, asked(RIGHT, digest, tmp_path))]
+            return [await scorer.score(one) for one in (gone, asked(RIGHT, digest, tmp_path))]
 
     gone, there = asyncio.run(scores())
     assert (gone.status, there.status) == ("invalid", "ok")

@@ -13,7 +13,7 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.pairwise import Options, build
-from rewards.labeling.offline_scoring import open_desk
+from rewards.labeling.offline_scoring import open_scorer
 from rewards.models.scorer import PairScorer
 from tests.pair_model import write_pair_model
 
@@ -103,8 +103,8 @@ def test_a_scoring_child_says_invalid_and_pays_what_the_source_says(
     )
 
     async def scores() -> list[Any]:
-        async with open_desk(config) as desk:
-            return [await desk.score(item(GOOD)), await desk.score(item(GOOD, "3b14="))]
+        async with open_scorer(config) as scorer:
+            return [await scorer.score(item(GOOD)), await scorer.score(item(GOOD, "3b14="))]
 
     anchored, without = asyncio.run(scores())
     assert (anchored.status, without.status) == ("ok", "invalid")

@@ -14,7 +14,7 @@ from headrace.config.loading.recipe import load_reward_model
 from headrace.config.sections.reward_model import FileDataConfig, RewardModelConfig
 from headrace.run_files.reward_model_run import EvaluationLine, StepLine
 from headrace.run_files.run_folder import locked, make_run_folder
-from rewards.models.training.train import Outcome, train
+from rewards.models.training.train import TrainingResult, train
 from tasks.procedural.chain_sums import write_direct, write_fine, write_prompt, write_steps
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,7 +96,7 @@ def run(
     *,
     watch: Silence | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> tuple[Path, Outcome]:
+) -> tuple[Path, TrainingResult]:
     """Train, in a new run folder unless there is one to go on with."""
     run_dir = run_dir or make_run_folder(config)
     with locked(run_dir):

@@ -6,8 +6,15 @@ from transformers import PreTrainedTokenizerFast
 from headrace.config.sections.reward_model import PairwiseConfig
 from headrace.errors import UserError
 from rewards.models.card import fingerprint
-from rewards.models.encoding import encode, line_ends, plain_text, prompt_ids, shown, split_lines
-from rewards.models.pairwise_prompt import ask, words_in_context
+from rewards.models.encoding import (
+    encode,
+    line_ends,
+    plain_text,
+    prompt_ids,
+    rendered_prompt,
+    split_lines,
+)
+from rewards.models.pairwise_prompt import fill_template, yes_no_tokens
 from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tests.byte_tokenizer import train_tokenizer
@@ -62,7 +69,9 @@ def test_lines_keep_their_separators() -> None:
 
 
 def test_braces_in_answers_mean_nothing() -> None:
-    found = ask("{question}|{first}|{second}", question="{first}", rule="", first="x", second="{}")
+    found = fill_template(
+        "{question}|{first}|{second}", question="{first}", rule="", first="x", second="{}"
+    )
     assert found == "{first}|x|{}"
 
 
@@ -70,7 +79,7 @@ def words(tokenizer: PreTrainedTokenizerFast, yes: str, no: str) -> tuple[int, i
     config = PairwiseConfig(
         kind="pairwise", template="{question}A{first}B{second}=", rule="", yes=yes, no=no
     )
-    return words_in_context(tokenizer, config, chat=False)
+    return yes_no_tokens(tokenizer, config, chat=False)
 
 
 def test_words_are_single_tokens_in_their_place() -> None:
@@ -105,4 +114,4 @@ def test_prompts_with_images_are_not_read_as_texts() -> None:
     prompt = [{"role": "user", "content": parts}]
     assert plain_text(prompt) == "7+5="
     with pytest.raises(UserError, match="parts of type 'image', and text alone"):
-        shown(None, prompt, "auto")
+        rendered_prompt(None, prompt, "auto")

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
-from rewards.worker.pool import Pool
+from rewards.worker.pool import ScoringPool
 from tests.rewards.items import item, user_function
 from tests.rewards.worker.test_pool import (
     DEADLINE_S,
@@ -120,7 +120,7 @@ async def test_a_child_killed_while_it_has_nothing_to_do_costs_nothing(waits: st
 
 
 async def test_failures_in_a_row_end_the_worker(waits: str) -> None:
-    pool = Pool(config(waits, max_consecutive_failures=3))
+    pool = ScoringPool(config(waits, max_consecutive_failures=3))
     await pool.submit([item("nan", trajectory_id=i) for i in range(5)])
     with pytest.raises(RunFailedError, match="3 scorings in a row failed; the last: invalid"):
         async with asyncio.timeout(DEADLINE_S):
@@ -129,4 +129,4 @@ async def test_failures_in_a_row_end_the_worker(waits: str) -> None:
 
 async def test_a_plain_function_does_not_wait() -> None:
     with pytest.raises(UserError, match="a function that is no coroutine scores one response"):
-        await Pool(user_function(concurrency=2)).run()
+        await ScoringPool(user_function(concurrency=2)).run()

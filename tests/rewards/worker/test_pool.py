@@ -15,8 +15,8 @@ import pytest
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Score, ScoreItem
-from rewards.worker.child_process import Child
-from rewards.worker.pool import Pool
+from rewards.worker.child_process import ScoringChild
+from rewards.worker.pool import ScoringPool
 from tests.rewards.environments import make_environment
 from tests.rewards.items import BEHAVE, foreign_function, item, user_function
 
@@ -24,8 +24,8 @@ DEADLINE_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def running(config: RewardConfig) -> AsyncIterator[Pool]:
-    pool = Pool(config)
+async def running(config: RewardConfig) -> AsyncIterator[ScoringPool]:
+    pool = ScoringPool(config)
     children = asyncio.create_task(pool.run())
     try:
         yield pool
@@ -34,7 +34,7 @@ async def running(config: RewardConfig) -> AsyncIterator[Pool]:
         await asyncio.gather(children, return_exceptions=True)
 
 
-async def score_all(pool: Pool, items: Sequence[ScoreItem]) -> dict[int, Score]:
+async def score_all(pool: ScoringPool, items: Sequence[ScoreItem]) -> dict[int, Score]:
     await pool.submit(items)
     scores: dict[int, Score] = {}
     async with asyncio.timeout(DEADLINE_S):
@@ -146,7 +146,7 @@ async def gone(pid: int) -> None:
 
 async def test_too_many_failures_in_a_row_end_the_worker() -> None:
     config = user_function(max_consecutive_failures=3)
-    pool = Pool(config)
+    pool = ScoringPool(config)
     await pool.submit([item(text) for text in ("nan", "7", "nan", "raise", "text", "7")])
     with pytest.raises(RunFailedError, match="3 scorings in a row failed; the last: invalid"):
         async with asyncio.timeout(DEADLINE_S):
@@ -156,17 +156,17 @@ async def test_too_many_failures_in_a_row_end_the_worker() -> None:
 
 async def test_a_verifier_that_cannot_be_built_is_told() -> None:
     with pytest.raises(UserError, match="has no function 'nothing'"):
-        await Pool(user_function(function="tests.rewards.misbehaviour:nothing")).run()
+        await ScoringPool(user_function(function="tests.rewards.misbehaviour:nothing")).run()
 
 
 async def test_a_module_that_fails_to_load_is_told(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import os\nraise RuntimeError('at import')\n")
     with pytest.raises(RunFailedError, match="RuntimeError: at import"):
-        await Pool(user_function(function=f"{broken}:score")).run()
+        await ScoringPool(user_function(function=f"{broken}:score")).run()
     broken.write_text("import os\nos._exit(9)\n")
     with pytest.raises(RunFailedError, match=r"did not start \(exit code 9"):
-        await Pool(user_function(function=f"{broken}:score")).run()
+        await ScoringPool(user_function(function=f"{broken}:score")).run()
 
 
 async def test_a_child_that_is_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_a_child_that_is_killed_while_it_starts_is_replaced(tmp_path: Path
         assert {score.status for score in scores.values()} == {"ok"}
     mine.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with pytest.raises(RunFailedError, match=r"5 scoring children in a row died .*exit code -9"):
-        await Pool(user_function(function=f"{mine}:score", children=1)).run()
+        await ScoringPool(user_function(function=f"{mine}:score", children=1)).run()
 
 
 async def test_a_source_that_hangs_holds_no_other_up() -> None:
@@ -208,7 +208,7 @@ async def test_a_source_that_keeps_failing_ends_the_worker_whatever_others_do() 
     config = RewardConfig.model_validate(
         {"sources": {"bad": bad, "good": {"kind": "exact"}}, "max_consecutive_failures": 3}
     )
-    pool = Pool(config)
+    pool = ScoringPool(config)
     for number in range(3):
         await pool.submit([item("nan", trajectory_id=2 * number, source="bad")])
         await pool.submit([item("7", trajectory_id=2 * number + 1, source="good")])
@@ -261,9 +261,9 @@ async def test_another_python_scores_with_its_own_packages(tmp_path: Path) -> No
 async def test_another_python_without_what_children_need_is_told(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "env", needed=())
     with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):
-        await Pool(user_function(python=python)).run()
+        await ScoringPool(user_function(python=python)).run()
     with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):
-        await Pool(user_function(python="/bin/false")).run()
+        await ScoringPool(user_function(python="/bin/false")).run()
 
 
 async def statuses_after_an_idle_death(source: RewardConfig) -> set[str]:
@@ -308,7 +308,7 @@ async def test_audits_that_fail_end_no_worker() -> None:
 
 async def test_a_kill_that_is_cancelled_leaves_nothing_open() -> None:
     """As when a run ends while a child that missed its deadline is being replaced."""
-    child = await Child.start(SourceConfig(kind="exact"))
+    child = await ScoringChild.start(SourceConfig(kind="exact"))
     killing = asyncio.create_task(child.kill())
     await asyncio.sleep(0)
     killing.cancel()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sandbox.escape_tests import escapes
-from sandbox.escape_tests.environment import Scene
+from sandbox.escape_tests.environment import EscapeEnvironment
 from sandbox.interpreter import interpreter
 from sandbox.limits import Limits
 from tests.sandbox.layers import each_layer, need
@@ -28,10 +28,10 @@ def test_every_escape_is_held(layer: str) -> None:
 
 def test_harm_is_noticed() -> None:
     """Each program is run here, where nothing holds it, by what it says it does."""
-    with Scene() as scene:
+    with EscapeEnvironment() as environment:
         space: dict[str, object] = {}
-        exec(scene.facts(Limits(), interpreter()), space)
-        assert scene.harm() == []
+        exec(environment.facts(Limits(), interpreter()), space)
+        assert environment.harm() == []
         for name, does in (
             ("files_write", "__import__('os').truncate(VICTIM, 1)"),
             ("network_tcp", "__import__('socket').create_connection(('127.0.0.1', TCP)).close()"),
@@ -41,5 +41,5 @@ def test_harm_is_noticed() -> None:
             assert name in escapes.names()
         import time
 
-        while "the bystander ended with -9" not in scene.harm():
+        while "the bystander ended with -9" not in environment.harm():
             time.sleep(0.01)

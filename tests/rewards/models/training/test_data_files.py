@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import UserError
 from rewards.models.training.data_files import read_answer, read_labelled, read_pair, rows
-from rewards.models.training.examples import Pair, split
-from rewards.models.training.pairs_from_runs import Answer, pairs_of
+from rewards.models.training.examples import PreferencePair, split
+from rewards.models.training.pairs_from_runs import GroupAnswer, pairs_of
 
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
 
@@ -20,9 +20,9 @@ def said(text: str) -> list[dict[str, str]]:
 
 def test_preferences_as_texts_and_as_chats() -> None:
     plain = read_pair("f, row 1", {"prompt": "7+5=", "chosen": "12", "rejected": "13"})
-    assert plain == Pair("7+5=", "12", "13", where="f, row 1")
+    assert plain == PreferencePair("7+5=", "12", "13", where="f, row 1")
     full = {"prompt": CHAT, "chosen": said("12"), "rejected": said("13"), "margin": 2, "rule": "x"}
-    assert read_pair("", full) == Pair(CHAT, "12", "13", 2.0, "x")
+    assert read_pair("", full) == PreferencePair(CHAT, "12", "13", 2.0, "x")
     assert read_pair("", {"chosen": said("12"), "rejected": said("13")}).prompt == CHAT
 
 
@@ -81,12 +81,12 @@ def test_rows_say_where_they_are(tmp_path: Path) -> None:
 
 def test_answers_of_a_run_make_pairs_within_their_group() -> None:
     row = {"prompt": "p", "response": "r", "correct": True, "group_id": 4}
-    assert read_answer("", row) == Answer("4", "p", "r", True)
+    assert read_answer("", row) == GroupAnswer("4", "p", "r", True)
     answers = [
-        Answer("1", "p", "right", True), Answer("1", "p", "wrong", False),
-        Answer("1", "p", "worse", False), Answer("1", "p", "unknown", None),
-        Answer("2", "q", "right", True), Answer("2", "q", "right", True),
-        Answer("3", "r", "same", True), Answer("3", "r", "same", False),
+        GroupAnswer("1", "p", "right", True), GroupAnswer("1", "p", "wrong", False),
+        GroupAnswer("1", "p", "worse", False), GroupAnswer("1", "p", "unknown", None),
+        GroupAnswer("2", "q", "right", True), GroupAnswer("2", "q", "right", True),
+        GroupAnswer("3", "r", "same", True), GroupAnswer("3", "r", "same", False),
     ]  # fmt: skip
     found = pairs_of(answers, per_group=4)
     assert [(pair.chosen, pair.rejected) for pair in found] == [
@@ -97,7 +97,7 @@ def test_answers_of_a_run_make_pairs_within_their_group() -> None:
 
 
 def test_a_prompt_is_on_one_side() -> None:
-    pairs = [Pair(f"prompt {i % 40}", "a", "b", where=str(i)) for i in range(200)]
+    pairs = [PreferencePair(f"prompt {i % 40}", "a", "b", where=str(i)) for i in range(200)]
     found = split(pairs, fraction=0.2)
     assert len(found.training) + len(found.held_out) == 200
     assert not {p.prompt for p in found.training} & {p.prompt for p in found.held_out}

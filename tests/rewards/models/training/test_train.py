@@ -15,7 +15,7 @@ from headrace.run_files.reward_model_run import StepLine, read_lines, read_statu
 from headrace.run_files.run_folder import find_run
 from learner.process.checkpoint import newest
 from rewards.models.encoding import encode, line_ends
-from rewards.models.packing import Row, Unit, packs_of
+from rewards.models.packing import LossUnit, UnitRow, packs_of
 from rewards.models.scorer import LineScorer, PairScorer, ScoreScorer
 from rewards.models.training.train import batch_of
 from storage import queries
@@ -25,9 +25,9 @@ from tests.rewards.models.small import MODELS, Silence, run, small
 CPU = torch.device("cpu")
 
 
-def unit(*lengths: int) -> Unit:
-    rows = tuple(Row(list(range(n)), [n - 1], [0]) for n in lengths)
-    return Unit(rows, (0.0,))
+def unit(*lengths: int) -> LossUnit:
+    rows = tuple(UnitRow(list(range(n)), [n - 1], [0]) for n in lengths)
+    return LossUnit(rows, (0.0,))
 
 
 def lift(trained: Trained, figure: str = "accuracy") -> float:

@@ -1,5 +1,4 @@
-"""The process of a cell in which the program runs. When its source begins, the process holds no
-file but the three standard ones and, with checks, the link over which the examiner asks."""
+"""The process of a cell that runs the program."""
 
 import operator
 import socket
@@ -8,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.channel import Peer
+from sandbox.channel import ChannelEnd
 
 NAME = "program.py"
 
@@ -28,7 +27,7 @@ def run(source: str) -> int:
 
 
 def answer(source: str, link: socket.socket) -> int:
-    """Load the source like a module, then do what the examiner asks until it has done."""
+    """Load the source like a module, then do what the checker asks until it has done."""
     module = types.ModuleType("program")
     sys.modules["program"] = module
     operations: dict[str, Callable[..., Any]] = {
@@ -49,7 +48,7 @@ def answer(source: str, link: socket.socket) -> int:
             raise RuntimeError(f"the program does not load: {reason}")
 
         operations = dict.fromkeys(operations, refuse)
-    Peer(link, operations, before_reply=sys.stdout.flush).serve()
+    ChannelEnd(link, operations, before_reply=sys.stdout.flush).serve()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What is told at a glance: the same that a scoring child says, without one."""
+"""The fast path gives the same scores as a scoring child, without one."""
 
 import asyncio
 from typing import Any
@@ -12,10 +12,10 @@ from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError
 from rewards.answers.math_answer import is_right
 from rewards.build import build_verifier
-from rewards.kinds.mathematics import at_a_glance
+from rewards.kinds.mathematics import is_right_by_text
 from rewards.worker.child import score
-from rewards.worker.pool import Pool
-from rewards.worker.source_workers import glance_of
+from rewards.worker.pool import ScoringPool
+from rewards.worker.source_workers import fast_path_of
 from tests.rewards import math_cases
 from tests.rewards.items import item, user_function
 
@@ -40,7 +40,7 @@ TEXTS = st.builds(
 def test_the_quick_way_says_what_the_long_way_says(
     text: str, answer: str, marker: str | None
 ) -> None:
-    quick = at_a_glance(text, answer, marker=marker)
+    quick = is_right_by_text(text, answer, marker=marker)
     if quick is not None:
         assert quick == is_right(text, answer, marker=marker)
 
@@ -49,19 +49,25 @@ def test_the_quick_way_says_what_the_long_way_says(
 def test_plain_numbers_go_the_quick_way(one: str, other: str, text: str) -> None:
     marker = "#" if "#" in text else None
     for given_answer in (one, other):
-        quick = at_a_glance(text.format(given_answer), other, marker=marker)
+        quick = is_right_by_text(text.format(given_answer), other, marker=marker)
         assert quick is not None
         assert quick == is_right(text.format(given_answer), other, marker=marker)
 
 
 @pytest.mark.parametrize("about", list(math_cases.RIGHT))
 def test_every_difficulty_is_right_or_goes_the_long_way(about: str) -> None:
-    assert {at_a_glance(text, answer) for answer, text in math_cases.RIGHT[about]} <= {True, None}
+    assert {is_right_by_text(text, answer) for answer, text in math_cases.RIGHT[about]} <= {
+        True,
+        None,
+    }
 
 
 @pytest.mark.parametrize("about", list(math_cases.WRONG))
 def test_every_difficulty_is_wrong_or_goes_the_long_way(about: str) -> None:
-    assert {at_a_glance(text, answer) for answer, text in math_cases.WRONG[about]} <= {False, None}
+    assert {is_right_by_text(text, answer) for answer, text in math_cases.WRONG[about]} <= {
+        False,
+        None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_every_difficulty_is_wrong_or_goes_the_long_way(about: str) -> None:
     ],
 )
 def test_what_is_told(text: str, answer: str, marker: str | None, told: bool | None) -> None:
-    assert at_a_glance(text, answer, marker=marker) is told
+    assert is_right_by_text(text, answer, marker=marker) is told
 
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -95,7 +101,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "other": {"kind": "text", "options": {"ignore_case": True}, "wrong_reward": -0.5},
 }
 VERIFIERS = {
-    name: (glance_of(source), build_verifier(source))
+    name: (fast_path_of(source), build_verifier(source))
     for name, table in SOURCES.items()
     for source in [SourceConfig.model_validate(table)]
 }
@@ -103,11 +109,11 @@ VERIFIERS = {
 
 @given(st.sampled_from(list(SOURCES)), TEXTS, ANSWERS | st.just(""), st.booleans())
 def test_an_outcome_is_the_childs(name: str, text: str, answer: str, finished: bool) -> None:
-    glance, verifier = VERIFIERS[name]
+    fast_path, verifier = VERIFIERS[name]
     asked = item(text, answer=answer, finished=finished)
-    if (told := glance(asked)) is not None:
+    if (quick := fast_path(asked)) is not None:
         said = score(verifier, asked)
-        assert msgspec.structs.replace(told, seconds=0.0) == msgspec.structs.replace(
+        assert msgspec.structs.replace(quick, seconds=0.0) == msgspec.structs.replace(
             said, seconds=0.0
         )
 
@@ -119,7 +125,7 @@ async def test_no_child_is_needed() -> None:
         "words": {"kind": "exact"},
         "mine": {"kind": "function", "function": "tests.rewards.misbehaviour:behave"},
     }
-    pool = Pool(RewardConfig.model_validate({"sources": sources}))
+    pool = ScoringPool(RewardConfig.model_validate({"sources": sources}))
     asked = [
         item("#7", source="sums"),
         item("#x+1", source="sums", answer="1+x"),
@@ -139,7 +145,7 @@ async def test_no_child_is_needed() -> None:
 
 async def test_what_is_told_ends_a_row_of_failures() -> None:
     """An answer that met the length limit stands between two that the function fails at."""
-    pool = Pool(user_function(max_consecutive_failures=2))
+    pool = ScoringPool(user_function(max_consecutive_failures=2))
     async with asyncio.timeout(60.0):
         children = asyncio.create_task(pool.run())
         for number, (text, finished) in enumerate([("nan", True), ("7", False), ("nan", True)]):
