@@ -17,10 +17,10 @@ from typing import Literal
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import Peers
 from coordinator.connections.ranker_versions import RankerVersions
-from coordinator.connections.rejections import RejectionLog, Repeats
-from coordinator.dispatch.leases import Leases
+from coordinator.connections.rejections import RejectionLog, RepeatLimiter
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.incidents.alerts import Incidents
-from coordinator.incidents.reward_monitors import Monitors
+from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.persistence.recorder import Recorder
 from coordinator.persistence.snapshots import MOST, snapshot_of
@@ -47,7 +47,7 @@ STORING_S = 0.5
 
 
 @dataclass
-class Clock:
+class TrainingClock:
     """Seconds of training, and of the learner waiting while training; pauses do not count."""
 
     train_s: float = 0.0
@@ -104,14 +104,14 @@ class Hub:
     run_id: str
     run_dir: str
     state: State
-    leases: Leases
+    leases: LeaseTable
     lifecycle: WindowLifecycle
     scheduler: Scheduler
     rules: BatchRules
     recorder: Recorder
     router: Router
     peers: Peers = field(default_factory=Peers)
-    clock: Clock = field(default_factory=Clock)
+    clock: TrainingClock = field(default_factory=TrainingClock)
     lines: LineScoring | None = None
     """Where a source scores lines: who waits for what, and what they earn."""
     on_record: Callable[[Record], None] | None = None
@@ -127,12 +127,12 @@ class Hub:
     """The first cause for which the run cannot go on."""
     _denied: int = 0
     rejections: RejectionLog = field(init=False)
-    repeats: Repeats = field(default_factory=Repeats)
+    repeats: RepeatLimiter = field(default_factory=RepeatLimiter)
     refused_tokens: Counter[tuple[str, Literal["refused", "moved"]]] = field(
         default_factory=Counter
     )
     """Tokens of refused chunks that are not written down yet, by generator and reason."""
-    monitors: Monitors = field(init=False)
+    monitors: RewardMonitors = field(init=False)
     """Of rewards."""
     troubles: Incidents = field(init=False)
     rankers: RankerVersions = field(init=False)
@@ -149,7 +149,7 @@ class Hub:
         self.troubles = Incidents(self.incident)
         self.rankers = RankerVersions(self.config, self.run_dir)
         self.recorder.snapshot = self._snapshot
-        self.monitors = Monitors(self.config.reward, warn)
+        self.monitors = RewardMonitors(self.config.reward, warn)
 
     @property
     def account(self) -> Account:

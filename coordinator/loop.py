@@ -191,7 +191,11 @@ class Coordinator:
     async def _tick(self) -> None:
         hub, parts, last = self.hub, self.parts, time.monotonic()
         transport = hub.config.transport
-        beat, sample, show = Every(transport.heartbeat_s), Every(1.0), Every(1.0)
+        beat, sample, show = (
+            IntervalTimer(transport.heartbeat_s),
+            IntervalTimer(1.0),
+            IntervalTimer(1.0),
+        )
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -227,7 +231,7 @@ class Coordinator:
                 await self.hub.send(name, m.Heartbeat())
 
 
-class Every:
+class IntervalTimer:
     """A timer that is due every `seconds`, the first time at once."""
 
     def __init__(self, seconds: float) -> None:

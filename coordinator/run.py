@@ -20,9 +20,9 @@ with lasting():
     import time
     from pathlib import Path
 
-    from coordinator.dispatch.leases import Leases
+    from coordinator.dispatch.leases import LeaseTable
     from coordinator.dispatch.prompts import Prompts
-    from coordinator.hub import Clock, Hub
+    from coordinator.hub import Hub, TrainingClock
     from coordinator.line_rewards.line_scoring import LineScoring
     from coordinator.loop import Coordinator
     from coordinator.persistence.recorder import Recorder
@@ -79,7 +79,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         store = RunStore.create(run_dir, run_id, config)
         state = State(config)
     media.clean()  # Whoever wrote before is gone.
-    leases = Leases(state.account)
+    leases = LeaseTable(state.account)
     kind = StreamingScheduler if config.schedule.mode == "streaming" else SynchronousScheduler
     lines = None
     if config.reward.line_source() is not None:
@@ -96,7 +96,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         rules=batch_rules(config),
         recorder=recorder,
         router=router,
-        clock=Clock(train_s=state.train_time_s),
+        clock=TrainingClock(train_s=state.train_time_s),
         lines=lines,
     )
     hub.rejections.before = int(state.rejected)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut
+from coordinator.connections.message_checks import TokenLimits, arrival, chunk_problem, cut
 from coordinator.connections.peers import GeneratorPeer
 from coordinator.dispatch.leases import GrantedLease
 from coordinator.dispatch.prompts import Prompts
@@ -35,7 +35,7 @@ KEY = "transport.self_test_s"
 
 
 @dataclass
-class Check:
+class GeneratorCheck:
     """Of one generator: an account that holds its answer alone, and since when it is waited for."""
 
     generator: GeneratorPeer
@@ -56,11 +56,11 @@ class SelfTest:
     def __init__(self, hub: Hub, prompts: Prompts, source_of: Callable[[Group], str]) -> None:
         self._hub, self._prompts, self._source_of = hub, prompts, source_of
         self._timeout_s = hub.config.transport.self_test_s or 0.0
-        self._limits = Limits(TOKENS, prompts.vocabulary)
-        self._checks: dict[str, Check] = {}
+        self._limits = TokenLimits(TOKENS, prompts.vocabulary)
+        self._checks: dict[str, GeneratorCheck] = {}
         self._group: GroupIssued | None = None
         self._next_id = FIRST_ID
-        self._answered: Check | None = None
+        self._answered: GeneratorCheck | None = None
         """Whose answer is to get a reward."""
         self._asked: tuple[str, float] | None = None
         """The reward worker, and when."""
@@ -89,7 +89,7 @@ class SelfTest:
         """A generator is here."""
         generator, check = self._hub.peers.generators[name], self._checks.get(name)
         if not generator.tested and (check is None or check.generator is not generator):
-            self._checks[name] = Check(generator)
+            self._checks[name] = GeneratorCheck(generator)
 
     async def advance(self) -> None:
         """Ask who can be asked, and see who is late."""
@@ -108,7 +108,7 @@ class SelfTest:
                 self._see_time(name, what, check.since, now, self._timeout_s)
         await self._ask_reward(now)
 
-    async def _ask(self, name: str, check: Check) -> None:
+    async def _ask(self, name: str, check: GeneratorCheck) -> None:
         with self._hub.drawing_prompts():
             await self._draw_group()
         if self._group is None:
@@ -167,7 +167,7 @@ class SelfTest:
                 self._take(name, check, chunk)
         return m.Chunks(chunks=[c for c in message.chunks if c.trajectory_id < FIRST_ID])
 
-    def _take(self, name: str, check: Check, chunk: m.TrajectoryChunk) -> None:
+    def _take(self, name: str, check: GeneratorCheck, chunk: m.TrajectoryChunk) -> None:
         if chunk.chunk_index < check.trajectory.next_chunk:
             return  # It was sent again.
         lease = GrantedLease(chunk.lease_id, name, training=True)
@@ -206,7 +206,7 @@ class SelfTest:
             self._asked = name, now
             await self._hub.send(name, m.ScoreRequest(items=[self._item(self._answered)]))
 
-    def _item(self, check: Check) -> m.ScoreItem:
+    def _item(self, check: GeneratorCheck) -> m.ScoreItem:
         reward, answer = self._hub.config.reward, check.trajectory
         source = self._source_of(check.account.groups[answer.group_id])
         items = ScoreItems(reward, check.account, self._prompts)

@@ -90,7 +90,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 @dataclass
-class Episode:
+class ChildEpisode:
     """An environment in the middle of an episode, and how many turns it has seen."""
 
     environment: Environment
@@ -111,12 +111,12 @@ FAULTS: dict[type, str] = {
 }  # fmt: skip
 
 
-class Episodes:
+class ChildEpisodes:
     """The environments of a child, by trajectory."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
-        self._known: dict[int, Episode] = {}
+        self._known: dict[int, ChildEpisode] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def end(self, trajectory_ids: list[int]) -> None:
@@ -160,10 +160,10 @@ class Episodes:
                 return await begin(episode.environment, json.loads(ask.row), ask.seed)
             return await answer(episode.environment, ask.turns[-1])
 
-    async def _again(self, ask: StepAsk) -> Episode:
+    async def _again(self, ask: StepAsk) -> ChildEpisode:
         """A new environment, brought to where the ask is, which has to say what it said before."""
         self._let_go(ask.trajectory_id)
-        episode = self._known[ask.trajectory_id] = Episode(self._make())
+        episode = self._known[ask.trajectory_id] = ChildEpisode(self._make())
         if ask.turn == 0:
             return episode
         if not getattr(episode.environment, "keeps_state", True):
@@ -182,7 +182,7 @@ class Episodes:
         return episode
 
 
-async def _close(episode: Episode) -> None:
+async def _close(episode: ChildEpisode) -> None:
     async with episode.busy:
         try:
             await close(episode.environment)
@@ -211,7 +211,7 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     except NoEnvironmentError as error:
         say(Ready(str(error)))
         return
-    episodes = Episodes(make)
+    episodes = ChildEpisodes(make)
     tools, pays = getattr(first, "schemas", []), getattr(first, "pays", True)
     again = getattr(first, "replayable", True)
     say(Ready(waits=waits(first), replayable=again, tools=tools, pays=pays))

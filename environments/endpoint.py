@@ -26,8 +26,8 @@ import msgspec
 from aiohttp import web
 
 from environments.child import Ended
-from environments.tools import Call, calls_in
-from environments.worker import TRIES, Child, ChildGoneError, Pool
+from environments.tools import ToolCall, calls_in
+from environments.worker import TRIES, ChildGoneError, EnvironmentChild, EnvironmentPool
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.protocol.messages.environments import (
     InsertedMessage,
@@ -69,16 +69,16 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Said(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True):
     """A message of a chat, as far as two of them can differ."""
 
     role: str
     content: str
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
 
 
 @dataclass(eq=False)
-class Branch:
+class HistoryBranch:
     """A history that only grows.
 
     Attributes:
@@ -92,7 +92,7 @@ class Branch:
     turns: list[PolicyTurn] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    chat: list[Said] = field(default_factory=list)
+    chat: list[ChatMessage] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
 
     def goes_on(self, turns: list[PolicyTurn]) -> bool:
@@ -116,7 +116,7 @@ class Branch:
 
 
 @dataclass
-class Session:
+class AgentSession:
     """One attempt of an agent at an episode.
 
     Attributes:
@@ -126,10 +126,10 @@ class Session:
     """
 
     ask: StepAsk
-    branches: list[Branch]
+    branches: list[HistoryBranch]
     attempt: int = 0
     last: "asyncio.Task[dict[str, Any]] | None" = None
-    last_asked: list[Said] = field(default_factory=list)
+    last_asked: list[ChatMessage] = field(default_factory=list)
     waits: bool = False
     end: StepReply | None = None
     rewritten: str = ""
@@ -137,7 +137,7 @@ class Session:
     playing: "asyncio.Task[None] | None" = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def of(self, key: int) -> Branch | None:
+    def of(self, key: int) -> HistoryBranch | None:
         """The branch of a trajectory."""
         return next((branch for branch in self.branches if branch.key == key), None)
 
@@ -145,7 +145,7 @@ class Session:
         """The coordinator's names of branches, in their order; those to come in a replay, too."""
         for branch, key in zip(self.branches[1:], keys, strict=False):
             branch.key = key
-        self.branches += map(Branch, keys[len(self.branches) - 1 :])
+        self.branches += map(HistoryBranch, keys[len(self.branches) - 1 :])
 
     def move(self) -> None:
         """Something of it has changed."""
@@ -167,15 +167,15 @@ class Session:
             self.move()
 
 
-class Agents(Pool):
+class AgentPool(EnvironmentPool):
     """A pool whose episodes are played by agents, and the endpoint that these ask."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         super().__init__(config)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, AgentSession] = {}
         self._secret, self._attempts = secrets.token_bytes(32), 0
         self._told: set[str] = set()
-        self._slow: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._slow: weakref.WeakSet[EnvironmentChild] = weakref.WeakSet()
         self._watching: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner
         self.base_url = ""
@@ -239,20 +239,20 @@ class Agents(Pool):
             answer, trajectory_id=key, turn=ask.turn, seconds=time.monotonic() - began
         )
 
-    def _session(self, ask: StepAsk) -> Session | None:
+    def _session(self, ask: StepAsk) -> AgentSession | None:
         """The session of a trajectory that is no branch, begun where there is none that fits."""
         key, fresh = ask.trajectory_id, len(ask.known) == ask.turn
         session = self._sessions.get(key)
         if fresh and (session is None or not session.branches[0].goes_on(ask.turns)):
             self.end([key])
-            first = Branch(key, list(ask.turns), list(ask.known))
-            session = self._sessions[key] = Session(ask, [first])
+            first = HistoryBranch(key, list(ask.turns), list(ask.known))
+            session = self._sessions[key] = AgentSession(ask, [first])
             session.playing = asyncio.create_task(self._play(session))
         if session is not None:
             session.name(ask.branches)
         return session
 
-    async def _session_with(self, ask: StepAsk) -> Session | None:
+    async def _session_with(self, ask: StepAsk) -> AgentSession | None:
         """The session that a branch belongs to, which may be asked for later than the branch."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.timeout_s):
@@ -264,7 +264,7 @@ class Agents(Pool):
                 return found
         return None
 
-    async def _progress(self, session: Session) -> None:
+    async def _progress(self, session: AgentSession) -> None:
         """Until its next request, which has to come before a deadline unless the policy is at it,
         or its end."""
 
@@ -286,7 +286,7 @@ class Agents(Pool):
         if playing.done():
             playing.result()
 
-    async def _play(self, session: Session) -> None:
+    async def _play(self, session: AgentSession) -> None:
         """Have the agent play, again where its process ends. That is counted where it may be the
         cause: not while it waits for the policy."""
         ask, deaths, error = session.ask, 0, ""
@@ -318,10 +318,10 @@ class Agents(Pool):
             return
         session.finish("crashed", Step(), error)
 
-    def _child(self, session: Session) -> Child:
+    def _child(self, session: AgentSession) -> EnvironmentChild:
         return self._children[session.ask.trajectory_id % len(self._children)]
 
-    def _begin_again(self, session: Session) -> None:
+    def _begin_again(self, session: AgentSession) -> None:
         for branch in session.branches:
             branch.begin_again()
         session.attempt, session.waits = 0, False
@@ -330,7 +330,7 @@ class Agents(Pool):
         session.last = None
         session.move()
 
-    def _conclude(self, session: Session, reply: StepReply) -> None:
+    def _conclude(self, session: AgentSession, reply: StepReply) -> None:
         """The agent has ended."""
         status, error, step = reply.status, reply.error, reply.step
         if status == "ok" and not session.branches[0].steps:
@@ -342,7 +342,7 @@ class Agents(Pool):
             metrics["branches"] = len(session.branches) - 1.0
         session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
 
-    def _stop(self, session: Session) -> None:
+    def _stop(self, session: AgentSession) -> None:
         """End an agent that takes too long; its process, too, if that does not listen as long."""
         child, playing = self._child(session), session.playing
         self.end([session.ask.trajectory_id])
@@ -357,7 +357,7 @@ class Agents(Pool):
         self._watching.add(task := asyncio.create_task(watch()))
         task.add_done_callback(self._watching.discard)
 
-    async def _replace(self, child: Child) -> None:
+    async def _replace(self, child: EnvironmentChild) -> None:
         """Another child in the place of this one, if it is still there."""
         if child in self._children:
             await self._renew(self._children.index(child), child)
@@ -396,14 +396,14 @@ class Agents(Pool):
         session.last = asyncio.create_task(self._turn(session, branch, body))
         return await self._answered(session)
 
-    async def _answered(self, session: Session) -> dict[str, Any]:
+    async def _answered(self, session: AgentSession) -> dict[str, Any]:
         assert session.last is not None
         try:
             return await asyncio.shield(session.last)
         except asyncio.CancelledError:
             raise RefusedError("the episode is over", 410) from None
 
-    def _session_of(self, header: str) -> Session:
+    def _session_of(self, header: str) -> AgentSession:
         key = header.removeprefix("Bearer ").strip()
         name, _, _ = key.rpartition("-")
         if not hmac.compare_digest(key.encode(), self._signed(name).encode()):
@@ -424,7 +424,9 @@ class Agents(Pool):
             if name not in ASIDE and name not in OVERRULED and name not in NEUTRAL:
                 raise RefusedError(f"unknown parameter {name!r}")
 
-    def _step(self, session: Session, asked: list[Said], tools: list[Any]) -> Branch:
+    def _step(
+        self, session: AgentSession, asked: list[ChatMessage], tools: list[Any]
+    ) -> HistoryBranch:
         """The branch that a request goes on with, or begins, and which has its step then;
         RefusedError where it changes what was said, and may not."""
         first = session.branches[0]
@@ -437,7 +439,7 @@ class Agents(Pool):
         if not fits and first.steps:
             if self._config.rewritten == "fail":
                 raise self._rewritten(session, asked)
-            branch = next((one for one in session.branches if not one.steps), Branch(-1))
+            branch = next((one for one in session.branches if not one.steps), HistoryBranch(-1))
         new = asked[len(branch.chat) :]
         if not new or new[-1].role == "assistant":
             raise RefusedError("the last message is the assistant's: there is nothing to answer")
@@ -450,7 +452,7 @@ class Agents(Pool):
             session.branches.append(branch)
         return branch
 
-    def _rewritten(self, session: Session, asked: list[Said]) -> RefusedError:
+    def _rewritten(self, session: AgentSession, asked: list[ChatMessage]) -> RefusedError:
         known = session.branches[0].chat
         differs = next((i for i, one in enumerate(known) if asked[i : i + 1] != [one]), None)
         text = "the tools are not those of the first request"
@@ -464,7 +466,7 @@ class Agents(Pool):
         return RefusedError(text)
 
     async def _turn(
-        self, session: Session, branch: Branch, body: Mapping[str, Any]
+        self, session: AgentSession, branch: HistoryBranch, body: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The completion, as soon as the policy's turn has come."""
         number, session.waits = len(branch.steps) - 1, True
@@ -518,20 +520,22 @@ class Agents(Pool):
             },
         }
 
-    def _reply_to(self, session: Session, branch: Branch, turn: PolicyTurn) -> Said:
+    def _reply_to(
+        self, session: AgentSession, branch: HistoryBranch, turn: PolicyTurn
+    ) -> ChatMessage:
         """The policy's turn as a message: its calls apart, unless one cannot be read."""
         form = self._config.call_format
         found = calls_in(turn.text, form) if branch.tools else []
-        calls = [call for call in found if isinstance(call, Call)]
+        calls = [call for call in found if isinstance(call, ToolCall)]
         if len(calls) < len(found):
             session.counts["wrong_calls"] += 1
         if not calls or len(calls) < len(found):
-            return Said("assistant", turn.text)
+            return ChatMessage("assistant", turn.text)
         content = "" if form == "llama" else re.split("<tool_call>|<function=", turn.text)[0]
-        return Said("assistant", content.strip(), calls)
+        return ChatMessage("assistant", content.strip(), calls)
 
 
-def _chat(messages: Any) -> list[Said]:
+def _chat(messages: Any) -> list[ChatMessage]:
     """The messages of a request; RefusedError where one is none."""
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages: a list of at least one message")
@@ -545,10 +549,10 @@ def _chat(messages: Any) -> list[Said]:
                     raise RefusedError(f"messages[{index}]: a part is {kinds[0]}, and not text")
                 content = "".join(part["text"] for part in content)
             calls = [
-                Call(call["function"]["name"], _arguments(call["function"]["arguments"]))
+                ToolCall(call["function"]["name"], _arguments(call["function"]["arguments"]))
                 for call in message.get("tool_calls") or ()
             ]
-            found.append(Said(ROLES[message["role"]], content, calls))
+            found.append(ChatMessage(ROLES[message["role"]], content, calls))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             text = f"messages[{index}] is no message: {type(error).__name__}: {error}"
             raise RefusedError(text) from error
@@ -562,6 +566,6 @@ def _arguments(text: str) -> dict[str, Any]:
     return found
 
 
-def pool_of(config: EnvironmentConfig) -> Pool:
+def pool_of(config: EnvironmentConfig) -> EnvironmentPool:
     """The environments of a worker."""
-    return Agents(config) if config.is_agent else Pool(config)
+    return AgentPool(config) if config.is_agent else EnvironmentPool(config)

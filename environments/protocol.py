@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from environments.tools import CallFormat, ToolError, Tools
+from environments.tools import CallFormat, ToolEnvironment, ToolError
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {
@@ -91,11 +91,11 @@ def maker_of(
         if name in ADAPTERS:
             make, options = make(calls=calls, **options), {}
         if isinstance(functions := make, list | tuple):
-            make = lambda: Tools(functions, calls)  # noqa: E731
+            make = lambda: ToolEnvironment(functions, calls)  # noqa: E731
         elif target.startswith(AGENT):
             if not inspect.iscoroutinefunction(make):
                 raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
-            make = partial(Agent, make)
+            make = partial(AgentEnvironment, make)
         first = make(**options)
     except (NoEnvironmentError, ToolError) as error:
         raise NoEnvironmentError(f"environment {name}: {error}") from error
@@ -108,7 +108,7 @@ def maker_of(
     return lambda: make(**options), first
 
 
-class Agent:
+class AgentEnvironment:
     """An environment that is played by a coroutine, in the time of its reset."""
 
     def __init__(self, play: Callable[..., Any], **options: Any) -> None:

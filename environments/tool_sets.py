@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from environments.tools import CallFormat, Tools
+from environments.tools import CallFormat, ToolEnvironment
 from sandbox.interpreter import interpreter_for
 from sandbox.isolation_check import working_layer
 from sandbox.limits import MIB, Limits, Program
@@ -22,7 +22,7 @@ SNIPPET = 64
 """Words of a document that are shown; FTS5 gives no more."""
 
 
-def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], Tools]:
+def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], ToolEnvironment]:
     """The tool `search` over a corpus: `path` is a JSONL file of documents with `text` and, if they
     have one, `title`. The best `results` by BM25 are shown where they match."""
     corpus = sqlite3.connect(":memory:", check_same_thread=False)
@@ -44,12 +44,12 @@ def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], To
         found = corpus.execute(ask, (words, results)) if words else ()
         return [{"title": title, "text": text} for title, text in found]
 
-    return lambda: Tools([search], calls)
+    return lambda: ToolEnvironment([search], calls)
 
 
 def python(
     *, calls: CallFormat, seconds: float = 10.0, memory_mib: int = 512, packages: Sequence[str] = ()
-) -> Callable[[], Tools]:
+) -> Callable[[], ToolEnvironment]:
     """The tool `python`: a program in a new cell of the sandbox per call, which may import these of
     our packages. `seconds`, `memory_mib`: of a program. UserError where no cell holds."""
     shown = interpreter_for(None, packages)
@@ -69,4 +69,4 @@ def python(
             return done.stdout
         return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
 
-    return lambda: Tools([python], calls)
+    return lambda: ToolEnvironment([python], calls)

@@ -32,7 +32,7 @@ class ToolError(Exception):
     """A function that is no tool, or a call that cannot be made; one line."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
     """A call as a policy writes it."""
 
     name: str
@@ -123,20 +123,20 @@ _FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.S)
 _PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.S)
 
 
-def calls_in(text: str, form: CallFormat) -> list[Call | ToolError]:
+def calls_in(text: str, form: CallFormat) -> list[ToolCall | ToolError]:
     """The calls of a turn in their order, and why one cannot be read."""
     if form == "hermes":
         return [_json_call(found, "arguments") for found in _TAGGED.findall(text)]
     if form == "qwen":
         return [
-            Call(name.strip(), {key.strip(): value for key, value in _PARAMETER.findall(body)})
+            ToolCall(name.strip(), {key.strip(): value for key, value in _PARAMETER.findall(body)})
             for name, body in _FUNCTION.findall(text)
         ]
     text = text.strip().removeprefix("<|python_tag|>").strip()
     return list(_llama(text)) if re.match(r'\{\s*"', text) else []
 
 
-def _llama(text: str) -> Iterator[Call | ToolError]:
+def _llama(text: str) -> Iterator[ToolCall | ToolError]:
     decoder = json.JSONDecoder()
     while text:
         try:
@@ -147,10 +147,10 @@ def _llama(text: str) -> Iterator[Call | ToolError]:
         text = text[end:].lstrip("; \n")
 
 
-def _json_call(text: str, key: str) -> Call | ToolError:
+def _json_call(text: str, key: str) -> ToolCall | ToolError:
     try:
         said = json.loads(text)
-        return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, Call)
+        return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, ToolCall)
     except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
         return ToolError(f"this is no call: {type(error).__name__}: {error}")
 
@@ -158,7 +158,7 @@ def _json_call(text: str, key: str) -> Call | ToolError:
 # -- the environment --------------------------------------------------------------------------
 
 
-class Tools:
+class ToolEnvironment:
     """An environment of functions alone: it pays nothing, because `[reward]` scores the answer.
 
     It keeps nothing from turn to turn, so an episode whose process died goes on without a call
@@ -191,7 +191,7 @@ class Tools:
         said = [InsertedMessage("tool", text) for text in await asyncio.gather(*answers)]
         return Step(messages=said, metrics=dict(metrics))
 
-    async def _answer(self, call: Call | ToolError, metrics: dict[str, float]) -> str:
+    async def _answer(self, call: ToolCall | ToolError, metrics: dict[str, float]) -> str:
         began, name = time.perf_counter(), ""
         try:
             if isinstance(call, ToolError):

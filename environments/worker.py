@@ -55,7 +55,7 @@ class ChildGoneError(Exception):
     """The child that was asked is no more."""
 
 
-class Child:
+class EnvironmentChild:
     """One process that holds environments."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -70,7 +70,7 @@ class Child:
         self.is_gone = False
 
     @classmethod
-    async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
+    async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "EnvironmentChild":
         """A child that has the environment, tried again where it was killed as it started;
         UserError where it cannot be had."""
         for left in reversed(range(STARTS)):
@@ -95,7 +95,7 @@ class Child:
         return child
 
     @classmethod
-    async def _begin(cls, config: EnvironmentConfig, reaper: Reaper) -> "Child":
+    async def _begin(cls, config: EnvironmentConfig, reaper: Reaper) -> "EnvironmentChild":
         # What follows the order of a set has to follow it in every child.
         other = {"PYTHONHASHSEED": "0"}
         if config.python is not None:
@@ -177,7 +177,7 @@ async def ready_of(config: EnvironmentConfig) -> Ready:
     """What an environment says of itself; UserError where it cannot be had."""
     reaper = Reaper()
     try:
-        child = await Child.start(config, reaper)
+        child = await EnvironmentChild.start(config, reaper)
         await child.kill()
     finally:
         reaper.close()
@@ -185,7 +185,7 @@ async def ready_of(config: EnvironmentConfig) -> Ready:
 
 
 @dataclass
-class Episode:
+class EpisodeHistory:
     """What it takes to build an episode again.
 
     Attributes:
@@ -196,16 +196,16 @@ class Episode:
     index: int
     turns: list[PolicyTurn] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
-    built: Child | None = None
+    built: EnvironmentChild | None = None
 
 
-class Pool:
+class EnvironmentPool:
     """The children of a worker, and the episodes that they hold."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config, self._reaper = config, Reaper()
-        self._children: list[Child] = []
-        self._episodes: dict[int, Episode] = {}
+        self._children: list[EnvironmentChild] = []
+        self._episodes: dict[int, EpisodeHistory] = {}
         self._renewing = asyncio.Lock()
         self._careful = asyncio.Lock()
         """What a child has died of is tried again alone."""
@@ -213,7 +213,7 @@ class Pool:
     async def start(self) -> None:
         """Start the first child, whose faults are the user's, then the others."""
         for _ in range(self._config.children):
-            self._children.append(await Child.start(self._config, self._reaper))
+            self._children.append(await EnvironmentChild.start(self._config, self._reaper))
 
     async def close(self) -> None:
         """End all of them."""
@@ -254,7 +254,9 @@ class Pool:
             self._episodes.pop(ask.trajectory_id, None)
         return reply
 
-    async def _in_time(self, child: Child, ask: StepAsk, episode: Episode) -> StepReply:
+    async def _in_time(
+        self, child: EnvironmentChild, ask: StepAsk, episode: EpisodeHistory
+    ) -> StepReply:
         """The child's reply; TimeoutError where that takes too long. What it has to do again before
         has as much time for each turn."""
         seconds = self._config.timeout_s
@@ -263,14 +265,14 @@ class Pool:
         async with asyncio.timeout(seconds):
             return await child.step(ask)
 
-    def _episode(self, ask: StepAsk) -> Episode:
+    def _episode(self, ask: StepAsk) -> EpisodeHistory:
         episode = self._episodes.get(ask.trajectory_id)
         if episode is None or len(ask.known) == ask.turn:
             held = [0] * len(self._children)
             for other in self._episodes.values():
                 held[other.index] += 1
             fewest = min(range(len(held)), key=held.__getitem__)
-            episode = Episode(fewest, list(ask.turns), list(ask.known))
+            episode = EpisodeHistory(fewest, list(ask.turns), list(ask.known))
             self._episodes[ask.trajectory_id] = episode
         else:
             episode.turns.append(ask.turns[-1])
@@ -286,15 +288,15 @@ class Pool:
             error=error,
         )
 
-    async def _renew(self, index: int, child: Child) -> None:
+    async def _renew(self, index: int, child: EnvironmentChild) -> None:
         """Another child in the place of this one, unless somebody has put one there."""
         async with self._renewing:
             if self._children[index] is child:
                 await child.kill()
-                self._children[index] = await Child.start(self._config, self._reaper)
+                self._children[index] = await EnvironmentChild.start(self._config, self._reaper)
 
 
-async def serve(dealer: Dealer, pool: Pool, messages: AsyncIterator[Message]) -> None:
+async def serve(dealer: Dealer, pool: EnvironmentPool, messages: AsyncIterator[Message]) -> None:
     """Answer until there are no more messages."""
 
     async def answer(ask: StepAsk) -> None:

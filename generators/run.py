@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.engines.fake_engine import FakeEngine
 from generators.engines.vllm_engine import cache_folder
-from generators.rollout.cpu_affinity import Cores
+from generators.rollout.cpu_affinity import FrontCores
 from generators.rollout.loop import GeneratorLoop
 from headrace.config.device_defaults import ALONE, USED_SHARE, Company, Resolved, resolve_generator
 from headrace.config.estimates.memory import gpu_memory
@@ -166,13 +166,13 @@ async def check_hot(engine: Engine, *, temperature: float) -> None:
         )
 
 
-def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Cores:
+def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> FrontCores:
     """Keep this process and the engine it starts on some cores; None: the first one allowed, where
     there is no GPU, so that the learner keeps the others. The result says which of them this
     process may use later on."""
     if cpus is None:
         if has_gpu():
-            return Cores()
+            return FrontCores()
         cpus = [min(os.sched_getaffinity(0))]
     try:
         os.sched_setaffinity(0, evaluation_cpus or cpus)
@@ -181,7 +181,7 @@ def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Cor
         raise UserError(
             f"cannot run on cores {cpus} ({error}); choose others with generator.cpus"
         ) from error
-    return Cores(cpus, evaluation_cpus or ())
+    return FrontCores(cpus, evaluation_cpus or ())
 
 
 async def greet(dealer: Dealer, hello: Hello) -> Welcome:

@@ -32,7 +32,7 @@ _LONGEST_PART = 128
 
 
 @dataclass(frozen=True)
-class Limits:
+class TokenLimits:
     """What tokens of a run are within."""
 
     max_length: int
@@ -49,7 +49,7 @@ def chunk_problem(
     trajectory: Trajectory,
     lease: GrantedLease | None,
     sender: str,
-    limits: Limits,
+    limits: TokenLimits,
     versions: Versions,
 ) -> str | None:
     """Why a chunk cannot be taken, or None. Logprobs that are not finite pass: the tokens are kept

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.protocol.messages.control import GeneratorReport, Hello
 
 
-class Capacity:
+class GeneratorCapacity:
     """Names by how many trajectories each could take."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class GeneratorPeer(Peer):
 
     tested: bool = True
     """It has passed its self-test, or has none to pass."""
-    room: Capacity = field(default_factory=Capacity)
+    room: GeneratorCapacity = field(default_factory=GeneratorCapacity)
     live: set[int] = field(default_factory=set)
     """Trajectory ids."""
     loaded: int = -1
@@ -148,7 +148,7 @@ class GeneratorPeer(Peer):
         self.room.set(self.hello.name, self.free, idle=not self.live)
 
 
-class Ask(NamedTuple):
+class ScoreKey(NamedTuple):
     """What a source is asked about: a trajectory, its lines, or its group."""
 
     trajectory_id: int
@@ -159,7 +159,7 @@ class Ask(NamedTuple):
 class RewardPeer(Peer):
     """A reward worker and what it is scoring."""
 
-    scoring: set[Ask] = field(default_factory=set)
+    scoring: set[ScoreKey] = field(default_factory=set)
     auditing: set[int] = field(default_factory=set)
     """Trajectories that it scores for the audit."""
 
@@ -189,7 +189,7 @@ class Peers:
     monitors: dict[str, Peer] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     """By name, the identity of the socket that speaks for the process."""
-    room: Capacity = field(default_factory=Capacity)
+    room: GeneratorCapacity = field(default_factory=GeneratorCapacity)
     """Of the generators."""
 
     @property
@@ -208,7 +208,9 @@ class Peers:
         generator = self.generators.pop(name, None)
         if generator is not None:
             self.room.remove(name)
-            generator.room = Capacity()  # Whoever still knows it says nothing of the others' room.
+            generator.room = (
+                GeneratorCapacity()
+            )  # Whoever still knows it says nothing of the others' room.
         return generator
 
     def of(self, name: str, identity: str) -> Peer | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from coordinator.connections.peers import Ask
+from coordinator.connections.peers import ScoreKey
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import ModelVersion
 from headrace.run_files.run_folder import RANKERS
@@ -26,7 +26,7 @@ class RankerVersions:
         self._source = next((name for name, s in kinds.items() if s.kind == "ranker"), None)
         most = 1 if training is None else training.max_staleness + 1
         self._recent: deque[ModelVersion] = deque(maxlen=most)
-        self._asked: dict[Ask, ModelVersion] = {}
+        self._asked: dict[ScoreKey, ModelVersion] = {}
         self._folder = Path(run_dir) / RANKERS
 
     def published(self, version: ModelVersion | None) -> None:
@@ -38,7 +38,7 @@ class RankerVersions:
         """Whether a source can be asked."""
         return source != self._source or bool(self._recent)
 
-    def choose(self, ask: Ask, group: Iterable[Trajectory]) -> ModelVersion | None:
+    def choose(self, ask: ScoreKey, group: Iterable[Trajectory]) -> ModelVersion | None:
         """The version that scores an answer, or the answers of its group."""
         if ask.source != self._source:
             return None
@@ -47,7 +47,7 @@ class RankerVersions:
         self._asked[ask] = version
         return version
 
-    def is_outdated(self, ask: Ask) -> bool:
+    def is_outdated(self, ask: ScoreKey) -> bool:
         """Whether an answer came from a version that is too old by now."""
         version = self._asked.pop(ask, None)
         return version is not None and version not in self._recent

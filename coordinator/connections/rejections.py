@@ -79,7 +79,7 @@ class RejectionLog:
 
 
 @dataclass
-class Repeats:
+class RepeatLimiter:
     """How often something of a kind is written in a period; kinds are names in the program."""
 
     clock: Callable[[], float] = time.monotonic

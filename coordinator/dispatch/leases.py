@@ -27,7 +27,7 @@ class GrantedLease:
 
 
 @dataclass
-class Leases:
+class LeaseTable:
     """Leases in force, and the trajectories that wait for one.
 
     Attributes:

@@ -30,7 +30,7 @@ The results follow, and then you go on."""
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
 
 
-class Rendered(NamedTuple):
+class RenderedMessages(NamedTuple):
     """Messages as ids. `cut`: how many were cut off the ends of their texts. `pieces`: source, role
     and number of ids, in order; a chat's frames are the template's."""
 
@@ -39,7 +39,7 @@ class Rendered(NamedTuple):
     pieces: list[tuple[Source, Speaker, int]]
 
 
-class Rendering:
+class MessageRenderer:
     """Messages to ids by a tokenizer and, for chats, its template."""
 
     def __init__(self, tokenizer: Any, *, is_chat: bool, appends: bool = False) -> None:
@@ -57,7 +57,7 @@ class Rendering:
         is_first: bool = False,
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> "Rendered | None":
+    ) -> "RenderedMessages | None":
         """At most `most` ids; None where there is no room for any, or for a chat's frame.
         `is_first`: they follow the prompt. `whole`: they are all there is, and `tools` are shown
         with them."""
@@ -81,7 +81,7 @@ class Rendering:
             parts.append(("tool" if role == "tool" else "environment", role, kept))
             parts.append(("template", then, frame))
         ids = np.array([i for _, _, part in parts for i in part], np.int32)
-        return Rendered(ids, cut, [(*who, len(part)) for *who, part in parts if part])  # type: ignore[misc]
+        return RenderedMessages(ids, cut, [(*who, len(part)) for *who, part in parts if part])  # type: ignore[misc]
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         if not text:

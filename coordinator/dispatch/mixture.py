@@ -30,7 +30,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples are spread as evenly over the unit interval as those of any number."""
 
 
-class Rate(msgspec.Struct):
+class PassRate(msgspec.Struct):
     """What the answers to a prompt got, those of its last group: how many, and the sum."""
 
     group_id: int
@@ -44,7 +44,7 @@ class MixtureProgress(msgspec.Struct):
 
     positions: dict[str, int] = {}
     asked: dict[str, int] = {}
-    rates: dict[str, Rate] | None = None
+    rates: dict[str, PassRate] | None = None
 
     def issue(self, record: GroupIssued) -> None:
         """A training group was asked."""
@@ -57,7 +57,7 @@ class MixtureProgress(msgspec.Struct):
         assert self.rates is not None, "no bands ask for rates"
         rate = self.rates.get(group.prompt_id)
         if rate is None or rate.group_id != group.group_id:
-            rate = self.rates[group.prompt_id] = Rate(group.group_id)
+            rate = self.rates[group.prompt_id] = PassRate(group.group_id)
         if record.reward is not None:
             rate.answers += 1
             rate.total += success(record)
@@ -69,7 +69,7 @@ def success(scored: "RewardArrived | Trajectory") -> float:
     return float(right if right is not None else reward or 0.0)
 
 
-class Mixture:
+class DomainMixture:
     """The domains of a task; a plain task has a single, unnamed one."""
 
     def __init__(self, task: TaskConfig, seed: int) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.dispatch.message_rendering import Rendering, chat_text
-from coordinator.dispatch.mixture import Mixture, MixtureProgress
+from coordinator.dispatch.message_rendering import MessageRenderer, chat_text
+from coordinator.dispatch.mixture import DomainMixture, MixtureProgress
 from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
@@ -81,7 +81,7 @@ class Prompts:
         self._domains: Mapping[str, PromptSource] = {"": self._source}
         if isinstance(self._source, MixtureSource):
             self._domains = self._source.domains
-        self._mixture = Mixture(config.task, config.seed)
+        self._mixture = DomainMixture(config.task, config.seed)
         self._lifted: set[str] = set()
         self.skipped = 0
         self.unasked: list[str] = []
@@ -169,11 +169,11 @@ class Prompts:
         asks = environment is not None and environment.is_agent and mode == "auto"
         return bool(messages or mode == "always" or (asks and self._tokenizer.chat_template))
 
-    def rendering(self, *, is_chat: bool) -> Rendering:
+    def rendering(self, *, is_chat: bool) -> MessageRenderer:
         """How an environment's messages become tokens."""
         environment = self._config.environment
         appends = environment is not None and environment.template == "append"
-        return Rendering(self._tokenizer, is_chat=is_chat, appends=appends)
+        return MessageRenderer(self._tokenizer, is_chat=is_chat, appends=appends)
 
     def line_tokens(self) -> LineTokens:
         """The tokens that end lines; each id of the vocabulary is decoded once."""

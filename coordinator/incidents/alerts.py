@@ -19,7 +19,7 @@ from headrace.config.sections.reward_monitors import AlertConfig
 from headrace.metrics.health_ranges import Crossing
 
 
-class Estimate(NamedTuple):
+class MeanEstimate(NamedTuple):
     """A mean, its standard error, and of how many."""
 
     mean: float
@@ -27,20 +27,20 @@ class Estimate(NamedTuple):
     number: int
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> MeanEstimate:
     """The mean of values as an estimate; of one value nothing is known of its error."""
     number = len(values)
     error = statistics.stdev(values) / math.sqrt(number) if number > 1 else math.inf
-    return Estimate(statistics.fmean(values), error, number)
+    return MeanEstimate(statistics.fmean(values), error, number)
 
 
 class RewardStatistics(NamedTuple):
     """What was seen of a source; None where there is not enough of it."""
 
-    gap: Estimate | None = None
-    first_gap: Estimate | None = None
-    length: Estimate | None = None
-    first_length: Estimate | None = None
+    gap: MeanEstimate | None = None
+    first_gap: MeanEstimate | None = None
+    length: MeanEstimate | None = None
+    first_length: MeanEstimate | None = None
     length_correlation: float | None = None
     edit_distance: float | None = None
     entropy: float | None = None
@@ -99,7 +99,7 @@ _RULES: tuple[Callable[[AlertConfig, RewardStatistics], str | None], ...] = (
 )
 
 
-class Alerts:
+class RewardAlerts:
     """Which alerts stand."""
 
     def __init__(self, config: AlertConfig) -> None:
@@ -132,7 +132,7 @@ CAUGHT_UP = "SQL has caught up with the journal"
 Level = Literal["info", "warning", "error"]
 
 
-class Wait(NamedTuple):
+class ProcessWait(NamedTuple):
     """What somebody waits for, since a time of the monotonic clock."""
 
     text: str
@@ -147,7 +147,7 @@ class Incidents:
     """
 
     write: Callable[[Level, str, str], None]
-    waits: dict[str, Wait] = field(default_factory=dict)
+    waits: dict[str, ProcessWait] = field(default_factory=dict)
     """What each process waits for, by its name."""
     newest: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
     _told: set[str] = field(default_factory=set)
@@ -167,7 +167,7 @@ class Incidents:
         """A process waits for this from now on; for nothing any more where the text is empty."""
         before = self.waits.pop(name, None)
         if text:
-            self.waits[name] = Wait(text, before.since if before else time.monotonic())
+            self.waits[name] = ProcessWait(text, before.since if before else time.monotonic())
         if text and not before:
             self._told.discard(f"{name} waits: {text}")
             self.report(kind, f"{name} waits: {text}", "error")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, estimate
+from coordinator.incidents.alerts import MeanEstimate, RewardAlerts, RewardStatistics, estimate
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.reward_monitors import AlertConfig
 from headrace.protocol.records.record_types import AuditArrived, RewardArrived
@@ -23,7 +23,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 
 @dataclass
-class _Since:
+class _UpdateSums:
     """Sums since the last update."""
 
     answers: int = 0
@@ -38,17 +38,17 @@ class _Since:
     audits_failed: int = 0
 
 
-class _Watched:
+class _SourceMonitor:
     """One source: sums since the last update, the newest answers, and how it began."""
 
     def __init__(self, config: AlertConfig) -> None:
-        self.since = _Since()
+        self.since = _UpdateSums()
         self.answers: deque[tuple[int, float]] = deque(maxlen=config.answers)
         """(sampled tokens, reward) of the newest answers."""
         self.audits: deque[tuple[float, float]] = deque(maxlen=config.answers)
         """(reward, audited reward) of the newest audited ones."""
-        self.first_length: Estimate | None = None
-        self.first_gap: Estimate | None = None
+        self.first_length: MeanEstimate | None = None
+        self.first_gap: MeanEstimate | None = None
         self._least_answers = max(2, config.answers // 4)
         self._least_audits = max(2, config.answers // 8)
 
@@ -64,13 +64,13 @@ class _Watched:
         if self.first_gap is None and len(self.audits) >= self._least_audits:
             self.first_gap = self.gap()
 
-    def gap(self) -> Estimate:
+    def gap(self) -> MeanEstimate:
         """Reward minus audited reward of the newest audited answers."""
         return estimate([reward - truth for reward, truth in self.audits])
 
     def pop_figures(self) -> tuple[dict[str, float], RewardStatistics]:
         """Figures by the last part of their names, and the input of alerts; resets the sums."""
-        since, self.since = self.since, _Since()
+        since, self.since = self.since, _UpdateSums()
         figures = {"count": float(since.answers)}
         if since.answers:
             figures["failed"] = since.failed / since.answers
@@ -105,12 +105,12 @@ class _Watched:
         return figures, seen
 
 
-class Monitors:
+class RewardMonitors:
     """All sources. `alert` is called with the kind and the text of each alert."""
 
     def __init__(self, config: RewardConfig, alert: Callable[[str, str], None]) -> None:
-        self._sources = {name: _Watched(config.alerts) for name in config.each()}
-        self._alerts = Alerts(config.alerts)
+        self._sources = {name: _SourceMonitor(config.alerts) for name in config.each()}
+        self._alerts = RewardAlerts(config.alerts)
         self._alert = alert
         self.queues: Callable[[], Mapping[str, int]] = dict
         """How many answers each source has to score; `Scoring` says it."""

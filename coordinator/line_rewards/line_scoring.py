@@ -17,7 +17,12 @@ from typing import Literal
 import msgspec
 
 from coordinator.line_rewards.line_ends import LineEnds, LineTokens
-from coordinator.line_rewards.process_rewards import Rates, num_scored, on_account, settled
+from coordinator.line_rewards.process_rewards import (
+    LineRewardRates,
+    num_scored,
+    on_account,
+    settled,
+)
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Score
 from headrace.protocol.records.record_types import LineScore, LinesScored, LinesState
@@ -46,7 +51,7 @@ class LineScoring:
         assert process.source is not None
         self.source = process.source
         self._account, self._tokens = account, tokens
-        self._rates = Rates(process.failing, process.passing)
+        self._rates = LineRewardRates(process.failing, process.passing)
         self._expected = process.lines
         self._by_window = config.schedule.unit == "window"
         self._ends: dict[int, LineEnds] = {}

@@ -17,7 +17,7 @@ from headrace.protocol.token_spans import Reward
 
 
 @dataclass(frozen=True)
-class Rates:
+class LineRewardRates:
     """The two lambdas."""
 
     failing: float
@@ -44,7 +44,7 @@ def line_rewards(lines: Sequence[LineScore], rate: float, num_lines: float) -> l
 
 
 def on_account(
-    lines: Sequence[LineScore], rates: Rates, *, so_far: int, expected: float
+    lines: Sequence[LineScore], rates: LineRewardRates, *, so_far: int, expected: float
 ) -> list[Reward]:
     """What lines of an answer that goes on are paid before its end is known: as if it failed, with
     the lines that are `expected` of an answer, or the `so_far` that it has, where those are more.
@@ -55,7 +55,7 @@ def on_account(
 def settled(
     lines: Sequence[LineScore],
     paid: Sequence[Reward],
-    rates: Rates,
+    rates: LineRewardRates,
     *,
     passed: bool,
     payable: Collection[int],

@@ -26,7 +26,7 @@ NAMED = 3
 """Of more owners than this, the others are counted."""
 
 
-class Wait(NamedTuple):
+class CurrentWait(NamedTuple):
     """One wait: what has to move, in words with its owner, and the seconds since it last did."""
 
     mover: Mover
@@ -44,13 +44,13 @@ class StallWatch:
         """The long waits that are written down."""
         self._writing: asyncio.Future[None] | None = None
 
-    def now(self) -> list[Wait]:
+    def now(self) -> list[CurrentWait]:
         """What is waited for at this moment; what is no longer waited for is forgotten."""
         found, at = list(self._find()), time.monotonic()
         self._since = {mover: self._since.get(mover, at) for mover, _ in found}
         moved = self._hub.moved
         return [
-            Wait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
+            CurrentWait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
             for mover, words in found
         ]
 

@@ -25,7 +25,7 @@ SLOW_S = 5.0
 """A commit that takes longer is worth a word."""
 
 
-class Store(Protocol):
+class RecordStore(Protocol):
     """What the recorder needs of storage.run_store.RunStore."""
 
     @property
@@ -60,7 +60,7 @@ class Recorder:
         snapshot: writes a snapshot of the state, of which all records have been written.
     """
 
-    def __init__(self, store: Store, *, interval_s: float) -> None:
+    def __init__(self, store: RecordStore, *, interval_s: float) -> None:
         self._store = store
         self._interval_s = interval_s
         self._records: list[Record] = []

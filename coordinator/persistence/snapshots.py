@@ -34,7 +34,7 @@ MOST = 200_000
 no checkpoint to go back to comes to that."""
 
 
-class Journaled(Protocol):
+class RecordSource(Protocol):
     """What a restart needs of storage.run_store.RunStore."""
 
     def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
@@ -114,7 +114,7 @@ def _milestones(state: State, end: int) -> list[Milestone]:
     return known[before[-1] :]
 
 
-def restored(config: RunConfig, journal: Journaled) -> State:
+def restored(config: RunConfig, journal: RecordSource) -> State:
     """The state after all records of a journal."""
     began = time.monotonic()
     state, begin = State(config), 0
@@ -139,7 +139,7 @@ def restored(config: RunConfig, journal: Journaled) -> State:
     return state
 
 
-def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset: int) -> State:
+def _state_of(config: RunConfig, snapshot: Snapshot, journal: RecordSource, offset: int) -> State:
     """The state stored in the snapshot at `offset`."""
     values = _DECODER.decode(snapshot.state)
     if values.format != FORMAT:

@@ -16,7 +16,7 @@ import numpy as np
 
 from coordinator.connections.message_checks import LARGEST_REWARD, cut
 from coordinator.connections.peers import EnvironmentPeer
-from coordinator.dispatch.message_rendering import Rendered, Rendering
+from coordinator.dispatch.message_rendering import MessageRenderer, RenderedMessages
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import limit_of_episode
@@ -31,7 +31,7 @@ from headrace.trajectory.trajectories import Group, Trajectory
 NO_LEASE = -1
 BRANCH_OF = "environment.branch_of"
 """In the info of a group whose only trajectory is a branch: which one's agent began it."""
-NOTHING = Rendered(np.zeros(0, np.int32), 0, [])
+NOTHING = RenderedMessages(np.zeros(0, np.int32), 0, [])
 MOST_OUT = 64
 """Episodes that one worker is asked about at a time."""
 
@@ -41,13 +41,13 @@ def branch_of(group: Group) -> int:
     return int(json.loads(group.info)[BRANCH_OF]) if BRANCH_OF in group.info else -1
 
 
-class Episodes:
+class EpisodeManager:
     """Asks environments and records what they say."""
 
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         assert hub.config.environment is not None
         self._hub, self._prompts, self._config = hub, prompts, hub.config.environment
-        self._rendering: dict[bool, Rendering] = {}
+        self._rendering: dict[bool, MessageRenderer] = {}
         self._queue: deque[int] = deque()
         self._workers = hub.peers.environments
         self._branches: dict[int, list[int]] = {}
@@ -245,7 +245,7 @@ class Episodes:
         self._record(name, trajectory, reply, said)
         self._end_if_over(trajectory)
 
-    def _render(self, trajectory: Trajectory, step: Step) -> Rendered:
+    def _render(self, trajectory: Trajectory, step: Step) -> RenderedMessages:
         """What follows a turn, or at first the prompt: a chat's begins its answer even where a
         reset says nothing."""
         group, is_first = self._hub.account.groups[trajectory.group_id], not trajectory.steps
@@ -269,7 +269,9 @@ class Episodes:
             found = NOTHING if is_agent else found  # What it asks is not answered in part.
         return found or NOTHING
 
-    def _record(self, name: str, trajectory: Trajectory, reply: StepReply, said: Rendered) -> None:
+    def _record(
+        self, name: str, trajectory: Trajectory, reply: StepReply, said: RenderedMessages
+    ) -> None:
         """The answer is one record: its tokens and all that is known of it."""
         step, start = reply.step, trajectory.length
         pieces, at = [], start

@@ -29,7 +29,7 @@ def can_wait(now: float, step: float, last: float, spacing: float, *, begin: flo
     return now + step - last <= spacing * max(now, begin)
 
 
-class Evaluation:
+class Evaluator:
     """One evaluation at a time. One that a coordinator before this one began goes on, where its
     answers were kept."""
 

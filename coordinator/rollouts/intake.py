@@ -12,7 +12,13 @@ import time
 
 import numpy as np
 
-from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut, holds_lease
+from coordinator.connections.message_checks import (
+    TokenLimits,
+    arrival,
+    chunk_problem,
+    cut,
+    holds_lease,
+)
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import tokens_left
 from headrace.protocol.messages.control import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
@@ -24,12 +30,12 @@ GAP_S = 2.0
 """A generator that is asked for chunks which it has sent before answers sooner than that."""
 
 
-class Intake:
+class ChunkIntake:
     """From the wire to the state."""
 
     def __init__(self, hub: Hub, vocabulary: int) -> None:
         self._hub = hub
-        self._limits = Limits(hub.config.task.max_response_length, vocabulary)
+        self._limits = TokenLimits(hub.config.task.max_response_length, vocabulary)
         self._gaps: dict[int, tuple[str, TrajectoryChunk, float]] = {}
         """By lease: who was asked for chunks before this one, and when."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from headrace.config.sections.run import RunConfig
 from headrace.trajectory.trajectories import Trajectory
@@ -20,7 +20,7 @@ from headrace.trajectory.windows import Window
 
 
 @dataclass(frozen=True)
-class Selection:
+class BatchSelection:
     """What the next batch is made of."""
 
     windows: list[Window]
@@ -91,7 +91,7 @@ class BatchSelector:
         bound, age = self._schedule.max_staleness, self._state.versions.age
         return [window for window in new if age(window.max_version, update) > bound]
 
-    def again(self) -> Selection | None:
+    def again(self) -> BatchSelection | None:
         """The first batch that came back, as far as it can still be trained: the surviving lineage
         goes the way of the one that was given up, batch by batch."""
         account, value = self._account, self._config.algorithm.value
@@ -103,7 +103,7 @@ class BatchSelector:
                 epochs = self._config.learner.value.epochs
                 if value is not None and not ids:
                     epochs = value.warmup_epochs
-                return Selection(windows, values, epochs)
+                return BatchSelection(windows, values, epochs)
         return None
 
     def is_behind(self) -> bool:
@@ -190,7 +190,7 @@ class Scheduler(ABC):
     """Nothing is generated while the learner trains."""
 
     def __init__(
-        self, config: RunConfig, state: State, leases: Leases, *, by_arrival: bool
+        self, config: RunConfig, state: State, leases: LeaseTable, *, by_arrival: bool
     ) -> None:
         """`by_arrival`: of windows of one version those that came first are trained first."""
         self._config, self._schedule = config, config.schedule
@@ -247,7 +247,7 @@ class Scheduler(ABC):
         """Ready windows that can no longer be trained."""
         return self._selector.too_stale()
 
-    def next_batch(self) -> Selection | None:
+    def next_batch(self) -> BatchSelection | None:
         """The next batch, or None when the learner has to wait."""
         if self._account.taken is not None:
             return None
@@ -259,12 +259,12 @@ class Scheduler(ABC):
             prompts = self._warmup.prompts
             found = self._selector.warmup_set(prompts) if prompts else None
             trajectories = found or self._warmup_half()
-            return Selection([], trajectories, value.warmup_epochs) if trajectories else None
+            return BatchSelection([], trajectories, value.warmup_epochs) if trajectories else None
         windows = self._policy_half()
         if not windows:
             return None
         values = self._selector.values(windows)
-        return Selection(windows, values, self._config.learner.value.epochs)
+        return BatchSelection(windows, values, self._config.learner.value.epochs)
 
     @abstractmethod
     def _policy_half(self) -> list[Window]:

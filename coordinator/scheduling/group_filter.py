@@ -15,7 +15,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 
 @dataclass
-class Admission:
+class GroupFilter:
     """Groups judged since the last update."""
 
     account: Account

@@ -10,7 +10,7 @@ windows.
 
 from collections.abc import Iterable
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
 from headrace.config.sections.run import RunConfig
@@ -23,7 +23,7 @@ class StreamingScheduler(Scheduler):
 
     lockstep = False
 
-    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+    def __init__(self, config: RunConfig, state: State, leases: LeaseTable) -> None:
         super().__init__(config, state, leases, by_arrival=config.schedule.max_staleness > 0)
         full = self._schedule.warm_start == "full" and state.update == 0
         self._opening: set[int] | None = set() if full else None

@@ -7,7 +7,7 @@ and in which order, does not depend on who arrived first. Each event costs const
 
 from collections.abc import Iterable
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
 from headrace.config.sections.run import RunConfig
@@ -20,7 +20,7 @@ class SynchronousScheduler(Scheduler):
 
     lockstep = True
 
-    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+    def __init__(self, config: RunConfig, state: State, leases: LeaseTable) -> None:
         super().__init__(config, state, leases, by_arrival=False)
         self._round: set[int] = set()
         """Trajectories of the round that is being generated."""

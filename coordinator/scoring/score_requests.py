@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from coordinator.connections.message_checks import sound_score
-from coordinator.connections.peers import Ask, RewardPeer
+from coordinator.connections.peers import RewardPeer, ScoreKey
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.line_rewards.line_scoring import LineScoring
@@ -41,8 +41,8 @@ class Scoring:
         self._hub = hub
         self._items = ScoreItems(hub.config.reward, hub.account, prompts)
         self._sources = hub.config.reward.each()
-        self._queues: dict[str, deque[Ask]] = {name: deque() for name in self._sources}
-        self._asked_groups: set[Ask] = set()
+        self._queues: dict[str, deque[ScoreKey]] = {name: deque() for name in self._sources}
+        self._asked_groups: set[ScoreKey] = set()
         self._outcomes: dict[int, Score] = {}
         """Of answers whose lines are still being scored, by trajectory."""
         self._rewarded: list[Trajectory] = []
@@ -61,7 +61,7 @@ class Scoring:
         if self._sources[source].unit == "group":
             self._add_group(trajectory.group_id, source)
         elif trajectory.complete and trajectory.reward_status is None:
-            self._queues[source].append(Ask(trajectory.trajectory_id, source))
+            self._queues[source].append(ScoreKey(trajectory.trajectory_id, source))
         self._audits.add(trajectory)
 
     def _add_group(self, group_id: int, source: str) -> None:
@@ -69,7 +69,7 @@ class Scoring:
         if not all(member.ended for member in members):
             return
         unscored = [m for m in members if m.complete and m.reward_status is None]
-        ask = Ask(members[0].trajectory_id, source)
+        ask = ScoreKey(members[0].trajectory_id, source)
         if unscored and ask not in self._asked_groups:
             self._asked_groups.add(ask)
             self._queues[source].append(ask)
@@ -122,7 +122,7 @@ class Scoring:
     async def dispatch(self) -> None:
         """Hand the queues to workers, at most two batches of a source out at each child."""
         if (lines := self._hub.lines) is not None:
-            self._queues[lines.source].extend(Ask(i, lines.source) for i in lines.wanted())
+            self._queues[lines.source].extend(ScoreKey(i, lines.source) for i in lines.wanted())
         if not any(self._queues.values()) and not self._audits.waits:
             return
         size = self._hub.config.reward.batch
@@ -138,7 +138,7 @@ class Scoring:
                     await self._hub.send(name, ScoreRequest(items=items))
             await self._audits.dispatch(name, worker, self._items.whole)
 
-    def _asking(self, worker: RewardPeer, ask: Ask) -> Iterator[ScoreItem]:
+    def _asking(self, worker: RewardPeer, ask: ScoreKey) -> Iterator[ScoreItem]:
         """The item of a question that goes to a worker; none where there is nothing to ask."""
         trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
         lines = self._hub.lines
@@ -159,7 +159,7 @@ class Scoring:
             yield self._items.whole(trajectory, ask.source, model)
         worker.scoring.add(ask)
 
-    def _siblings(self, ask: Ask) -> list[Trajectory]:
+    def _siblings(self, ask: ScoreKey) -> list[Trajectory]:
         """Whom the source of a group sees: all that have an end."""
         group_id = self._hub.account.trajectories[ask.trajectory_id].group_id
         return [member for member in self._hub.account.members(group_id) if member.complete]
@@ -175,7 +175,7 @@ class Scoring:
             if score.audit:
                 self._audits.receive(worker, score)
                 continue
-            ask = Ask(score.trajectory_id, score.source)
+            ask = ScoreKey(score.trajectory_id, score.source)
             if worker is None or ask not in worker.scoring:
                 # What a worker is asked before it is lost, it may answer after.
                 self._hub.rejections.count("score_not_asked")
@@ -211,7 +211,7 @@ class Scoring:
         rewarded, self._rewarded = self._rewarded, []
         return rewarded
 
-    def _take(self, ask: Ask, score: Score) -> list[Trajectory]:
+    def _take(self, ask: ScoreKey, score: Score) -> list[Trajectory]:
         """Note what a score says; the trajectories that it says something new about."""
         if (lines := self._hub.lines) is not None and ask.source == lines.source:
             return self._take_lines(lines, ask, score)
@@ -222,7 +222,7 @@ class Scoring:
         self._outcome(trajectory, ask.source, score)
         return [trajectory]
 
-    def _take_lines(self, lines: LineScoring, ask: Ask, score: Score) -> list[Trajectory]:
+    def _take_lines(self, lines: LineScoring, ask: ScoreKey, score: Score) -> list[Trajectory]:
         score = lines.checked(score)
         self._count(ask, score)
         trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
@@ -234,7 +234,7 @@ class Scoring:
         self._note_held(trajectory)
         return [trajectory]
 
-    def _take_group(self, ask: Ask, score: Score) -> list[Trajectory]:
+    def _take_group(self, ask: ScoreKey, score: Score) -> list[Trajectory]:
         self._asked_groups.discard(ask)
         siblings = self._siblings(ask)
         score = _of_siblings(score, siblings)
@@ -290,7 +290,7 @@ class Scoring:
             self.spread.add(arrived.source, self._hub.account.members(trajectory.group_id))
             self._audits.add(trajectory)
 
-    def _count(self, ask: Ask, score: Score) -> None:
+    def _count(self, ask: ScoreKey, score: Score) -> None:
         """Count and report failures in a row; too many of one source end the run."""
         source, ok = ask.source, score.status == "ok"
         self._failures_in_a_row[source] = 0 if ok else self._failures_in_a_row[source] + 1

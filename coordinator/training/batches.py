@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.persistence.state import State
-from coordinator.scheduling.base import Selection
+from coordinator.scheduling.base import BatchSelection
 from coordinator.training.loss_masks import WindowMask, mask_window
 from headrace.config.validation.batch_rules import BatchRules
 from headrace.protocol.messages.batches import (
@@ -50,7 +50,7 @@ class PreparedBatch:
 
 
 @dataclass
-class _Item:
+class _BatchItem:
     """What a batch has of one trajectory. `rivals`: how many scores its advantages may need."""
 
     trajectory: Trajectory
@@ -71,7 +71,7 @@ class _Item:
 
 
 def prepare(
-    selection: Selection,
+    selection: BatchSelection,
     state: State,
     rules: BatchRules,
     *,
@@ -81,7 +81,7 @@ def prepare(
 ) -> PreparedBatch:
     """Compile a batch; each part takes at most `max_bytes` on the wire."""
     trajectories = state.account.trajectories
-    policy: dict[int, _Item] = {}
+    policy: dict[int, _BatchItem] = {}
     taken: list[TakenWindow] = []
     ages: list[npt.NDArray[np.int64]] = []
     for window in selection.windows:
@@ -93,9 +93,9 @@ def prepare(
         if masked.trained.any():
             ages.append(age[masked.trained])
             rivals = len(state.account.groups[trajectory.group_id].trajectory_ids)
-            item = policy.setdefault(window.trajectory_id, _Item(trajectory, rivals))
+            item = policy.setdefault(window.trajectory_id, _BatchItem(trajectory, rivals))
             item.windows.append((window, masked))
-    values = {t.trajectory_id: _Item(t, value=True) for t in selection.value_trajectories}
+    values = {t.trajectory_id: _BatchItem(t, value=True) for t in selection.value_trajectories}
     record = BatchTaken(
         update=state.update + 1,
         lineage=state.lineage,
@@ -110,25 +110,27 @@ def prepare(
 
 
 def _deal(
-    policy: dict[int, _Item], values: dict[int, _Item], ranks: int, *, stays: bool
-) -> list[list[_Item]]:
+    policy: dict[int, _BatchItem], values: dict[int, _BatchItem], ranks: int, *, stays: bool
+) -> list[list[_BatchItem]]:
     """What each rank computes: the longest first, always to the rank with the fewest tokens so far
     of that half, because the ranks go through the halves one after the other. Where a trajectory
     `stays` with its rank, its number decides about its windows: members of a group and what was
     issued in a row go to different ranks, and nothing has to be remembered."""
-    dealt: list[dict[int, _Item]] = [{} for _ in range(ranks)]
+    dealt: list[dict[int, _BatchItem]] = [{} for _ in range(ranks)]
     for half in (policy, values):
         load = [0] * ranks
         for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
             rank = key % ranks if stays and half is policy else load.index(min(load))
             load[rank] += item.size
-            known = dealt[rank].setdefault(key, _Item(item.trajectory, item.rivals))
+            known = dealt[rank].setdefault(key, _BatchItem(item.trajectory, item.rivals))
             known.windows += item.windows
             known.value |= item.value
     return [list(items.values()) for items in dealt]
 
 
-def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int) -> list[Shard]:
+def _cut(
+    items: Iterable[_BatchItem], state: State, rules: BatchRules, max_bytes: int
+) -> list[Shard]:
     """Items in their order, as many to a shard as fit; a rank without any gets none."""
     shards: list[Shard] = []
     room = 0
@@ -152,7 +154,7 @@ def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int
     return shards
 
 
-def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
+def _piece(item: _BatchItem, number: int, state: State, rules: BatchRules) -> Shard:
     """One item as it stands in a shard, where its sequence has this number."""
     trajectory = item.trajectory
     group = state.account.groups[trajectory.group_id]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from coordinator.dispatch.mixture import batch_shares
 from coordinator.hub import Hub
-from coordinator.training.host_use import HostUse
+from coordinator.training.host_use import HostUsage
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages.control import GeneratorReport
 from headrace.protocol.records.record_types import BatchTaken
@@ -29,7 +29,7 @@ LOOK_EVERY_S = 5.0
 COORDINATOR = "coordinator"
 
 
-class _Totals(NamedTuple):
+class _TokenTotals(NamedTuple):
     """Tokens of the ledger at a time (time.monotonic)."""
 
     at: float
@@ -38,9 +38,9 @@ class _Totals(NamedTuple):
     stale: int
 
 
-def _totals(ledger: Ledger) -> _Totals:
+def _totals(ledger: Ledger) -> _TokenTotals:
     trained = ledger.accounts["trained_policy"]
-    return _Totals(time.monotonic(), ledger.generated, trained, ledger.dropped["stale"])
+    return _TokenTotals(time.monotonic(), ledger.generated, trained, ledger.dropped["stale"])
 
 
 class Gauges:
@@ -50,14 +50,14 @@ class Gauges:
         self._hub = hub
         self._arrived: list[int] = []
         self._idle_before = 0.0
-        self._last = _Totals(time.monotonic(), 0, 0, 0)
+        self._last = _TokenTotals(time.monotonic(), 0, 0, 0)
         """At the last commit, or when training began or went on."""
         self._reports: dict[str, GeneratorReport] = {}
         """The last report of each generator since training began or went on."""
         self._idle_s = self._whole_s = 0.0
         """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
-        self._host_use = HostUse(hub.state.cpu_s)
+        self._host_use = HostUsage(hub.state.cpu_s)
         self._cpu_seen: dict[int, float] = {}
         self._used: dict[str, float] = {}
         self._looked_at = float("-inf")

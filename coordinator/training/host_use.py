@@ -18,7 +18,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class Process(NamedTuple):
+class ProcessSample(NamedTuple):
     """One process: who started it, its bytes in memory, the CPU seconds of its own and of its ended
     children, and its start (clock ticks since the host's), which distinguishes it from a later
     process with its id."""
@@ -29,7 +29,7 @@ class Process(NamedTuple):
     began: int
 
 
-class HostUse:
+class HostUsage:
     """Memory and CPU seconds of some processes. `before_s`: seconds that the run had used before;
     what was running before this process was counts from when it is first seen."""
 
@@ -38,7 +38,7 @@ class HostUse:
         own = _process(os.getpid())
         self._since = own.began if own else 0
         self._families: dict[int, list[int]] = {}
-        self._gpus = Gpus()
+        self._gpus = GpuUsage()
         self._first: dict[tuple[int, int], float] = {}
         self._last: dict[tuple[int, int], float] = {}
 
@@ -75,7 +75,7 @@ class HostUse:
             return None
         return self._before_s + sum(last - self._first[key] for key, last in self._last.items())
 
-    def _count(self, known: Mapping[int, Process]) -> None:
+    def _count(self, known: Mapping[int, ProcessSample]) -> None:
         for root, family in self._families.items():
             if root not in known:
                 continue
@@ -86,7 +86,7 @@ class HostUse:
             self._last[key] = max(used, self._last.get(key, 0.0))
 
 
-class Gpus:
+class GpuUsage:
     """The GPUs of this host, as far as NVML shows them."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Gpus:
         return found
 
 
-def families(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, list[int]]:
+def families(roots: Iterable[int], table: Mapping[int, ProcessSample]) -> dict[int, list[int]]:
     """Each root that is there, with all that it started."""
     children = defaultdict[int, list[int]](list)
     for pid, process in table.items():
@@ -130,7 +130,7 @@ def families(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, li
     return found
 
 
-def _process(pid: int | str) -> Process | None:
+def _process(pid: int | str) -> ProcessSample | None:
     """A process as it is now; None where it is gone."""
     try:
         # A command's name is in brackets and may hold any character.
@@ -138,4 +138,4 @@ def _process(pid: int | str) -> Process | None:
     except OSError:
         return None
     fields = [int(field) for field in text.rpartition(")")[2].split()[1:22]]
-    return Process(fields[0], fields[20] * _PAGE, sum(fields[10:14]) * _TICK_S, fields[18])
+    return ProcessSample(fields[0], fields[20] * _PAGE, sum(fields[10:14]) * _TICK_S, fields[18])

@@ -20,7 +20,7 @@ from coordinator.connections.permissions import OutstandingRequests
 from coordinator.dispatch.mixture import asked_shares
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
-from coordinator.scheduling.group_filter import Admission
+from coordinator.scheduling.group_filter import GroupFilter
 from coordinator.training.batches import prepare
 from coordinator.training.gauges import Gauges
 from coordinator.training.lineage import Lineage
@@ -38,7 +38,7 @@ MANY_BATCHES = 10
 DECILES = 10
 
 
-class Training:
+class LearnerUpdates:
     """The one part of the coordinator that talks with the learner."""
 
     def __init__(self, hub: Hub, generation: Generation, gauges: Gauges) -> None:
@@ -48,7 +48,7 @@ class Training:
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
         self._line = Lineage(hub)
-        self._admission = Admission(hub.account)
+        self._filter = GroupFilter(hub.account)
         self._shares = DropRatesByLength()
         self.orders = OutstandingRequests()
         self.ready = False
@@ -62,7 +62,7 @@ class Training:
         hub = self._hub
         self.forget_learner()
         problem = self._line.align(hello)
-        self.admit(self._admission.unjudged())
+        self.admit(self._filter.unjudged())
         if problem is not None:
             await self._bring_back(hello.name, problem)
             return
@@ -142,18 +142,18 @@ class Training:
         hub = self._hub
         if not hub.rules.mixed_groups:
             return
-        for drop in list(self._admission.judge(ended)):
+        for drop in list(self._filter.judge(ended)):
             hub.record_event(drop)
         schedule = hub.config.schedule
         many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
-        if self._admission.in_a_row >= many:
+        if self._filter.in_a_row >= many:
             hub.incident(
                 "warning",
                 "nothing_admitted",
-                f"{self._admission.in_a_row} groups in a row had equal scores and were filtered: "
+                f"{self._filter.in_a_row} groups in a row had equal scores and were filtered: "
                 "the task is too easy or too hard for this policy (algorithm.admit)",
             )
-            self._admission.in_a_row = 0
+            self._filter.in_a_row = 0
 
     def dispatch(self) -> bool:
         """Send the next batch if there is one; True if it was."""
@@ -230,7 +230,7 @@ class Training:
                 trained=window.tokens - left_out.total(),
                 left_out=left_out,
             )
-        judged = self._admission.pop_metrics() if self._hub.rules.mixed_groups else {}
+        judged = self._filter.pop_metrics() if self._hub.rules.mixed_groups else {}
         return self._shares.pop_metrics() | judged
 
     async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coordinator.persistence.state import State
-from coordinator.scheduling.base import Selection
+from coordinator.scheduling.base import BatchSelection
 from coordinator.training.batches import PreparedBatch, prepare
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules, batch_rules
@@ -107,7 +107,7 @@ def sent_batch(
     epochs = config.learner.value.epochs
     if value is not None and not taken.windows:
         epochs = value.warmup_epochs
-    selection = Selection(
+    selection = BatchSelection(
         [account.window(window.window_id) for window in taken.windows],
         [account.trajectories[key] for key in taken.value_trajectories],
         epochs,

@@ -13,57 +13,57 @@ from dataclasses import dataclass
 from typing import Any
 
 from environments.protocol import NoEnvironmentError, thing_of
-from environments.tools import CallFormat, Tools
+from environments.tools import CallFormat, ToolEnvironment
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 NOT_TOOLS = ("reset", "get_reward")
 
 
 @dataclass(frozen=True)
-class Instance:
+class TrlInstance:
     """An environment of TRL, and its methods as tools."""
 
     environment: Any
-    tools: Tools
+    tools: ToolEnvironment
 
 
-class Factories:
+class TrlFactories:
     """TRL's factories by name, and the environments that wait for another episode."""
 
     def __init__(
         self, factories: Mapping[str, Callable[[], Any]], functions: list[Any], calls: CallFormat
     ) -> None:
         self._factories, self._functions, self._calls = factories, functions, calls
-        self._free: dict[str, list[Instance]] = defaultdict(list)
+        self._free: dict[str, list[TrlInstance]] = defaultdict(list)
         self.first = {name: self._made(name) for name in factories}
         for name, instance in self.first.items():
             self._free[name].append(instance)
 
-    def take(self, name: str) -> Instance:
+    def take(self, name: str) -> TrlInstance:
         """One that nobody plays with; KeyError where there is none of this name."""
         return self._free[name].pop() if self._free.get(name) else self._made(name)
 
-    def give(self, name: str, instance: Instance) -> None:
+    def give(self, name: str, instance: TrlInstance) -> None:
         """Its episode is over."""
         self._free[name].append(instance)
 
-    def _made(self, name: str) -> Instance:
+    def _made(self, name: str) -> TrlInstance:
         made = self._factories[name]()
         methods = inspect.getmembers(type(made), predicate=inspect.isfunction)
         if "reset" not in dict(methods):
             raise NoEnvironmentError(f"{type(made).__name__} has no method reset")
         names = [key for key, _ in methods if key not in NOT_TOOLS and not key.startswith("_")]
         tools = [*self._functions, *(getattr(made, key) for key in names)]
-        return Instance(made, Tools(tools, self._calls))
+        return TrlInstance(made, ToolEnvironment(tools, self._calls))
 
 
-class Episode:
+class TrlEpisode:
     """One rollout of TRL's loop."""
 
-    def __init__(self, factories: Factories, *, by_row: bool, most_calls: int | None) -> None:
+    def __init__(self, factories: TrlFactories, *, by_row: bool, most_calls: int | None) -> None:
         self._factories, self._by_row, self._left = factories, by_row, most_calls
         self._name = ""
-        self._instance: Instance | None = None
+        self._instance: TrlInstance | None = None
         first = list(factories.first.values())
         tools = {key: tool for each in first for key, tool in each.tools.tools.items()}
         self.schemas = [tool.schema for tool in tools.values()]
@@ -123,10 +123,10 @@ def episodes(
     of all."""
     functions = [] if tools is None else list(thing_of(tools))
     if environment_factory is None:
-        return lambda: Tools(functions, calls)
+        return lambda: ToolEnvironment(functions, calls)
     by_row = isinstance(environment_factory, dict)
     named = (
         environment_factory if isinstance(environment_factory, dict) else {"": environment_factory}
     )
-    made = Factories({key: thing_of(value) for key, value in named.items()}, functions, calls)
-    return lambda: Episode(made, by_row=by_row, most_calls=max_tool_calling_iterations)
+    made = TrlFactories({key: thing_of(value) for key, value in named.items()}, functions, calls)
+    return lambda: TrlEpisode(made, by_row=by_row, most_calls=max_tool_calling_iterations)

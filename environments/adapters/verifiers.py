@@ -18,7 +18,7 @@ from environments.protocol import InvalidStepError, thing_of
 from environments.tools import CallFormat, ToolError, calls_in
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
-Said = list[tuple[str, str]]
+RoleTexts = list[tuple[str, str]]
 """Role and text of messages."""
 
 
@@ -26,7 +26,7 @@ class RolloutError(Exception):
     """The rollout ended with an error of its own."""
 
 
-class Episode:
+class VerifiersEpisode:
     """One rollout, which waits for the policy wherever it would ask a model."""
 
     waits = True
@@ -38,8 +38,8 @@ class Episode:
             {"type": "function", "function": {key: getattr(each, key) for key in shown}}
             for each in environment.tool_defs or []
         ]
-        self._known: Said = []
-        self._asked: asyncio.Queue[Said] = asyncio.Queue()
+        self._known: RoleTexts = []
+        self._asked: asyncio.Queue[RoleTexts] = asyncio.Queue()
         self._turns: asyncio.Queue[PolicyTurn] = asyncio.Queue()
         self._rollout: asyncio.Task[Any] | None = None
 
@@ -130,7 +130,7 @@ def _client() -> Any:
     return Policy
 
 
-def _said(messages: Any) -> Said:
+def _said(messages: Any) -> RoleTexts:
     found = []
     for message in messages:
         given = message if isinstance(message, Mapping) else message.model_dump()
@@ -148,4 +148,4 @@ def episodes(*, calls: CallFormat, id: str, **options: Any) -> Callable[[], Any]
     """
     package = import_module("verifiers")
     made = thing_of(id)(**options) if ".py:" in id else package.load_environment(id, **options)
-    return lambda: Episode(made, calls)
+    return lambda: VerifiersEpisode(made, calls)

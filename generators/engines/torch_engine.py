@@ -45,7 +45,7 @@ STATES = {"linear_attention", "conv", "mamba", "recurrent"}
 
 
 @dataclass(eq=False, slots=True)
-class _Row:
+class _RequestRow:
     """A live request. `known`: prompt and what was generated."""
 
     request: GenerationRequest
@@ -85,9 +85,9 @@ class TorchEngine:
         self._device = torch.device("cuda" if has_gpu() else "cpu")
         self._model: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _RequestRow] = {}
         """Every request whose stream has not ended, in order of arrival."""
-        self._decoding: list[_Row] = []
+        self._decoding: list[_RequestRow] = []
         """Rows of the cache, in its order."""
         self._cache: KeysAndValues = []
         self._steps: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class TorchEngine:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         if self._steps is None or self._steps.done():
             raise EngineDeadError("the sampler does not run")
-        row = self._rows[request.request_id] = _Row(request, list(request.prompt_ids))
+        row = self._rows[request.request_id] = _RequestRow(request, list(request.prompt_ids))
         self._work.set()
         try:
             while True:
@@ -204,7 +204,7 @@ class TorchEngine:
         return time.perf_counter() - began
 
     @torch.inference_mode()
-    def _step(self, live: list[_Row]) -> list[tuple[_Row, TokenDelta]]:
+    def _step(self, live: list[_RequestRow]) -> list[tuple[_RequestRow, TokenDelta]]:
         """Prefill what is new, or else decode one token of every row."""
         self._keep_rows(set(live))
         new = [row for row in live if row not in self._decoding]
@@ -230,7 +230,7 @@ class TorchEngine:
             sampled.append((row, TokenDelta([token], [logprob], self.version, finish, hot)))
         return sampled
 
-    def _keep_rows(self, live: set[_Row]) -> None:
+    def _keep_rows(self, live: set[_RequestRow]) -> None:
         """Take ended rows out of the cache, and padding that nobody needs any more."""
         keep = [i for i, row in enumerate(self._decoding) if row in live]
         if len(keep) == len(self._decoding):
@@ -245,13 +245,13 @@ class TorchEngine:
         )
 
     def _together(
-        self, rows: list[_Row], cache: KeysAndValues
+        self, rows: list[_RequestRow], cache: KeysAndValues
     ) -> tuple[torch.Tensor, KeysAndValues]:
         """Next-token logits [rows, vocabulary] in float32, and the cache with all known tokens."""
         return self._forward([row.known for row in rows], cache)
 
     def _row_by_row(
-        self, rows: list[_Row], cache: KeysAndValues
+        self, rows: list[_RequestRow], cache: KeysAndValues
     ) -> tuple[torch.Tensor, KeysAndValues]:
         """The same, whatever the other rows are: without padding, one token at a time after the
         prompt."""
@@ -296,7 +296,7 @@ def _wide_product(head: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(x.float(), head.weight.float(), bias)
 
 
-def _positions(rows: list[_Row]) -> list[int]:
+def _positions(rows: list[_RequestRow]) -> list[int]:
     return [row.request.position + row.generated for row in rows]
 
 

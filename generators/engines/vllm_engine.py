@@ -90,7 +90,7 @@ class VllmSettings:
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveRequest:
     """A request in flight: the version of its next token, tokens taken out so far, and the
     boundaries still ahead as (first token, version). Before it is `submitted` vLLM does not know
     it. `hot`: its first token is hot."""
@@ -171,7 +171,7 @@ class VllmEngine:
         self._settings, self._layout = settings, layout
         self._engine: Any = None
         self._memory: EngineMemory | None = None
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
         self._loading = asyncio.Lock()
         self._open = asyncio.Event()
         """Cleared while weights load: nothing is submitted then."""
@@ -282,7 +282,7 @@ class VllmEngine:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         if request.hot is not None and not self._settings.hot_tokens:
             raise RequestError("this engine was built without hot tokens")
-        live = self._live[request.request_id] = _Live(hot=request.hot is not None)
+        live = self._live[request.request_id] = _LiveRequest(hot=request.hot is not None)
         ended = True
         try:
             outputs = await self._submit(request, live)
@@ -308,7 +308,7 @@ class VllmEngine:
             if not ended and self._engine is not None:
                 await self._engine.abort(request.request_id)
 
-    async def _submit(self, request: GenerationRequest, live: _Live) -> Any:
+    async def _submit(self, request: GenerationRequest, live: _LiveRequest) -> Any:
         """Put the request into vLLM, never in the middle of a weight load; its output queue, or
         None when it was aborted while it waited. The prompt's salt keeps blocks that older weights
         computed out of the prefix cache's answers, but for a later turn those of its first one."""
@@ -472,7 +472,7 @@ def _in_short(error: ValueError) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:
+def _deltas(live: _LiveRequest, completion: Any) -> list[TokenDelta]:
     """What arrived, cut at the version boundaries inside it."""
     token_ids = completion.token_ids
     logprobs = completion.logprobs.logprobs if token_ids else []

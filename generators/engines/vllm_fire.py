@@ -27,7 +27,7 @@ from headrace.protocol.messages.control import FireSampling
 EXTRA_ARG = "headrace_fire"
 
 
-class _Hot(NamedTuple):
+class _HotRequest(NamedTuple):
     """A request with a hot token to come. `output_ids` is vLLM's own growing list."""
 
     fire: FireSampling
@@ -83,7 +83,7 @@ class HotToken(LogitsProcessor):
             raise ValueError(f"the first token would not be hot: {reason}")
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, _Hot] = {}
+        self._rows: dict[int, _HotRequest] = {}
 
     def is_argmax_invariant(self) -> bool:
         """Always False: a banned end token may have been the likeliest one."""
@@ -104,8 +104,8 @@ class HotToken(LogitsProcessor):
 
 def _state(
     params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-) -> _Hot | None:
+) -> _HotRequest | None:
     fire = hot_sampling(params)
     if fire is None or output_ids:
         return None
-    return _Hot(fire, params.temperature, tuple(params.stop_token_ids or ()), output_ids)
+    return _HotRequest(fire, params.temperature, tuple(params.stop_token_ids or ()), output_ids)

@@ -28,7 +28,7 @@ _KEPT = frozenset(
 )
 
 
-class Gatherer:
+class OutputGatherer:
     """Outputs of the requests of one engine that are not due yet."""
 
     def __init__(self, tokens: int) -> None:
@@ -122,7 +122,7 @@ def gather(engine: Any, tokens: int) -> None:
         _LOG.warning("this vLLM's engine has no %s: its tokens come one by one", missing[0])
         return
     step, finish_pause, abort = engine.step_fn, engine._finish_pause, engine.abort_requests
-    gatherers: defaultdict[int, Gatherer] = defaultdict(lambda: Gatherer(tokens))
+    gatherers: defaultdict[int, OutputGatherer] = defaultdict(lambda: OutputGatherer(tokens))
 
     def gathered_step() -> tuple[dict[int, Any], bool]:
         made, executed = step()

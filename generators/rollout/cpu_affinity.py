@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 
 
-class Cores:
+class FrontCores:
     """Cores of a front. `training` and `evaluation`: what it may use meanwhile; without the latter
     it always keeps what it has."""
 

@@ -32,7 +32,7 @@ from generators.engine import (
 )
 from generators.engines.weights import WeightsUnavailableError, fetch
 from generators.rollout.chunking import ChunkCutter
-from generators.rollout.cpu_affinity import Cores, WorkTime
+from generators.rollout.cpu_affinity import FrontCores, WorkTime
 from generators.rollout.outbox import Outbox
 from headrace.errors import RunFailedError, UserError
 from headrace.host.work import Work
@@ -46,7 +46,7 @@ _RETRY_S = 1.0
 _GOODBYE_S = 3.0
 
 
-class Channel(Protocol):
+class CoordinatorChannel(Protocol):
     """A socket towards the coordinator (`headrace.protocol.transport.sockets.Dealer`)."""
 
     async def send(self, message: m.Message) -> None:
@@ -62,7 +62,7 @@ class GeneratorLoop:
     def __init__(
         self,
         engine: Engine,
-        channel: Channel,
+        channel: CoordinatorChannel,
         hello: m.Hello,
         *,
         chunk_tokens: int,
@@ -70,14 +70,14 @@ class GeneratorLoop:
         curve_keys: str | None = None,
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
-        cores: Cores | None = None,
+        cores: FrontCores | None = None,
         work: Work | None = None,
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
         self._curve_keys = curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
-        self._cores, self._work = cores or Cores(), work or Work()
+        self._cores, self._work = cores or FrontCores(), work or Work()
         self._outbox = Outbox(channel.send)
         self._live: dict[int, ChunkCutter] = {}
         self._waiting: dict[int, m.Lease] = {}
