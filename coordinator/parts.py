@@ -1,4 +1,4 @@
-"""The coordinator's parts, built together: each has its own side of the run."""
+"""Parts of the coordinator, built together; each has its own side of the run."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from coordinator.training.learner_updates import LearnerUpdates
 
 @dataclass(frozen=True)
 class Parts:
-    """Built once, in `build_parts`."""
+    """Parts of one coordinator, built once, in `build_parts`."""
 
     prompts: Prompts
     intake: ChunkIntake
@@ -30,7 +30,7 @@ class Parts:
 
 
 def build_parts(hub: Hub, prompts: Prompts) -> Parts:
-    """Parts that share one hub."""
+    """Build the parts of a coordinator, which share one hub."""
     gauges = Gauges(hub)
     generation = Generation(hub, prompts)
     scoring = Scoring(hub, prompts)

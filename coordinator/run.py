@@ -1,8 +1,8 @@
 """Start the coordinator of a run: `python -m coordinator.run --run-dir DIR [--resume]`.
 
-Comes in: DIR/resolved.json. Goes out: DIR/coordinator.json with the address once the socket is
-bound, and everything the run writes through storage. Exit code 0 when the run ended in good
-order (a stop or an interruption is one), 1 when it failed, 2 for the user's mistake.
+In: DIR/resolved.json. Out: DIR/coordinator.json with the address once the socket is bound, and all
+that the run writes through storage. Exit code 0 when the run ended in good order (a stop or an
+interruption is one), 1 when it failed, 2 for the user's mistake.
 """
 
 from headrace.host.memory import lasting
@@ -40,15 +40,15 @@ with lasting():
     from headrace.protocol.messages.control import WeightNotice, weights_digest
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
-    from headrace.run_files.run_folder import ANNOUNCED, MEDIA
+    from headrace.run_files.run_folder import ANNOUNCED, MEDIA, write_atomically
     from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
-"""How long a coordinator whose supervisor was killed may need to end, before another takes over."""
+"""Seconds that the last coordinator, whose supervisor was killed, may need to end."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
-    """Everything the loop needs; on resume the state is rebuilt from the journal."""
+    """Build a coordinator and its store; on resume rebuild the state from the journal."""
     run_id = run_dir.name
     media = MediaStore(run_dir / MEDIA)
     prompts = Prompts(config, media)
@@ -109,8 +109,8 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
 
 
 def _wait_for_room(run_dir: Path, problem: str) -> None:
-    """Say for what a start waits, until the disk seems to have room; after ANYWAY_S in any case,
-    for some file systems do not say."""
+    """Report the problem, and wait until the disk seems to have room, at most ANYWAY_S, because
+    some file systems do not report it."""
     print(f"{WAITS}{problem}", file=sys.stderr, flush=True)
     until = time.monotonic() + ANYWAY_S
     time.sleep(RETRY_S)
@@ -120,8 +120,7 @@ def _wait_for_room(run_dir: Path, problem: str) -> None:
 
 
 def _last_port(run_dir: Path) -> int:
-    """The port of the coordinator that died. Processes that are still there look for the new
-    coordinator at the same port."""
+    """Return the port of the coordinator that died, where live processes look for the new one."""
     try:
         return int(json.loads((run_dir / ANNOUNCED).read_text())["address"].rsplit(":", 1)[1])
     except (OSError, ValueError, LookupError, TypeError):  # any port will do for a new start
@@ -129,9 +128,10 @@ def _last_port(run_dir: Path) -> int:
 
 
 def _take_over(coordinator: Coordinator) -> None:
-    """Go on where the last coordinator was: generators go on with the leases that it gave, every
-    other unfinished trajectory waits for one, and every complete one for its score. A batch may be
-    out at the learner: the learner's Hello will say whether its weights already hold that batch."""
+    """Go on where the last coordinator was.
+
+    Generators go on with its leases, every other unfinished trajectory waits for one, and every
+    complete one for its score. The learner's Hello says whether a batch in flight was trained."""
     hub = coordinator.hub
     kept = hub.config.evaluation.only
     next_lease = hub.state.next_lease
@@ -148,7 +148,7 @@ def _take_over(coordinator: Coordinator) -> None:
 
 
 def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
-    """An evaluation without a learner: version 0 is the model folder as it is."""
+    """Publish the model folder as version 0, for an evaluation without a learner."""
     weights = Path(config.model.path) / "model.safetensors"
     if not weights.is_file():
         raise UserError(
@@ -189,19 +189,16 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | N
 
 
 def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None) -> None:
-    """Tell the supervisor where to connect, in one piece. `host`: the name that others know this
-    one by, where the address binds all of its interfaces."""
+    """Write the address for the supervisor. `host`: this host's name for others, where the address
+    binds all of its interfaces."""
     if host is not None:
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
-    path = run_dir / ANNOUNCED
-    partial = path.with_suffix(".partial")
     told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}
-    partial.write_text(json.dumps(told))
-    partial.replace(path)
+    write_atomically(run_dir / ANNOUNCED, json.dumps(told))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line of the role."""
+    """Run the role's command line, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")

@@ -1,11 +1,11 @@
-"""Agents that ask for turns themselves: an endpoint of OpenAI's chat completions on the loopback.
+"""Endpoint of OpenAI's chat completions, on the loopback, from which agents request turns.
 
 In: StepAsks, and requests of agents, which run in the worker's children. Out: StepReplies, and
 completions. Promises: a key names one attempt at one episode; each request is a turn, whose new
-messages become a step and whose reply is the policy's turn; what an agent may not ask is refused in
-one line and changes nothing; an agent whose process died plays again, gets the same turns, and has
-to ask the same. A request that rewrites the history is refused, or begins a branch: an episode of
-its own for the coordinator, which ends with the agent, too, and is paid the same.
+messages become a step and whose reply is the policy's turn; a forbidden request is refused in one
+line and changes nothing; an agent whose process died plays again, gets the same turns, and has to
+make the same requests. A request that rewrites the history is refused, or begins a branch: an
+episode of its own for the coordinator, which ends with the agent, too, and has the same reward.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from headrace.protocol.messages.environments import (
 )
 
 MOST_BODY = 2 << 20
-"""Bytes of a request."""
+"""Maximum number of bytes of a request."""
 BRANCH_S = 0.02
-"""Between two looks for the session of a branch."""
+"""Seconds between two look-ups of the session of a branch."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
          "tool": "tool"}  # fmt: skip
 ASIDE = {
@@ -48,21 +48,21 @@ ASIDE = {
     "top_logprobs", "parallel_tool_calls", "return_token_ids", "prompt_cache_key",
     "safety_identifier",
 }  # fmt: skip
-"""What is read, or changes nothing."""
+"""Parameters that are read, or change nothing."""
 OVERRULED = {
     "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "presence_penalty",
     "frequency_penalty", "reasoning_effort",
 }  # fmt: skip
-"""What the recipe says in the agent's place."""
+"""Parameters that the recipe sets in the agent's place."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (None, 1), "stream": (None, False), "stream_options": (None,), "stop": (None, []),
     "tool_choice": (None, "auto"), "response_format": (None, {"type": "text"}),
 }  # fmt: skip
-"""What is taken with these values alone."""
+"""Parameters that are accepted with these values alone."""
 
 
 class RefusedError(Exception):
-    """A request that gets no turn; one line, and the HTTP status."""
+    """A request gets no turn; one line, and the HTTP status."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -70,7 +70,7 @@ class RefusedError(Exception):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """A message of a chat, as far as two of them can differ."""
+    """Message of a chat, with the fields in which two messages can differ."""
 
     role: str
     content: str
@@ -84,8 +84,7 @@ class HistoryBranch:
     Attributes:
         key: its trajectory; -1: the coordinator has not named it. turns: of the policy, those of
         earlier attempts included. known: digests of the steps that have to be the same again.
-        steps: what the agent has asked in it. chat: all messages so far. tools: its first
-        request's.
+        steps: the agent's requests in it. chat: all messages so far. tools: its first request's.
     """
 
     key: int
@@ -96,20 +95,20 @@ class HistoryBranch:
     tools: list[Any] = field(default_factory=list)
 
     def goes_on(self, turns: list[PolicyTurn]) -> bool:
-        """Whether these turns are what it has heard, or one more."""
-        heard = len(self.turns)
-        return self.turns == turns[:heard] and len(turns) <= heard + 1
+        """Return whether these turns are its own, or one more."""
+        count = len(self.turns)
+        return self.turns == turns[:count] and len(turns) <= count + 1
 
-    def hear(self, ask: StepAsk) -> bool:
-        """Take the turns that are new; False where earlier ones are others."""
-        heard, whole = len(self.turns), len(ask.known) == ask.turn
-        if heard < ask.turn:
-            self.turns += ask.turns[heard:] if whole else ask.turns[-1:]
+    def take_turns(self, ask: StepAsk) -> bool:
+        """Take the turns that are new; return False where earlier ones differ."""
+        count, whole = len(self.turns), len(ask.known) == ask.turn
+        if count < ask.turn:
+            self.turns += ask.turns[count:] if whole else ask.turns[-1:]
         self.known = max(self.known, ask.known, key=len)
         return not whole or self.turns[: ask.turn] == ask.turns
 
     def begin_again(self) -> None:
-        """Its agent plays again, and has to ask the same."""
+        """Begin again with an agent that has to make the same requests."""
         said = [step.digest for step in self.steps]
         self.known = said + self.known[len(said) :]
         self.steps, self.chat, self.tools = [], [], []
@@ -121,8 +120,8 @@ class AgentSession:
 
     Attributes:
         ask: of its trajectory, the first of `branches`, which are in the order of their beginning.
-        attempt: names it among all; 0: its process starts. last: the request that waits, or has
-        been answered last. waits: for the policy. rewritten: why a history was refused.
+        attempt: unique number of the attempt; 0: its process starts. last: the request that waits,
+        or was answered last. waits: for the policy. rewritten: reason why a history was refused.
     """
 
     ask: StepAsk
@@ -138,27 +137,27 @@ class AgentSession:
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def of(self, key: int) -> HistoryBranch | None:
-        """The branch of a trajectory."""
+        """Return the branch of a trajectory."""
         return next((branch for branch in self.branches if branch.key == key), None)
 
     def name(self, keys: list[int]) -> None:
-        """The coordinator's names of branches, in their order; those to come in a replay, too."""
+        """Set the trajectories of branches, in their order, also of those to come in a replay."""
         for branch, key in zip(self.branches[1:], keys, strict=False):
             branch.key = key
         self.branches += map(HistoryBranch, keys[len(self.branches) - 1 :])
 
     def move(self) -> None:
-        """Something of it has changed."""
+        """Wake all that wait for a change of the session."""
         self._moved.set()
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        """Wait for a change that makes it so."""
+        """Wait until a condition holds, which is checked at each change."""
         while not ready():
             self._moved.clear()
             await self._moved.wait()
 
     def finish(self, status: str, step: Step, error: str) -> None:
-        """End it, unless it has ended."""
+        """End the attempt, unless it has ended."""
         if self.end is None:
             self.end = StepReply(
                 trajectory_id=self.ask.trajectory_id, turn=0, status=status,  # type: ignore[arg-type]
@@ -168,7 +167,7 @@ class AgentSession:
 
 
 class AgentPool(EnvironmentPool):
-    """A pool whose episodes are played by agents, and the endpoint that these ask."""
+    """Pool whose episodes are played by agents, and their endpoint."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         super().__init__(config)
@@ -202,20 +201,20 @@ class AgentPool(EnvironmentPool):
     # -- the coordinator's side -------------------------------------------------------------------
 
     def end(self, trajectory_ids: list[int]) -> None:
-        """These episodes are over: their agents are stopped."""
+        """End these episodes, and stop their agents."""
         for key in trajectory_ids:
             if session := self._sessions.pop(key, None):
                 session.finish("lost", Step(), "the episode is over")
                 self._child(session).say(Ended([session.attempt]))
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """What its agent asks next, that it has begun another branch, or how it ended."""
+        """Return an agent's next request, its new branch, or its end."""
         began, key = time.monotonic(), ask.trajectory_id
         session = self._session(ask) if ask.branch_of < 0 else await self._session_with(ask)
         branch = session.of(key) if session is not None else None
         if session is None or branch is None:
             return self._failed(ask, "lost", began, "its agent is gone")
-        if not branch.hear(ask):
+        if not branch.take_turns(ask):
             session.finish("lost", Step(), "the policy said otherwise than its agent has heard")
         session.move()
         while len(branch.steps) <= ask.turn and session.end is None:
@@ -240,7 +239,7 @@ class AgentPool(EnvironmentPool):
         )
 
     def _session(self, ask: StepAsk) -> AgentSession | None:
-        """The session of a trajectory that is no branch, begun where there is none that fits."""
+        """Return the session of a trajectory that is no branch, a new one where none fits."""
         key, fresh = ask.trajectory_id, len(ask.known) == ask.turn
         session = self._sessions.get(key)
         if fresh and (session is None or not session.branches[0].goes_on(ask.turns)):
@@ -253,7 +252,7 @@ class AgentPool(EnvironmentPool):
         return session
 
     async def _session_with(self, ask: StepAsk) -> AgentSession | None:
-        """The session that a branch belongs to, which may be asked for later than the branch."""
+        """Wait for the session of a branch, which may be requested later than the branch."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.timeout_s):
                 while (found := self._sessions.get(ask.branch_of)) is None or not found.of(
@@ -265,8 +264,9 @@ class AgentPool(EnvironmentPool):
         return None
 
     async def _progress(self, session: AgentSession) -> None:
-        """Until its next request, which has to come before a deadline unless the policy is at it,
-        or its end."""
+        """Wait for a session's next request or its end.
+
+        TimeoutError where that comes too late, unless it waits for the policy."""
 
         def where() -> tuple[object, ...]:
             steps = sum(len(branch.steps) for branch in session.branches)
@@ -287,8 +287,9 @@ class AgentPool(EnvironmentPool):
             playing.result()
 
     async def _play(self, session: AgentSession) -> None:
-        """Have the agent play, again where its process ends. That is counted where it may be the
-        cause: not while it waits for the policy."""
+        """Let the agent play, again where its process ends.
+
+        Such an end counts where the agent may be the cause, not while it waits for the policy."""
         ask, deaths, error = session.ask, 0, ""
         while deaths < TRIES:
             session.attempt = self._attempts = self._attempts + 1
@@ -331,7 +332,7 @@ class AgentPool(EnvironmentPool):
         session.move()
 
     def _conclude(self, session: AgentSession, reply: StepReply) -> None:
-        """The agent has ended."""
+        """End the session of an agent that has ended."""
         status, error, step = reply.status, reply.error, reply.step
         if status == "ok" and not session.branches[0].steps:
             status, error = "invalid", "the agent ended and has asked nothing"
@@ -343,7 +344,7 @@ class AgentPool(EnvironmentPool):
         session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
 
     def _stop(self, session: AgentSession) -> None:
-        """End an agent that takes too long; its process, too, if that does not listen as long."""
+        """Stop an agent that takes too long, and its process if that does not react in time."""
         child, playing = self._child(session), session.playing
         self.end([session.ask.trajectory_id])
         assert playing is not None
@@ -358,7 +359,7 @@ class AgentPool(EnvironmentPool):
         task.add_done_callback(self._watching.discard)
 
     async def _replace(self, child: EnvironmentChild) -> None:
-        """Another child in the place of this one, if it is still there."""
+        """Replace this child by another one, if it is still there."""
         if child in self._children:
             await self._renew(self._children.index(child), child)
 
@@ -427,8 +428,8 @@ class AgentPool(EnvironmentPool):
     def _step(
         self, session: AgentSession, asked: list[ChatMessage], tools: list[Any]
     ) -> HistoryBranch:
-        """The branch that a request goes on with, or begins, and which has its step then;
-        RefusedError where it changes what was said, and may not."""
+        """Add a request's step to the branch that it continues or begins, and return that branch;
+        RefusedError where it changes the history, and may not."""
         first = session.branches[0]
         fits = [
             branch
@@ -468,7 +469,7 @@ class AgentPool(EnvironmentPool):
     async def _turn(
         self, session: AgentSession, branch: HistoryBranch, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The completion, as soon as the policy's turn has come."""
+        """Wait for the policy's turn, and return the completion."""
         number, session.waits = len(branch.steps) - 1, True
         session.move()
         await session.until(lambda: len(branch.turns) > number or session.end is not None)
@@ -523,7 +524,7 @@ class AgentPool(EnvironmentPool):
     def _reply_to(
         self, session: AgentSession, branch: HistoryBranch, turn: PolicyTurn
     ) -> ChatMessage:
-        """The policy's turn as a message: its calls apart, unless one cannot be read."""
+        """Return the policy's turn as a message: its calls apart, unless one cannot be read."""
         form = self._config.call_format
         found = calls_in(turn.text, form) if branch.tools else []
         calls = [call for call in found if isinstance(call, ToolCall)]
@@ -536,7 +537,7 @@ class AgentPool(EnvironmentPool):
 
 
 def _chat(messages: Any) -> list[ChatMessage]:
-    """The messages of a request; RefusedError where one is none."""
+    """Read the messages of a request; RefusedError where one is none."""
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages: a list of at least one message")
     found = []
@@ -567,5 +568,5 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def pool_of(config: EnvironmentConfig) -> EnvironmentPool:
-    """The environments of a worker."""
+    """Return the pool of a worker's environments."""
     return AgentPool(config) if config.is_agent else EnvironmentPool(config)

@@ -1,7 +1,6 @@
 """Tools that come with Headrace, as environments: a search, and an interpreter.
 
-In: a corpus, limits. Out: what makes environments, as an adapter's. Promise: the same call has the
-same answer.
+In: a corpus, limits. Out: a factory of environments. Promise: the same call has the same answer.
 """
 
 import asyncio
@@ -19,12 +18,13 @@ from sandbox.limits import MIB, Limits, Program
 from sandbox.pool import Sandbox
 
 SNIPPET = 64
-"""Words of a document that are shown; FTS5 gives no more."""
+"""Number of words of a document that are shown; FTS5 gives no more."""
 
 
 def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], ToolEnvironment]:
-    """The tool `search` over a corpus: `path` is a JSONL file of documents with `text` and, if they
-    have one, `title`. The best `results` by BM25 are shown where they match."""
+    """Make the tool `search` over a corpus, which shows the best `results` by BM25.
+
+    `path`: a JSONL file of documents with `text` and, if they have one, `title`."""
     corpus = sqlite3.connect(":memory:", check_same_thread=False)
     corpus.execute("create virtual table documents using fts5(title, text, tokenize='porter')")
     with Path(path).open(encoding="utf-8") as file:
@@ -50,8 +50,10 @@ def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], To
 def python(
     *, calls: CallFormat, seconds: float = 10.0, memory_mib: int = 512, packages: Sequence[str] = ()
 ) -> Callable[[], ToolEnvironment]:
-    """The tool `python`: a program in a new cell of the sandbox per call, which may import these of
-    our packages. `seconds`, `memory_mib`: of a program. UserError where no cell holds."""
+    """Make the tool `python`, which runs a program in a new cell of the sandbox per call.
+
+    `seconds`, `memory_mib`: limits of a program. `packages`: those of ours that it may import.
+    UserError where no cell holds."""
     shown = interpreter_for(None, packages)
     with ThreadPoolExecutor(1) as aside:  # An event loop runs here.
         layer = aside.submit(asyncio.run, working_layer(shown)).result()

@@ -1,4 +1,4 @@
-"""The heart of an environment worker: asks in, replies out, from killable children.
+"""Pool of an environment worker: requests in, replies out, from killable children.
 
 In: StepRequests. Out: StepReplies. Promises: an episode stays with one child; a step that misses
 its deadline is a `timeout` of that episode alone: its child is killed, and the other episodes of
@@ -45,14 +45,14 @@ from headrace.protocol.transport.sockets import Dealer
 
 START_S = 60.0
 TRIES, STARTS = 2, 3
-"""Of a step, whose process ended; of a child that is killed as it starts."""
+"""Maximum number of tries of a step whose process ended; of a child that is killed as it starts."""
 MOST_WAITING = 64
-"""Steps that are coroutines and wait together in one child."""
+"""Maximum number of coroutine steps that wait together in one child."""
 _decoder = msgspec.msgpack.Decoder(FromChild)
 
 
 class ChildGoneError(Exception):
-    """The child that was asked is no more."""
+    """The child process has ended."""
 
 
 class EnvironmentChild:
@@ -66,13 +66,13 @@ class EnvironmentChild:
         self._reading = asyncio.create_task(self._read())
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.places = asyncio.Semaphore(1)
-        """Steps that it can take now: one, or many where they wait together."""
+        """Number of steps that it can take now: one, or many where they wait together."""
         self.is_gone = False
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "EnvironmentChild":
-        """A child that has the environment, tried again where it was killed as it started;
-        UserError where it cannot be had."""
+        """Start a child with the environment, again where it was killed as it started; UserError
+        where it cannot be loaded."""
         for left in reversed(range(STARTS)):
             child = await cls._begin(config, reaper)
             try:
@@ -115,12 +115,12 @@ class EnvironmentChild:
         return child
 
     def say(self, message: msgspec.Struct) -> None:
-        """Send it something; one that is gone hears nothing."""
+        """Send a message, unless the child is gone."""
         if not self.is_gone:
             self._to.write(frame(message))
 
     async def step(self, ask: StepAsk) -> StepReply:
-        """Its reply; ChildGoneError where it ends before."""
+        """Return the reply to a request; ChildGoneError where the child ends before."""
         if self.is_gone:
             raise ChildGoneError("it has ended")
         future = asyncio.get_running_loop().create_future()
@@ -132,7 +132,7 @@ class EnvironmentChild:
             self._waiting.pop(ask.trajectory_id, None)
 
     async def kill(self) -> None:
-        """End it with whatever it started."""
+        """Kill the child with all that it started."""
         self.is_gone = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -164,8 +164,8 @@ class EnvironmentChild:
 
 @cache
 def _own_packages() -> str:
-    """A folder with the two packages that a child needs, and nothing else of our Python's, whose
-    versions another one may not bear."""
+    """Return a folder with the two packages that a child needs, without any others of this Python,
+    whose versions another Python may not run."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-child-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for package in (environments, headrace):
@@ -174,7 +174,7 @@ def _own_packages() -> str:
 
 
 async def ready_of(config: EnvironmentConfig) -> Ready:
-    """What an environment says of itself; UserError where it cannot be had."""
+    """Return an environment's own description; UserError where it cannot be loaded."""
     reaper = Reaper()
     try:
         child = await EnvironmentChild.start(config, reaper)
@@ -186,7 +186,7 @@ async def ready_of(config: EnvironmentConfig) -> Ready:
 
 @dataclass
 class EpisodeHistory:
-    """What it takes to build an episode again.
+    """Turns and answers from which an episode can be built again.
 
     Attributes:
         index: of the child that it belongs to. turns: all so far. known: digests of the answers.
@@ -200,7 +200,7 @@ class EpisodeHistory:
 
 
 class EnvironmentPool:
-    """The children of a worker, and the episodes that they hold."""
+    """Children of a worker, and the episodes that they hold."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config, self._reaper = config, Reaper()
@@ -208,7 +208,7 @@ class EnvironmentPool:
         self._episodes: dict[int, EpisodeHistory] = {}
         self._renewing = asyncio.Lock()
         self._careful = asyncio.Lock()
-        """What a child has died of is tried again alone."""
+        """Lock under which a request that a child has died of is tried again alone."""
 
     async def start(self) -> None:
         """Start the first child, whose faults are the user's, then the others."""
@@ -216,20 +216,20 @@ class EnvironmentPool:
             self._children.append(await EnvironmentChild.start(self._config, self._reaper))
 
     async def close(self) -> None:
-        """End all of them."""
+        """Kill all children."""
         for child in self._children:
             await child.kill()
         self._reaper.close()
 
     def end(self, trajectory_ids: list[int]) -> None:
-        """These episodes are over."""
+        """End these episodes."""
         for key in trajectory_ids:
             self._episodes.pop(key, None)
         for child in self._children:
             child.say(Ended(trajectory_ids))
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """What becomes of an ask."""
+        """Answer a request, or fail it."""
         episode = self._episode(ask)
         whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
         began, error = time.monotonic(), ""
@@ -257,8 +257,8 @@ class EnvironmentPool:
     async def _in_time(
         self, child: EnvironmentChild, ask: StepAsk, episode: EpisodeHistory
     ) -> StepReply:
-        """The child's reply; TimeoutError where that takes too long. What it has to do again before
-        has as much time for each turn."""
+        """Return the child's reply; TimeoutError where that takes too long. Turns that it has to
+        replay before have the same time each."""
         seconds = self._config.timeout_s
         if episode.built is not child:
             seconds = seconds * len(ask.turns) + (self._config.reset_timeout_s or seconds)
@@ -289,7 +289,7 @@ class EnvironmentPool:
         )
 
     async def _renew(self, index: int, child: EnvironmentChild) -> None:
-        """Another child in the place of this one, unless somebody has put one there."""
+        """Replace this child by another one, unless that has been done."""
         async with self._renewing:
             if self._children[index] is child:
                 await child.kill()
@@ -297,7 +297,7 @@ class EnvironmentPool:
 
 
 async def serve(dealer: Dealer, pool: EnvironmentPool, messages: AsyncIterator[Message]) -> None:
-    """Answer until there are no more messages."""
+    """Answer requests until there are no more messages."""
 
     async def answer(ask: StepAsk) -> None:
         await dealer.send(StepReplies(replies=[await pool.reply(ask)]))

@@ -1,6 +1,6 @@
-"""The generator process: `python -m generators.run --connect ADDR --name generator-0`.
+"""Generator process: `python -m generators.run --connect ADDR --name generator-0`.
 
-Says Hello, gets the run's configuration with Welcome, builds the engine that it names, says Hello
+It says Hello, gets the run's configuration with Welcome, builds the configured engine, says Hello
 again with its capacity, and runs the loop. Exit codes: 0 done, 1 ours, 2 the user's mistake,
 130 interrupted.
 """
@@ -42,7 +42,7 @@ from headrace.run_files.run_folder import MEDIA
 
 _LOG = logging.getLogger("headrace.generator")
 FAKE_STEP = "HEADRACE_FAKE_STEP_S"
-"""Names the seconds that the scripted engine takes for a token, for benchmarks."""
+"""Variable with the seconds that the scripted engine takes per token, for benchmarks."""
 _GREETING_S = 2.0
 _FIRST_ANSWER_S = 120.0
 PROBE = FireSampling(temperature=1e8, top_k=3)
@@ -50,8 +50,8 @@ _TOLERANCE = 1e-3
 
 
 def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
-    """The engine that the configuration names, for the run in that folder; UserError when it cannot
-    work. What is open in it is chosen for this host."""
+    """Build the configured engine, for the run in that folder; UserError when it cannot work. Open
+    settings are chosen for this host."""
     config = chosen_here(config).config
     task, generator, path = config.task, config.generator, config.model.path
     if generator.engine == "fake":
@@ -131,7 +131,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
 
 
 def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
-    """The configuration with what it leaves open to generators chosen for this host."""
+    """Choose the generators' open settings of a configuration for this host."""
     gpus, taken = detect().gpus, 0
     if gpus and company.ranks:
         taken = gpu_memory(config, model_shape(Path(config.model.path))).total
@@ -139,14 +139,13 @@ def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
 
 
 async def check_hot(engine: Engine, *, temperature: float) -> None:
-    """Does this engine really draw hot tokens hot? Nothing fails when it does not: an engine
-    without the logits processor ignores the request, other sampling settings may replace the
-    temperature, and logprobs of the wrong distribution look like any others. At the boundless
-    temperature of `PROBE` the candidates are equally likely whatever the model, so that the hot
-    token's logprob must be -log of their number.
+    """Check that a started engine really draws the first token of a request hot, and no other.
 
-    UserError unless the first token of a request with `fire` is hot and is alone in that.
-    `temperature`: of the run's other tokens. The engine has been started.
+    UserError where it does not, which nothing else would show: an engine without the logits
+    processor ignores the request, other sampling settings may replace the temperature, and logprobs
+    of the wrong distribution look like any others. At the boundless temperature of `PROBE` the
+    candidates of any model are equally likely, so that the hot token's logprob must be -log of
+    their number. `temperature`: of the run's other tokens.
     """
     request = GenerationRequest(
         "hot-token-check", [1, 2, 3], max_tokens=2, seed=1, temperature=temperature, fire=PROBE
@@ -167,9 +166,9 @@ async def check_hot(engine: Engine, *, temperature: float) -> None:
 
 
 def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> FrontCores:
-    """Keep this process and the engine it starts on some cores; None: the first one allowed, where
-    there is no GPU, so that the learner keeps the others. The result says which of them this
-    process may use later on."""
+    """Keep this process and its engine on some cores, and return those it may use later on.
+
+    None: the first one allowed, where there is no GPU, so that the learner keeps the others."""
     if cpus is None:
         if has_gpu():
             return FrontCores()
@@ -206,7 +205,7 @@ async def generate(
     evaluation_cpus: list[int] | None = None,
     company: Company = ALONE,
 ) -> int:
-    """The life of a generator; its exit code."""
+    """Run a generator from its Hello to its end, and return the exit code."""
     identity = identity_of(name)
     dealer = Dealer(link, identity)
     hello = Hello(role="generator", name=name, pid=os.getpid(), host=socket.gethostname())
@@ -226,7 +225,7 @@ async def generate(
                 await engine.start()
             if config.generator.fire is not None:
                 await check_hot(engine, temperature=config.generator.temperature)
-            # What start-up made lives as long as the process: no garbage collection looks at it.
+            # Objects of the start-up live as long as the process: keep them out of collections.
             gc.collect()
             gc.freeze()
             loop = GeneratorLoop(
@@ -264,7 +263,7 @@ def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code."""
+    """Run the command line, and return the exit code."""
     parser = argparse.ArgumentParser(prog="generators.run", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
     parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")

@@ -1,8 +1,8 @@
-"""What a decoded message may hold: checks that need the run's state or configuration.
+"""Checks of decoded messages against the run's state and configuration.
 
-Comes in: chunks and scores as they were decoded, each field already within its own bounds
-(`headrace.protocol.fields`). Goes out: the reason why a chunk cannot be taken, or a score made fit
-for the journal. Promises: what passes can be applied to the state, replayed and projected to SQL.
+In: decoded chunks and scores, each field already within its own bounds
+(`headrace.protocol.fields`). Out: the reason why a chunk cannot be taken, or a score made fit for
+the journal. Promises: whatever passes can be applied to the state, replayed and projected to SQL.
 """
 
 import math
@@ -21,11 +21,11 @@ from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
 LONGEST_TEXT = 4000
-"""Characters of an error text that the journal keeps."""
+"""Maximum number of characters of an error text in the journal."""
 LARGEST_REWARD = 1e9
 """Rewards beyond it are mistakes: their variance would not fit the learner's floats."""
 LOGPROB_ROUNDING = 0.125
-"""How far above 0 a logprob may be: the spacing of bfloat16 between 16 and 32, where an engine that
+"""Tolerance of a logprob above 0: the spacing of bfloat16 between 16 and 32, where an engine that
 subtracts logits in bfloat16 may round."""
 _MOST_PARTS = 64
 _LONGEST_PART = 128
@@ -33,14 +33,14 @@ _LONGEST_PART = 128
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """What tokens of a run are within."""
+    """Maximum response length of a run, and its vocabulary size."""
 
     max_length: int
     vocabulary: int
 
 
 def holds_lease(chunk: TrajectoryChunk, lease: GrantedLease | None, sender: str) -> bool:
-    """Whether the chunk belongs to the lease in force, and the sender has that lease."""
+    """Return whether the chunk is of the lease in force, and the sender holds that lease."""
     return lease is not None and lease.lease_id == chunk.lease_id and lease.generator == sender
 
 
@@ -52,8 +52,8 @@ def chunk_problem(
     limits: TokenLimits,
     versions: Versions,
 ) -> str | None:
-    """Why a chunk cannot be taken, or None. Logprobs that are not finite pass: the tokens are kept
-    and not trained. A logprob above 0 by more than rounding does not."""
+    """Return the reason why a chunk cannot be taken, or None. Logprobs that are not finite pass:
+    their tokens are kept and not trained. A logprob above 0 by more than rounding does not pass."""
     size, start = chunk.token_ids.size, chunk.start
     if lease is None or lease.lease_id != chunk.lease_id:
         return f"lease {chunk.lease_id} is not in force"
@@ -67,7 +67,7 @@ def chunk_problem(
         return "a finished response has at least one token"
     if trajectory.sampled + size > limits.max_length:
         return "longer than max_response_length"
-    # Seen as unsigned, a negative token is a large one.
+    # Read as unsigned, a negative token is a large one.
     if size and int(chunk.token_ids.view(np.uint32).max()) >= limits.vocabulary:
         return f"a token is not in the vocabulary of {limits.vocabulary}"
     if size and not chunk.logprobs.max() <= LOGPROB_ROUNDING and _above_rounding(chunk):
@@ -79,7 +79,7 @@ def chunk_problem(
 
 
 def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
-    """The record of a chunk that is taken."""
+    """Return the record of a chunk that is taken."""
     return ChunkArrived(
         trajectory_id=chunk.trajectory_id,
         lease_id=chunk.lease_id,
@@ -100,9 +100,9 @@ def _above_rounding(chunk: TrajectoryChunk) -> bool:
 
 
 def sound_score(score: Score) -> Score:
-    """A score that can be journaled: texts are cut and parts limited in number, and a reward that
-    is not finite, or too large, makes the score `invalid` instead of leaving the trajectory without
-    one. The same holds of a score for one of several lines."""
+    """Make a score fit for the journal: cut its texts, limit the number of its parts, and mark it
+    `invalid` where a reward is not finite or too large, so that the trajectory has a score anyway.
+    The same holds for a score of one of several lines."""
     numbers = [score.reward, *(line for line in score.lines if line is not None)]
     bad = [n for n in numbers if not math.isfinite(n) or abs(n) > LARGEST_REWARD]
     parts = {
@@ -121,7 +121,7 @@ def sound_score(score: Score) -> Score:
 
 
 def diagnostics_problem(diagnostics: list[TokenDiagnostics], windows: list[Window]) -> str | None:
-    """Why diagnostics do not belong to the windows of a batch, or None."""
+    """Return the reason why diagnostics do not fit the windows of a batch, or None."""
     by_id = {window.window_id: window for window in windows}
     for row in diagnostics:
         window = by_id.get(row.window_id)
@@ -136,7 +136,7 @@ def diagnostics_problem(diagnostics: list[TokenDiagnostics], windows: list[Windo
 
 
 def cut(text: str | None) -> str | None:
-    """At most LONGEST_TEXT characters of a text."""
+    """Cut a text to LONGEST_TEXT characters."""
     if text is None or len(text) <= LONGEST_TEXT:
         return text
     return text[:LONGEST_TEXT] + " ..."

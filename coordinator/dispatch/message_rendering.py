@@ -1,6 +1,6 @@
-"""What an environment says, as token ids behind a turn of the policy.
+"""Rendering of an environment's messages to token ids behind a turn of the policy.
 
-In: messages. Out: ids. Promises: what the policy wrote is never encoded again; a message cannot
+In: messages. Out: ids. Promises: the policy's own text is never encoded again; a message cannot
 forge a special token, so it cannot end its own turn or begin another.
 
 A chat's frame around messages is the difference of two renderings of the model's template: a
@@ -31,7 +31,7 @@ _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "conten
 
 
 class RenderedMessages(NamedTuple):
-    """Messages as ids. `cut`: how many were cut off the ends of their texts. `pieces`: source, role
+    """Messages as ids. `cut`: number of ids cut off the ends of their texts. `pieces`: source, role
     and number of ids, in order; a chat's frames are the template's."""
 
     ids: Int32
@@ -43,8 +43,8 @@ class MessageRenderer:
     """Messages to ids by a tokenizer and, for chats, its template."""
 
     def __init__(self, tokenizer: Any, *, is_chat: bool, appends: bool = False) -> None:
-        """UserError where the template of a chat drops or changes what stands before a message.
-        With `appends` that is taken: what was sampled stays as it is."""
+        """UserError where a chat's template drops or changes text before a message, unless it
+        `appends`: sampled tokens then stay as they are."""
         self._tokenizer, self._is_chat, self._appends = tokenizer, is_chat, appends
         if is_chat:
             self._frame([InsertedMessage("user", "")], is_first=False)
@@ -58,9 +58,9 @@ class MessageRenderer:
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> "RenderedMessages | None":
-        """At most `most` ids; None where there is no room for any, or for a chat's frame.
-        `is_first`: they follow the prompt. `whole`: they are all there is, and `tools` are shown
-        with them."""
+        """Render at most `most` ids; None where not even a chat's frame fits.
+
+        `is_first`: they follow the prompt. `whole`: they are the whole chat, shown with `tools`."""
         texts = [message.content for message in messages]
         frames = [""] * (len(texts) + 1)
         if self._is_chat:
@@ -97,7 +97,7 @@ class MessageRenderer:
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[str]:
-        """What stands before, between and behind the texts of the messages."""
+        """Return the template's texts before, between and behind the messages."""
         marks = [_MARK.format(number) for number in range(len(messages))]
         said = [
             {"role": message.role, "content": mark, "name": "tool"}
@@ -125,7 +125,7 @@ class MessageRenderer:
         return [*frames, rest]
 
     def _behind(self, text: str) -> int:
-        """Where the answer in a conversation ends, its end token included; 0 where it is not."""
+        """Return the end of a conversation's answer, end token included; 0 without an answer."""
         if _ANSWER not in text:
             return 0
         end = text.rindex(_ANSWER) + len(_ANSWER)
@@ -141,8 +141,9 @@ def chat_text(
     begins_answer: bool,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """A conversation by the tokenizer's template. Where that shows no tools, a system message says
-    what there are, and how Hermes calls them."""
+    """Render a conversation by the tokenizer's template.
+
+    Where that shows no tools, a system message lists them and says how Hermes calls them."""
 
     def by_template(**more: Any) -> str:
         try:

@@ -1,2 +1,2 @@
-"""Environments written for other libraries, unchanged, as environments of ours. Each adapter is a
-function of a recipe's options that returns what makes one episode after the other."""
+"""Adapters of unchanged environments of other libraries. Each is a function of a recipe's
+options that returns a factory of episodes."""

@@ -1,9 +1,9 @@
 """Classic environments of `verifiers`, 0.2.1 to 0.3.1.
 
-In: an environment by its id, a row of its dataset. Out: what makes episodes. Promise: its own loop
-runs, with its stop conditions and its rubric; where it asks a model, the policy's next turn is the
-reply, and what it asks with beyond what the policy has read is inserted. A history that it rewrote
-is refused, an error of the rollout is one of the episode.
+In: an environment by its id, a row of its dataset. Out: a factory of episodes. Promise: its own
+loop runs, with its stop conditions and its rubric; where it asks a model, the policy's next turn is
+the reply, and messages that the policy has not read are inserted. A rewritten history is refused,
+an error of the rollout is one of the episode.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class VerifiersEpisode:
         self._rollout: asyncio.Task[Any] | None = None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Step:
-        """Begin the rollout; what it says before it asks, if anything."""
+        """Begin the rollout; return its messages before its first request, if any."""
         prompt = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
         self._known = _said(prompt)
         given = {"example_id": 0, "info": {}, **row, "prompt": prompt}
@@ -53,7 +53,7 @@ class VerifiersEpisode:
         return await self._answer()
 
     async def step(self, turn: PolicyTurn) -> Step:
-        """Reply to the rollout; what it asks next, or what its rubric pays."""
+        """Reply to the rollout; return its next messages, or the reward of its rubric."""
         self._turns.put_nowait(turn)
         return await self._answer()
 
@@ -84,7 +84,7 @@ class VerifiersEpisode:
         return Step(reward=float(output["reward"]), done=True, metrics=metrics)
 
     async def response(self, prompt: Any) -> Any:
-        """What the rollout's client answers: the policy's turn as a `Response`."""
+        """Answer the rollout's client with the policy's turn as a `Response`."""
         types = import_module("verifiers.types")
         said = _said(prompt)
         self._asked.put_nowait(said)
@@ -120,7 +120,7 @@ class VerifiersEpisode:
 
 @cache
 def _client() -> Any:
-    """The class of a client of verifiers that asks an episode."""
+    """Return the class of a verifiers client that asks an episode."""
 
     class Policy(import_module("verifiers.clients").Client):  # type: ignore[misc]
         async def get_response(self, prompt: Any, *args: Any, **others: Any) -> Any:

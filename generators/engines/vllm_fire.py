@@ -6,8 +6,8 @@ reports log q. All other rows stay as they are. One request makes the whole resp
 prefilled twice.
 
 vLLM divides logits by the request's temperature T after this processor and normalises them, so it
-leaves T log q. What vLLM would do to the logits between these two, or after them, would change q
-unnoticed; `validate_params` refuses requests that ask for it.
+leaves T log q. Any other change of the logits between these two, or after them, would change q
+unnoticed; `validate_params` refuses requests that ask for one.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class _HotRequest(NamedTuple):
 
 
 def hot_sampling(params: SamplingParams) -> FireSampling | None:
-    """What a request says of its hot token; ValueError where that is malformed."""
+    """Read the settings of a request's hot token; ValueError where they are malformed."""
     extra = (params.extra_args or {}).get(EXTRA_ARG)
     try:
         return None if extra is None else msgspec.convert(extra, FireSampling)
@@ -46,8 +46,7 @@ def hot_sampling(params: SamplingParams) -> FireSampling | None:
 
 
 def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
-    """The setting of a request under which its first token is not the hot one asked for; None when
-    there is none."""
+    """Return the setting of a request that would undo its hot token, or None."""
     if params.temperature <= 0:
         return "temperature = 0 takes the likeliest token"
     if fire.temperature <= params.temperature:
@@ -72,7 +71,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 class HotToken(LogitsProcessor):
-    """See the module's docstring; the interface is that of vLLM's version 1 model runner."""
+    """Logits processor of hot tokens, for vLLM's version 1 model runner."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -86,7 +85,7 @@ class HotToken(LogitsProcessor):
         self._rows: dict[int, _HotRequest] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Always False: a banned end token may have been the likeliest one."""
+        """Return False: a banned end token may have been the likeliest one."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

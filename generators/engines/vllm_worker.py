@@ -3,8 +3,8 @@
 `install` is an entry point of vLLM (`vllm_plugin` beside this file), which EngineCore and, where
 there are several, its workers load when they are spawned. It ties their lives to the generator's:
 when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
-otherwise stay as orphans with their memory. It also has them say what they are doing when they are
-asked (`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
+otherwise stay as orphans with their memory. It also has them dump their stacks on request
+(`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
 `WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file.
 """
 
@@ -22,8 +22,8 @@ OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
 
 
 def install() -> None:
-    """Prepare a process of the engine. Does nothing in the owner itself, in what was not spawned as
-    an engine's process, and where no owner is named."""
+    """Prepare a process of the engine. Do nothing in the owner itself, in a process that was not
+    spawned as an engine's, and where no owner is named."""
     owner = int(os.environ.get(OWNER_VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if owner in (0, os.getpid()) or parent is None or parent.pid is None:
@@ -64,9 +64,10 @@ class WeightLoader:
 
 
 def _tied_layers(model: Any) -> list[tuple[Any, Any]]:
-    """(follower, owner) of layers that share one weight, such as an output head tied to the
-    embedding. The reload fills the owner only, and on a CPU the follower has packed a copy of the
-    old weight into its matrix product: without being tied again it would answer from it."""
+    """Return (follower, owner) of layers that share a weight, such as a head tied to the embedding.
+
+    The reload fills the owner only, and on a CPU the follower has packed a copy of the old weight
+    into its matrix product: without being tied again it would answer from it."""
     owners: dict[int, Any] = {}
     pairs: list[tuple[Any, Any]] = []
     for layer in model.modules():
@@ -80,8 +81,7 @@ def _tied_layers(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _forget_failed_load(model: Any) -> None:
-    """Layers that an earlier load left half-way start again from nothing: what was buffered for
-    them came from a file that did not fit."""
+    """Reset layers that an earlier load left half-way, with buffers of a file that did not fit."""
     from vllm.model_executor.model_loader.reload.layerwise import (
         get_layerwise_info,
         initialize_online_processing,

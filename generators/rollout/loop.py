@@ -1,16 +1,16 @@
-"""The heart of a generator.
+"""Event loop of a generator: one task per lease, chunks out, weights in.
 
 In: Leases, Hold, WeightNotice, ChunkAck, Shutdown from the coordinator. Out: Chunks, WeightsLoaded,
 GeneratorReport, Goodbye. Each lease has a task that consumes its stream; no token waits for
 anything else that the loop does.
 
-What blocks it: a lease waits for weights of its `version_at_least` (and for any weights at all);
-nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every live lease is held
-with the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens
-with the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or
-asks, Hello is sent again with the leases that are held, and chunks wait for the Welcome; it makes
-everything unacknowledged be sent again. So does a chunk that nobody acknowledges for so long.
-Engines go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
+Blocked by: a lease waits for weights of its `version_at_least` (and for any weights at all);
+nothing else. Woken by: messages and tokens. On Shutdown or `finish` every live lease is held with
+the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens with
+the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or asks,
+Hello is sent again with the leases that are held, and chunks wait for the Welcome, after which all
+unacknowledged ones are sent again; they also are when one is not acknowledged for as long. Engines
+go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
 """
 
 import asyncio
@@ -47,17 +47,17 @@ _GOODBYE_S = 3.0
 
 
 class CoordinatorChannel(Protocol):
-    """A socket towards the coordinator (`headrace.protocol.transport.sockets.Dealer`)."""
+    """Socket to the coordinator (`headrace.protocol.transport.sockets.Dealer`)."""
 
     async def send(self, message: m.Message) -> None:
         """Queue a message."""
 
     async def receive(self) -> m.Message:
-        """The next good message."""
+        """Receive the next good message."""
 
 
 class GeneratorLoop:
-    """One engine, one coordinator, many leases."""
+    """Event loop of one engine, for one coordinator and many leases."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class GeneratorLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
         self._leases_until = -1
-        """All leases below this id have come, or never will."""
+        """Lease id below which all leases have arrived, or never will."""
         self._tokens = self._discarded_tokens = 0
         self.time = WorkTime()
 
     async def run(self) -> str:
-        """Generate until told to stop; the reason. Raises what made going on impossible."""
+        """Generate until the end, and return its reason; raise the error that ended it."""
         for part in (self._receive(), self._outbox.run(), self._watch(), self._keep_weights()):
             self._spawn(part)
         await self._channel.send(self._hello)
@@ -225,7 +225,7 @@ class GeneratorLoop:
     # -- weights -----------------------------------------------------------------------------------
 
     async def _keep_weights(self) -> None:
-        """Load the newest notice; one that arrives meanwhile replaces any other that waits."""
+        """Load the newest weights; a notice that arrives meanwhile replaces any that waits."""
         while True:
             await self._noticed.wait()
             self._noticed.clear()
@@ -270,7 +270,7 @@ class GeneratorLoop:
     # -- staying in touch --------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Report once a second; notice silence."""
+        """Report once per second, and react to silence."""
         greeted = time.monotonic()
         while True:
             await asyncio.sleep(_REPORT_S)
@@ -297,7 +297,7 @@ class GeneratorLoop:
         await self._channel.send(hello)
 
     def _leases(self) -> list[int]:
-        """Those that are worked on, or of which something is not acknowledged."""
+        """Return the leases that are live, wait, or have unacknowledged chunks."""
         return sorted({*self._live, *self._waiting, *self._outbox.leases()})
 
     def _report(self) -> m.GeneratorReport:

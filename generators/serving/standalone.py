@@ -1,10 +1,9 @@
-"""A generator's engine without a run: `python -m generators.serving.standalone`, started by a
-command.
+"""Engine without a run: `python -m generators.serving.standalone`, started by a command.
 
-In and out: lines of `headrace.protocol.messages.sampling` on stdin and the original stdout; what
-libraries print goes to stderr. The engine and the settings of sampling are those of the
-configuration's generator, hot first tokens aside. Ends when stdin closes, that is, when its parent
-process is gone. Exit codes: 0 done, 1 ours, 2 the user's mistake.
+In and out: lines of `headrace.protocol.messages.sampling` on stdin and the original stdout; output
+of libraries goes to stderr. The engine and its sampling settings are those of the configuration's
+generator, but for hot first tokens. It ends when stdin closes, that is, when its parent process is
+gone. Exit codes: 0 done, 1 ours, 2 the user's mistake.
 """
 
 import asyncio
@@ -32,8 +31,8 @@ from headrace.protocol.transport.stdio import take_streams
 
 
 async def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the source ends. UserError where there is no engine, EngineDeadError where it
-    does not go on."""
+    """Answer requests until the source ends. UserError where there is no engine, EngineDeadError
+    where it does not go on."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, source)
@@ -61,7 +60,7 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 async def _answer(engine: Engine, config: RunConfig, ask: Ask, sink: BinaryIO) -> None:
-    """Sample what one `Ask` wants and say it."""
+    """Sample the response of one `Ask`, and send it."""
     generator = config.generator
     request = GenerationRequest(
         str(ask.number),
@@ -89,7 +88,7 @@ def _say(sink: BinaryIO, answer: Answer) -> None:
 
 
 def main() -> int:
-    """Entry point; the exit code."""
+    """Run the process, and return the exit code."""
     source, sink = take_streams(buffering=0)
     try:
         asyncio.run(serve(source, sink))

@@ -33,7 +33,7 @@ def test_room_is_what_a_look_at_all_generators_says(seed: int) -> None:
             case "passed" if generator is not None:
                 generator.passed()
             case "says" if generator is not None:
-                generator.says(hello(name, random_.randrange(4)))
+                generator.update_hello(hello(name, random_.randrange(4)))
         free = {name: one.free for name, one in peers.generators.items()}
         assert peers.room.total == sum(free.values())
         assert peers.room.any_idle == any(not one.live for one in peers.generators.values())
