@@ -1,4 +1,4 @@
-"""Shared objects of the coordinator's parts: state, leases, recorder, socket, peers.
+"""State, leases, recorder, socket and peers that the coordinator's parts share.
 
 `record_event` is the one way to change the state: it applies a record and queues it for the disk.
 `settle_windows` records the consequences of events for windows. Whatever a peer may cause without
@@ -49,7 +49,7 @@ STORING_S = 0.5
 
 @dataclass
 class TrainingClock:
-    """Seconds of training, and of the learner waiting while training; pauses do not count."""
+    """Seconds of training, and of the learner's waits in it; pauses do not count."""
 
     train_s: float = 0.0
     learner_idle_s: float = 0.0
@@ -154,7 +154,7 @@ class Hub:
 
     @contextmanager
     def drawing_prompts(self) -> Iterator[None]:
-        """Break off drawing prompts, and report it, where the disk takes none of their images."""
+        """Break off drawing prompts, and report it, where the disk takes no images."""
         problem = ""
         try:
             yield
@@ -163,8 +163,10 @@ class Hub:
         self.troubles.set_wait(IMAGES, "disk", problem)
 
     async def store_images(self, media: MediaStore | None) -> None:
-        """Write the images of drawn prompts; StorageBlockedError where the disk takes none within
-        `STORING_S`, so that nothing else waits for it."""
+        """Write the images of drawn prompts.
+
+        StorageBlockedError where the disk takes none now, or none in `STORING_S`: nobody else
+        waits."""
         if media is None or not (media.waits or self._storing):
             return
         if first := self._storing is None:
@@ -207,8 +209,7 @@ class Hub:
             self._write_incident(level, kind, text)
 
     def write_summaries(self, *, at_once: bool = False) -> None:
-        """Record sums: rejections and incidents when their period is over (or `at_once`), refused
-        tokens always."""
+        """Record refused tokens, and the summaries of ended periods (or all, `at_once`)."""
         if denied := self.router.denied - self._denied:
             self._denied += denied
             text = f"{denied} connections without the keys of this run were turned away"
@@ -226,8 +227,10 @@ class Hub:
         self.recorder.write(Incident(level=level, kind=kind, text=cut(text) or ""))
 
     def progress(self, mover: Mover) -> None:
-        """Note that a part made progress, which resets the watchdog. Not for events that change
-        nothing, such as a refused or known chunk, or weights that a generator has loaded before."""
+        """Note that a part made progress, which resets the watchdog.
+
+        Not for events that change nothing, such as a refused or known chunk, or weights that a
+        generator has loaded before."""
         self.moved[mover] = self.progress_at = time.monotonic()
 
     def does(self, name: str, said: Progress) -> None:
@@ -253,11 +256,7 @@ class Hub:
 
     def send_after(self, name: str, message: Message, *, hurry: bool = False) -> None:
         """Send once all records so far are on disk, to the process that has the name then."""
-
-        async def send() -> None:
-            await self.send(name, message)
-
-        self.recorder.after(send, hurry=hurry)
+        self.recorder.after(lambda: self.send(name, message), hurry=hurry)
 
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""

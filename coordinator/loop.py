@@ -32,8 +32,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 TICK_S = 0.1
 STOOD_STILL_S = 1.0
-"""Delay of a tick from which on the process stood still (it was stopped, or the machine was) and
-received nothing."""
+"""Delay of a tick that shows a standstill of process or machine, without messages."""
 _WAITED_S = 0.001
 """Wait for a message from which on none was there when the socket was asked."""
 RECORDER = "the journal"

@@ -17,16 +17,16 @@ from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
 
 NEWCOMER_S = 60.0
-"""Seconds for which a Hello under a taken name, and a request for a Hello, are remembered."""
+"""Seconds for which Hellos under taken names, and requests for Hellos, count."""
 ASK_EVERY_S, MOST_ASKED = 0.5, 1024
-"""Seconds between two requests for a process's Hello; maximum number of processes asked at a
-time."""
+"""Seconds between two requests for a Hello; maximum number of processes asked."""
 MOST_NEWCOMERS = 1000
 MOST_PEERS = 4096
 """Maximum number of connected processes."""
 HELLO_AGAIN_S = 1.0
-"""Seconds in which the same Hello gets no second Welcome: an honest peer waits longer, and another
-one would be sent the configuration without end."""
+"""Seconds in which the same Hello gets no second Welcome.
+
+An honest peer waits longer, and another one would be sent the configuration without end."""
 JOINING: dict[str, Mover] = {
     "generator": "generators",
     "reward": "reward workers",
@@ -41,7 +41,7 @@ class Membership:
     def __init__(self, hub: Hub, parts: Parts) -> None:
         self.hub, self.parts = hub, parts
         self._joined: set[str] = set()
-        """Names that ever joined. A rejoin is no progress: a crash loop must not hide a stall."""
+        """Names that ever joined. A rejoin is no progress, so no crash loop hides a stall."""
         self._newcomers: dict[str, float] = {}
         """Time of the first Hello of processes under a name that another one holds."""
         self._asked: dict[str, float] = {}
@@ -51,7 +51,7 @@ class Membership:
         receive."""
 
     async def ask_hello(self, identity: str) -> None:
-        """Ask a live process, which may not read, for its Hello, at a bounded rate and number."""
+        """Ask a live process, which may not read, for its Hello, but not too often."""
         now = time.monotonic()
         before = self._asked.get(identity)
         if len(self._asked) < MOST_ASKED if before is None else now - before >= ASK_EVERY_S:
@@ -59,8 +59,7 @@ class Membership:
             await self.hub.router.send(identity, m.AskHello())
 
     async def join(self, identity: str, hello: m.Hello) -> None:
-        """Welcome or refuse a process, or let it wait until its name's holder is known to be
-        gone."""
+        """Welcome or refuse a process, or let it wait until its name is known to be free."""
         hub, name = self.hub, hello.name
         problem = hello_problem(identity, hello, hub.state.given)
         if hello.role == "environment" and self.parts.episodes is None:
@@ -86,23 +85,21 @@ class Membership:
             run_dir=hub.run_dir,
             config="" if hello.role == "monitor" else hub.config.public().model_dump_json(),
         )
+        if hello.role != "learner":
+            await hub.send(name, welcome)
         match hello.role:
             case "learner":
                 await self.parts.training.join(hello, welcome)
             case "generator":
-                await hub.send(name, welcome)
                 await self.parts.generation.join(hello)
                 self.parts.self_test.join(name)
             case "reward":
-                await hub.send(name, welcome)
                 self.parts.scoring.join(hello)
             case "environment":
-                await hub.send(name, welcome)
                 assert self.parts.episodes is not None
                 self.parts.episodes.join(hello)
             case "monitor":
                 hub.peers.monitors[name] = Peer(hello)
-                await hub.send(name, welcome)
         if (peer := hub.peers.of(name, identity)) is not None:
             peer.welcomed = time.monotonic()
         if known is None:
@@ -113,7 +110,7 @@ class Membership:
             hub.progress(mover)
 
     async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
-        """Return whether another process that may live holds this name, or the learner's place.
+        """Return whether another process that may live has the name, or learner's place.
 
         A holder whose connection is closed is forgotten. A holder that says anything after the
         newcomer's first Hello is alive, and the newcomer's next Hello is refused. Until then the
@@ -190,12 +187,11 @@ class Membership:
         self.hub.peers.excuse(seconds)
         self.hub.progress_at = min(now, self.hub.progress_at + seconds)
         if seconds > self.hub.config.transport.heartbeat_s * 2:
-            self.hub.incident(
-                "warning", "stood_still", f"the coordinator stood still for {seconds:.1f} s"
-            )
+            text = f"the coordinator stood still for {seconds:.1f} s"
+            self.hub.incident("warning", "stood_still", text)
 
     def _has_heard_all(self, now: float) -> bool:
-        """Return whether all messages of a standstill were received, so that silence counts."""
+        """Return whether all messages of a standstill were received: silence counts then."""
         patience = self.hub.config.transport.heartbeat_timeout_s
         return self._empty_at >= self._woke_at or now - self._woke_at > patience
 
@@ -204,7 +200,7 @@ class Membership:
         self._empty_at = at
 
     def expire(self, now: float) -> bool:
-        """Forget newcomers that did not come again, and peers that were silent for too long.
+        """Forget newcomers that did not come again, and peers that were silent too long.
 
         Return False where silence means nothing yet."""
         self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}

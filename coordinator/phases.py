@@ -1,4 +1,4 @@
-"""Phases of a run: starting, evaluating, training, draining, closing, leaving, closed.
+"""Phases of a run, and the conditions under which one follows another.
 
 In: `advance` after every message and ten times a second. Out: each phase's work (leases, batches,
 evaluations, the last checkpoint) and its records. Draining is the way from training to an
@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
+from coordinator.connections.message_checks import end_record
 from coordinator.hub import Hub
 from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import Parts
 from coordinator.rollouts.evaluation import Label, can_wait
 from headrace.protocol.messages.control import Shutdown
-from headrace.protocol.records.record_types import MetricsSampled, RunPhase, TrajectoryEnded
+from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from headrace.run_files.run_folder import config_digest
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,9 @@ class Phases:
             ),
             "leaving": ((self._everyone_left, "closed"),),
         }
-        """Conditions of each phase, in order: the first that holds names the next phase. A failed
-        run closes in any case; the disk leads from ending to leaving."""
+        """Conditions of each phase, in order: the first that holds names the next phase.
+
+        A failed run closes in any case; the disk leads from ending to leaving."""
 
     @property
     def name(self) -> str:
@@ -217,8 +219,7 @@ class Phases:
         return None
 
     def _is_quiet(self) -> bool:
-        """Return whether no lease or batch is in flight; before an evaluation, also whether all
-        weights are loaded and all rewards in."""
+        """Return whether no work is in flight; before an evaluation, no load or score."""
         # Whether a learner that is gone had trained its batch is known when one comes back.
         if (self.hub.account.taken and self.hub.peers.learner) or self.hub.leases.live():
             return False
@@ -243,11 +244,8 @@ class Phases:
         self.parts.training.dispatch()
         if self.parts.prompts.skipped > self._skips_told:
             self._skips_told = self.parts.prompts.skipped
-            self.hub.incident(
-                "warning",
-                "prompt_too_long",
-                f"{self._skips_told} prompts over task.max_prompt_length were skipped so far",
-            )
+            text = f"{self._skips_told} prompts over task.max_prompt_length were skipped so far"
+            self.hub.incident("warning", "prompt_too_long", text)
         while self.parts.prompts.unasked:
             self.hub.incident("warning", "prompts_unasked", self.parts.prompts.unasked.pop())
 
@@ -297,10 +295,4 @@ class Phases:
             for record in self.hub.lifecycle.discard(trajectory, "discarded_at_end"):
                 self.hub.record_event(record)
             if not trajectory.ended:
-                self.hub.record_event(
-                    TrajectoryEnded(
-                        trajectory_id=trajectory.trajectory_id,
-                        status="aborted",
-                        length=trajectory.length,
-                    )
-                )
+                self.hub.record_event(end_record(trajectory, "aborted"))

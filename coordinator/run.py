@@ -1,4 +1,4 @@
-"""Start the coordinator of a run: `python -m coordinator.run --run-dir DIR [--resume]`.
+"""Start of a coordinator: `python -m coordinator.run --run-dir DIR [--resume]`.
 
 In: DIR/resolved.json. Out: DIR/coordinator.json with the address once the socket is bound, and all
 that the run writes through storage. Exit code 0 when the run ended in good order (a stop or an
@@ -109,8 +109,9 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
 
 
 def _wait_for_room(run_dir: Path, problem: str) -> None:
-    """Report the problem, and wait until the disk seems to have room, at most ANYWAY_S, because
-    some file systems do not report it."""
+    """Report the problem, and wait until the disk seems to have room.
+
+    Wait at most ANYWAY_S, because some file systems do not report it."""
     print(f"{WAITS}{problem}", file=sys.stderr, flush=True)
     until = time.monotonic() + ANYWAY_S
     time.sleep(RETRY_S)
@@ -120,7 +121,7 @@ def _wait_for_room(run_dir: Path, problem: str) -> None:
 
 
 def _last_port(run_dir: Path) -> int:
-    """Return the port of the coordinator that died, where live processes look for the new one."""
+    """Return the port of the last coordinator, where processes look for the new one."""
     try:
         return int(json.loads((run_dir / ANNOUNCED).read_text())["address"].rsplit(":", 1)[1])
     except (OSError, ValueError, LookupError, TypeError):  # any port will do for a new start
@@ -189,8 +190,9 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | N
 
 
 def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None) -> None:
-    """Write the address for the supervisor. `host`: this host's name for others, where the address
-    binds all of its interfaces."""
+    """Write the address for the supervisor.
+
+    `host`: this host's name for others, where the address binds all of its interfaces."""
     if host is not None:
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
     told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}

@@ -1,4 +1,4 @@
-"""Self-test before training: weights and an answer of each generator, and one reward.
+"""Self-test before training: weights and an answer per generator, and one reward.
 
 In: generators that join, their first weights and answers, a score. Out: leases and a score request
 of the test's own, or the name of the first process that missed its deadline. Promises: nothing of
@@ -15,14 +15,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.connections.message_checks import TokenLimits, arrival, chunk_problem, cut
+from coordinator.connections.message_checks import (
+    TokenLimits,
+    arrival,
+    chunk_problem,
+    cut,
+    end_record,
+)
 from coordinator.connections.peers import GeneratorPeer
 from coordinator.dispatch.leases import GrantedLease
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.scoring.score_items import ScoreItems
 from headrace.protocol.messages import control as m
-from headrace.protocol.records.record_types import GroupIssued, TrajectoryEnded
+from headrace.protocol.records.record_types import GroupIssued, TrajectoryStatus
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Group, Trajectory
 
@@ -35,7 +41,7 @@ KEY = "transport.self_test_s"
 
 @dataclass
 class GeneratorCheck:
-    """Test of one generator: an account of its answer alone, and the time since which it waits."""
+    """Test of one generator: an account of its answer, and the time of its request."""
 
     generator: GeneratorPeer
     account: Account = field(default_factory=lambda: Account(has_value=False))
@@ -179,13 +185,8 @@ class SelfTest:
             return
         check.account.apply(arrival(name, chunk))
         if chunk.finish is not None:
-            check.account.apply(
-                TrajectoryEnded(
-                    trajectory_id=check.trajectory_id,
-                    status="finished" if chunk.finish == "stop" else "truncated",
-                    length=check.trajectory.length,
-                )
-            )
+            status: TrajectoryStatus = "finished" if chunk.finish == "stop" else "truncated"
+            check.account.apply(end_record(check.trajectory, status))
             del self._checks[name]
             check.generator.passed()
             self._answered = self._answered or check

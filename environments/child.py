@@ -1,4 +1,4 @@
-"""Child process that holds environments: `python -m environments.child WORKER_PID`.
+"""Child process of environments: `python -m environments.child WORKER_PID`.
 
 Only `environments.worker` starts it, in any Python from 3.10 on that has msgspec. In: frames on
 stdin, first the environment's name and options, then StepAsks. Out: frames on the original stdout,
@@ -49,9 +49,11 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Child to worker: the environment is built, or the error. `waits`: its steps are coroutines,
-    so that many of them wait together. `replayable`: it can be built again. `tools`: their JSON
-    schemas. `pays`: it rewards turns; False where `[reward]` has to."""
+    """Child to worker: the environment is built, or the error.
+
+    `waits`: its steps are coroutines, so that many of them wait together. `replayable`: it can be
+    built again. `tools`: their JSON schemas. `pays`: it rewards turns; False where `[reward]` has
+    to."""
 
     error: str = ""
     waits: bool = False

@@ -1,4 +1,4 @@
-"""Endpoint of OpenAI's chat completions, on the loopback, from which agents request turns.
+"""Endpoint of OpenAI's chat completions on the loopback, for agents.
 
 In: StepAsks, and requests of agents, which run in the worker's children. Out: StepReplies, and
 completions. Promises: a key names one attempt at one episode; each request is a turn, whose new
@@ -141,7 +141,7 @@ class AgentSession:
         return next((branch for branch in self.branches if branch.key == key), None)
 
     def name(self, keys: list[int]) -> None:
-        """Set the trajectories of branches, in their order, also of those to come in a replay."""
+        """Set the trajectories of branches, in their order, and of those in a replay."""
         for branch, key in zip(self.branches[1:], keys, strict=False):
             branch.key = key
         self.branches += map(HistoryBranch, keys[len(self.branches) - 1 :])
@@ -344,7 +344,7 @@ class AgentPool(EnvironmentPool):
         session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
 
     def _stop(self, session: AgentSession) -> None:
-        """Stop an agent that takes too long, and its process if that does not react in time."""
+        """Stop an agent that takes too long, and its process if it does not react."""
         child, playing = self._child(session), session.playing
         self.end([session.ask.trajectory_id])
         assert playing is not None
@@ -428,7 +428,8 @@ class AgentPool(EnvironmentPool):
     def _step(
         self, session: AgentSession, asked: list[ChatMessage], tools: list[Any]
     ) -> HistoryBranch:
-        """Add a request's step to the branch that it continues or begins, and return that branch;
+        """Add a request's step to the branch that it continues or begins; return that.
+
         RefusedError where it changes the history, and may not."""
         first = session.branches[0]
         fits = [
@@ -524,7 +525,7 @@ class AgentPool(EnvironmentPool):
     def _reply_to(
         self, session: AgentSession, branch: HistoryBranch, turn: PolicyTurn
     ) -> ChatMessage:
-        """Return the policy's turn as a message: its calls apart, unless one cannot be read."""
+        """Return the policy's turn as a message, with its calls if all can be read."""
         form = self._config.call_format
         found = calls_in(turn.text, form) if branch.tools else []
         calls = [call for call in found if isinstance(call, ToolCall)]

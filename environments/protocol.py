@@ -49,7 +49,7 @@ ADAPTERS = {
     "textarena": "environments.adapters.games:textarena",
     "verifiers": "environments.adapters.verifiers:episodes",
 }
-"""Names of factories that need the format of calls: tools, and environments of other libraries."""
+"""Names of factories that need the call format: tools, other libraries."""
 AGENT = "agent:"
 """Prefix of the name of a coroutine that requests turns."""
 
@@ -127,7 +127,7 @@ class AgentEnvironment:
 
 
 def thing_of(target: str) -> Any:
-    """Load `FILE.py:THING` or `PACKAGE:THING`; NoEnvironmentError where it does not exist."""
+    """Load `FILE.py:THING` or `PACKAGE:THING`; NoEnvironmentError without it."""
     source, _, thing = target.rpartition(":")
     path = Path(source).expanduser()
     if path.suffix != ".py":

@@ -1,4 +1,4 @@
-"""Environment worker: `python -m environments.run --connect ADDR --name environment-0`.
+"""Environment worker: `python -m environments.run --connect ADDR --name NAME`.
 
 In: the command line (also `--curve-keys DIR`), and the configuration from the coordinator's
 Welcome. Out: exit code 0 (done), 2 (the user's mistake), 1 (ours), 130 (interrupted). Logs go to
@@ -21,8 +21,7 @@ from rewards.worker.membership import take_part
 
 
 async def work(link: Link, name: str) -> None:
-    """Join the run at `link`, answer until it ends, and take leave, with the reason of a
-    failure."""
+    """Join the run at `link`, answer until it ends, and take leave, with any failure."""
     hello = Hello(role="environment", name=name, pid=os.getpid(), host=socket.gethostname())
     await take_part(link, hello, _answer)
 

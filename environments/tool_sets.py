@@ -50,7 +50,7 @@ def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], To
 def python(
     *, calls: CallFormat, seconds: float = 10.0, memory_mib: int = 512, packages: Sequence[str] = ()
 ) -> Callable[[], ToolEnvironment]:
-    """Make the tool `python`, which runs a program in a new cell of the sandbox per call.
+    """Make the tool `python`, which runs a program in a new sandbox cell per call.
 
     `seconds`, `memory_mib`: limits of a program. `packages`: those of ours that it may import.
     UserError where no cell holds."""

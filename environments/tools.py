@@ -50,7 +50,7 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Tool":
-        """Make a tool; ToolError where arguments have no type hints, or the docstring is empty."""
+        """Make a tool; ToolError where type hints or the docstring are missing."""
         name = getattr(function, "__name__", type(function).__name__)
         if not inspect.getdoc(function):
             raise ToolError(f"tool {name} has no docstring: say what it does")
@@ -126,7 +126,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|\Z)", 
 
 
 def calls_in(text: str, form: CallFormat) -> list[ToolCall | ToolError]:
-    """Return the calls of a turn in their order, or the errors of those that cannot be read."""
+    """Return the calls of a turn in order, or the errors of unreadable ones."""
     if form == "hermes":
         return [_json_call(found, "arguments") for found in _TAGGED.findall(text)]
     if form == "qwen":
@@ -161,7 +161,7 @@ def _json_call(text: str, key: str) -> ToolCall | ToolError:
 
 
 class ToolEnvironment:
-    """Environment of functions alone, without rewards, because `[reward]` scores the answer.
+    """Environment of functions, without rewards: `[reward]` scores the answer.
 
     It keeps nothing from turn to turn, so an episode whose process died goes on without a call
     being made again.
@@ -207,10 +207,8 @@ class ToolEnvironment:
             metrics["errors"] += 1
             if name:
                 metrics[f"errors_{name}"] += 1
-            known = isinstance(error, ToolError)
-            return json.dumps(
-                {"error": str(error) if known else f"{type(error).__name__}: {error}"}
-            )
+            kind = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
+            return json.dumps({"error": f"{kind}{error}"})
         finally:
             if name:
                 metrics[f"calls_{name}"] += 1

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,7 +46,7 @@ from headrace.protocol.transport.sockets import Dealer
 
 START_S = 60.0
 TRIES, STARTS = 2, 3
-"""Maximum number of tries of a step whose process ended; of a child that is killed as it starts."""
+"""Maximum tries of a step whose process ended; of starts that were killed."""
 MOST_WAITING = 64
 """Maximum number of coroutine steps that wait together in one child."""
 _decoder = msgspec.msgpack.Decoder(FromChild)
@@ -71,8 +72,7 @@ class EnvironmentChild:
 
     @classmethod
     async def start(cls, config: EnvironmentConfig, reaper: Reaper) -> "EnvironmentChild":
-        """Start a child with the environment, again where it was killed as it started; UserError
-        where it cannot be loaded."""
+        """Start a child, again where it was killed as it started; UserError on failure."""
         for left in reversed(range(STARTS)):
             child = await cls._begin(config, reaper)
             try:
@@ -164,8 +164,9 @@ class EnvironmentChild:
 
 @cache
 def _own_packages() -> str:
-    """Return a folder with the two packages that a child needs, without any others of this Python,
-    whose versions another Python may not run."""
+    """Return a folder with the two packages that a child needs, and no others.
+
+    Another Python may not run the versions of this one's packages."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-child-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for package in (environments, headrace):
@@ -257,8 +258,7 @@ class EnvironmentPool:
     async def _in_time(
         self, child: EnvironmentChild, ask: StepAsk, episode: EpisodeHistory
     ) -> StepReply:
-        """Return the child's reply; TimeoutError where that takes too long. Turns that it has to
-        replay before have the same time each."""
+        """Return the child's reply; TimeoutError where it, or a replayed turn, is late."""
         seconds = self._config.timeout_s
         if episode.built is not child:
             seconds = seconds * len(ask.turns) + (self._config.reset_timeout_s or seconds)
@@ -268,10 +268,8 @@ class EnvironmentPool:
     def _episode(self, ask: StepAsk) -> EpisodeHistory:
         episode = self._episodes.get(ask.trajectory_id)
         if episode is None or len(ask.known) == ask.turn:
-            held = [0] * len(self._children)
-            for other in self._episodes.values():
-                held[other.index] += 1
-            fewest = min(range(len(held)), key=held.__getitem__)
+            held = Counter(other.index for other in self._episodes.values())
+            fewest = min(range(len(self._children)), key=held.__getitem__)
             episode = EpisodeHistory(fewest, list(ask.turns), list(ask.known))
             self._episodes[ask.trajectory_id] = episode
         else:

@@ -1,4 +1,4 @@
-"""Contract of an engine: requests and weights in, tokens with behaviour logprobs out.
+"""Contract of an engine: requests and weights in, tokens with logprobs out.
 
 Every implementation (`vllm_engine`, `torch_engine`, `fake_engine`) keeps all of this; the contract
 tests check each point on each of them:
@@ -47,7 +47,7 @@ class WeightsRefusedError(Exception):
 
 
 class WeightsBrokenError(Exception):
-    """Loading failed half-way and so did going back: the engine stands still until a good load."""
+    """Loading failed half-way, and going back, too: the engine waits for a good load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,9 @@ class GenerationRequest:
 
 
 class TokenDelta(NamedTuple):
-    """Tokens of one stream and version, with natural-log probabilities of equal number. `hot`: the
-    first of these tokens was drawn by FIRE sampling."""
+    """Tokens of one stream and version, and as many natural-log probabilities.
+
+    `hot`: the first of these tokens was drawn by FIRE sampling."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -91,15 +92,14 @@ class TokenDelta(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """Times of a weight load: seconds without generation, and of the whole, checks included."""
+    """Seconds without generation in a weight load, and of the whole, with checks."""
 
     gap_s: float
     load_s: float
 
 
 class EngineStats(NamedTuple):
-    """Live requests, prompt tokens computed so far (again after a recompute, less what a cache
-    gave), and seconds stood still for weights."""
+    """Live requests, prompt tokens computed (cached ones apart), seconds of pauses."""
 
     live: int
     prefill_tokens: int
@@ -136,8 +136,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(seed: int, position: int) -> int:
-    """Return a 64-bit hash of a seed and a position, by splitmix64 (Steele, Lea, Flood 2014): a
-    position draws the same number in any division of the response into requests."""
+    """Return a 64-bit hash of a seed and a position, for any division into requests.
+
+    The mixer is splitmix64 (Steele, Lea, Flood 2014)."""
     z = (seed * _GOLDEN + (position + 1) * 0xD1B54A32D192ED03) & _MASK
     for _ in range(2):
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

@@ -42,7 +42,7 @@ from headrace.run_files.run_folder import MEDIA
 
 _LOG = logging.getLogger("headrace.generator")
 FAKE_STEP = "HEADRACE_FAKE_STEP_S"
-"""Variable with the seconds that the scripted engine takes per token, for benchmarks."""
+"""Variable of the scripted engine's seconds per token, for benchmarks."""
 _GREETING_S = 2.0
 _FIRST_ANSWER_S = 120.0
 PROBE = FireSampling(temperature=1e8, top_k=3)
@@ -50,8 +50,7 @@ _TOLERANCE = 1e-3
 
 
 def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
-    """Build the configured engine, for the run in that folder; UserError when it cannot work. Open
-    settings are chosen for this host."""
+    """Build the configured engine, for this host and run; UserError without one."""
     config = chosen_here(config).config
     task, generator, path = config.task, config.generator, config.model.path
     if generator.engine == "fake":
@@ -139,7 +138,7 @@ def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
 
 
 async def check_hot(engine: Engine, *, temperature: float) -> None:
-    """Check that a started engine really draws the first token of a request hot, and no other.
+    """Check that a started engine draws a request's first token hot, and no other.
 
     UserError where it does not, which nothing else would show: an engine without the logits
     processor ignores the request, other sampling settings may replace the temperature, and logprobs
@@ -166,7 +165,7 @@ async def check_hot(engine: Engine, *, temperature: float) -> None:
 
 
 def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> FrontCores:
-    """Keep this process and its engine on some cores, and return those it may use later on.
+    """Keep this process and its engine on some cores; return those for later use.
 
     None: the first one allowed, where there is no GPU, so that the learner keeps the others."""
     if cpus is None:

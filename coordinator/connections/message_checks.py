@@ -15,7 +15,7 @@ from coordinator.connections.versions import Versions
 from coordinator.dispatch.leases import GrantedLease
 from headrace.protocol.messages.control import Score, TrajectoryChunk
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
-from headrace.protocol.records.record_types import ChunkArrived
+from headrace.protocol.records.record_types import ChunkArrived, TrajectoryEnded, TrajectoryStatus
 from headrace.trajectory.checks import stretch_problem
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
@@ -25,8 +25,9 @@ LONGEST_TEXT = 4000
 LARGEST_REWARD = 1e9
 """Rewards beyond it are mistakes: their variance would not fit the learner's floats."""
 LOGPROB_ROUNDING = 0.125
-"""Tolerance of a logprob above 0: the spacing of bfloat16 between 16 and 32, where an engine that
-subtracts logits in bfloat16 may round."""
+"""Tolerance of a logprob above 0: the spacing of bfloat16 between 16 and 32.
+
+An engine that subtracts logits in bfloat16 may round by it."""
 _MOST_PARTS = 64
 _LONGEST_PART = 128
 
@@ -40,7 +41,7 @@ class TokenLimits:
 
 
 def holds_lease(chunk: TrajectoryChunk, lease: GrantedLease | None, sender: str) -> bool:
-    """Return whether the chunk is of the lease in force, and the sender holds that lease."""
+    """Return whether the sender holds the lease in force, and the chunk is of it."""
     return lease is not None and lease.lease_id == chunk.lease_id and lease.generator == sender
 
 
@@ -52,8 +53,10 @@ def chunk_problem(
     limits: TokenLimits,
     versions: Versions,
 ) -> str | None:
-    """Return the reason why a chunk cannot be taken, or None. Logprobs that are not finite pass:
-    their tokens are kept and not trained. A logprob above 0 by more than rounding does not pass."""
+    """Return the reason why a chunk cannot be taken, or None.
+
+    Logprobs that are not finite pass: their tokens are kept and not trained. A logprob above 0 by
+    more than rounding does not pass."""
     size, start = chunk.token_ids.size, chunk.start
     if lease is None or lease.lease_id != chunk.lease_id:
         return f"lease {chunk.lease_id} is not in force"
@@ -94,15 +97,24 @@ def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
     )
 
 
+def end_record(
+    trajectory: Trajectory, status: TrajectoryStatus, error: str | None = None
+) -> TrajectoryEnded:
+    """Return the record of a trajectory's end; `error`: its reason, or the limit."""
+    key, length = trajectory.trajectory_id, trajectory.length
+    return TrajectoryEnded(trajectory_id=key, status=status, length=length, error=cut(error))
+
+
 def _above_rounding(chunk: TrajectoryChunk) -> bool:
     logprobs = chunk.logprobs[np.isfinite(chunk.logprobs)]
     return bool((logprobs > LOGPROB_ROUNDING).any())
 
 
 def sound_score(score: Score) -> Score:
-    """Make a score fit for the journal: cut its texts, limit the number of its parts, and mark it
-    `invalid` where a reward is not finite or too large, so that the trajectory has a score anyway.
-    The same holds for a score of one of several lines."""
+    """Return a score fit for the journal, with short texts and a few parts.
+
+    A reward, also of one of several lines, that is not finite or too large makes it `invalid`, so
+    that the trajectory has a score anyway."""
     numbers = [score.reward, *(line for line in score.lines if line is not None)]
     bad = [n for n in numbers if not math.isfinite(n) or abs(n) > LARGEST_REWARD]
     parts = {

@@ -1,4 +1,4 @@
-"""Connected processes: generators, reward workers, environments, learner, monitors.
+"""Connected processes: generators, workers, learner, monitors.
 
 Pure bookkeeping: the last sign of life, the leases, weights and free capacity of each generator,
 the seconds it worked and waited, and the requests of each worker. Queries of free capacity take the
@@ -27,7 +27,7 @@ class GeneratorCapacity:
         self._idle: set[str] = set()
 
     def set(self, name: str, free: int, *, idle: bool) -> None:
-        """Set the number of trajectories that a generator could take; `idle`: it holds none."""
+        """Set a generator's number of free trajectories; `idle`: it holds none."""
         if self._free.get(name) != free:
             self._forget(name)
             self._free[name] = free
@@ -48,7 +48,7 @@ class GeneratorCapacity:
         return self._free.get(name, 0) > 0
 
     def most(self) -> str:
-        """Return the generator with the most free capacity; LookupError where none has any."""
+        """Return the generator with most free capacity; LookupError where none has any."""
         if self.total == 0:
             raise LookupError("no generator has room")
         while -self._sizes[0] not in self._names:
@@ -92,23 +92,23 @@ class GeneratorPeer(Peer):
 
     Its methods make all changes of its free capacity, so that `room`, which all generators share,
     is always up to date.
+
+    Attributes:
+        tested: it has passed its self-test, or has none to pass. live: trajectory ids. noticed:
+        announced versions that it has not answered for. not_loaded_at: time at which it could not
+        load the newest version (time.monotonic). leases_until: lease ids below it have been sent to
+        this generator, or never will be. moved: leases that others got while it was silent.
     """
 
     tested: bool = True
-    """True once it has passed its self-test, or where it has none to pass."""
     room: GeneratorCapacity = field(default_factory=GeneratorCapacity)
     live: set[int] = field(default_factory=set)
-    """Trajectory ids."""
     loaded: int = -1
     noticed: set[int] = field(default_factory=set)
-    """Announced versions that it has not answered for."""
     not_loaded_at: float | None = None
-    """Time at which it could not load the newest version (time.monotonic)."""
     report: GeneratorReport | None = None
     leases_until: int = -1
-    """Lease ids below it have been sent to this generator, or never will be."""
     moved: set[int] = field(default_factory=set)
-    """Leases that others got while this generator was silent."""
 
     @property
     def free(self) -> int:
@@ -140,7 +140,7 @@ class GeneratorPeer(Peer):
 
 
 class ScoreKey(NamedTuple):
-    """Key of a score request, for a trajectory, its lines or its group, to a reward source."""
+    """Key of a request to a reward source: for a trajectory, its lines or its group."""
 
     trajectory_id: int
     source: str

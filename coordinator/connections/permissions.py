@@ -23,9 +23,10 @@ MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
     "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble, m.Progress},
     "monitor": _ALWAYS | {m.StatusRequest, m.Command},
 }
-"""Messages that each role may send. A monitor steers the run: the run's keys let it in. A process
-that has said no Hello may only say Hello, but for the Progress of a learner that loads its
-models."""
+"""Messages that each role may send; the run's keys let a monitor in, to steer it.
+
+A process that has said no Hello may only say Hello, but for the Progress of a learner that loads
+its models."""
 
 
 class Refusal(NamedTuple):
@@ -86,8 +87,7 @@ def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:
 
 
 def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal | None:
-    """Refuse a generator's report of weights that no notice told it to load, or a second report of
-    the same weights."""
+    """Refuse a generator's report of unannounced weights, or a second report."""
     if message.version in noticed:
         return None
     return Refusal("not_asked", f"no notice of weights {message.version} awaits an answer")
@@ -96,8 +96,7 @@ def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal
 def learner_refusal(
     message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: OutstandingRequests
 ) -> Refusal | None:
-    """Refuse reports of a batch that the learner does not have, of a version that was not issued to
-    it, and of a checkpoint that was not requested."""
+    """Refuse reports of foreign batches, unissued versions, unrequested checkpoints."""
     match message:
         case m.UpdateDone():
             problem = _update_problem(message, orders)
@@ -135,8 +134,9 @@ def _notice_problem(notice: m.WeightNotice, orders: OutstandingRequests) -> str 
 
 
 def hello_problem(identity: str, hello: m.Hello, given: int) -> str | None:
-    """Return the reason to refuse a Hello, apart from other connected processes, or None. `given`:
-    the highest update that the run has ever given to a learner."""
+    """Return the reason to refuse a Hello whatever other processes do, or None.
+
+    `given`: the highest update that the run has ever given to a learner."""
     if hello.protocol != m.PROTOCOL_VERSION:
         return f"this is protocol {m.PROTOCOL_VERSION}"
     if name_of(identity) != hello.name:

@@ -17,7 +17,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 
 class RankerVersions:
-    """Versions of the one reward source whose ranker is trained along, if there is one."""
+    """Versions of the one reward source whose ranker is trained along, if any."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         training = None if config.evaluation.only else config.learner.ranker

@@ -1,4 +1,4 @@
-"""Rate limits of what peers cause: every rejection and incident counts, few are recorded.
+"""Rate limits of what peers cause: all rejections are counted, few are recorded.
 
 In: the sender, kind and reason of a rejection; the kind of an incident that a peer caused. Out: a
 count by kind, and lines for the run's history. Promises: in a period (a minute) at most FIRST
@@ -49,8 +49,7 @@ class RejectionLog:
         self.counts[kind] += 1
 
     def add(self, sender: str, kind: str, text: str, number: int = 1) -> None:
-        """Count a rejection, or a number of equal ones, and write a line about it while the period
-        has lines left."""
+        """Count a number of equal rejections; write a line if the period has any left."""
         self.write_summary_if_due()
         self.counts[kind] += number
         if self._began is None:
@@ -87,7 +86,7 @@ class RepeatLimiter:
     _began: float | None = None
 
     def passes(self, kind: str, most: int = OF_A_KIND) -> bool:
-        """Return whether another one of the kind is written; else count it for the summary."""
+        """Return whether another one of the kind is written; else count it."""
         if self._began is None:
             self._began = self.clock()
         self._seen[kind] += 1
@@ -97,8 +96,9 @@ class RepeatLimiter:
         return False
 
     def summary(self, *, at_once: bool = False) -> str | None:
-        """Return the numbers of those not written, if any, where the period is over (or `at_once`),
-        and begin a new period."""
+        """Return the numbers of unwritten ones, if any, and begin a new period.
+
+        Only where the period is over (or `at_once`); else None."""
         if self._began is None or not (at_once or self.clock() - self._began >= PERIOD_S):
             return None
         parts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._unsaid.items()))

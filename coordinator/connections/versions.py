@@ -51,8 +51,7 @@ class Versions:
         self._changes_of[version] = self._changes(update)
 
     def keep_version(self, update: int) -> None:
-        """Note an update that left the policy's weights as they were: it trained the value model
-        alone, or was broken off."""
+        """Note an update that left the policy as it was: broken off, or of values alone."""
         self._still.append(update)
 
     def roll_back(self, update: int) -> None:
@@ -60,8 +59,7 @@ class Versions:
         self._still = [u for u in self._still if u <= update]
 
     def forget(self, before: int) -> None:
-        """Forget versions older than all tokens in memory, but not those that a slow generator may
-        still sample from."""
+        """Forget versions before `before`, but not the newest KEPT, for slow generators."""
         keep = bisect_left(self._known, min(before, self.current - KEPT))
         for version in self._known[:keep]:
             del self._changes_of[version]
@@ -76,19 +74,18 @@ class Versions:
         return update - bisect_right(self._still, update)
 
     def age(self, version: int, update: int) -> int:
-        """Return the number of policy changes from a version to the weights after `update`."""
+        """Return the number of policy changes from a version to weights after `update`."""
         return max(0, self._changes(update) - self._changes_of[version])
 
     def ages(self, spans: list[Span], start: int, end: int, update: int) -> npt.NDArray[np.int64]:
-        """Return [end - start] the age of each token's weights at `update`; 0 outside of spans."""
+        """Return [end - start] ages of tokens' weights at `update`; 0 outside of spans."""
         ages = np.zeros(end - start, np.int64)
         for span in spans:
             ages[span.start - start : span.end - start] = self.age(span.version, update)
         return ages
 
     def oldest_allowed(self, update: int, max_age: int) -> int:
-        """Return the oldest version of at most this age at `update`, or else the current one:
-        tokens of older versions are older than that."""
+        """Return the oldest version of at most this age at `update`, or else the current."""
         asked = update, max_age, self.current
         if self._allowed[0] != asked:
             # After a rollback abandoned versions are younger than some that came later.

@@ -17,8 +17,7 @@ from headrace.trajectory.account import Account
 
 @dataclass
 class GrantedLease:
-    """A lease in force. `training`: of a training trajectory. `holding`: its generator was asked to
-    end it."""
+    """A lease in force, in `training` or not; `holding`: it was asked to end."""
 
     lease_id: int
     generator: str
@@ -49,15 +48,16 @@ class LeaseTable:
     _border: list[int] = field(default_factory=list)
     _evaluation: list[int] = field(default_factory=list)
     _waits_inside: set[int] = field(default_factory=set)
-    """Trajectories that wait for a lease inside a window, or at its border, or in an evaluation."""
+    """Trajectories that wait inside a window, at a border, to be evaluated."""
     _waits_at_border: set[int] = field(default_factory=set)
     _waits_evaluation: set[int] = field(default_factory=set)
 
     # -- records ----------------------------------------------------------------------------------
 
     def restore(self, given: Mapping[int, tuple[int, str]]) -> None:
-        """After a replay, put leases (id and generator) by trajectory into force; every other
-        unfinished trajectory waits for one."""
+        """After a replay, put leases (id and generator) by trajectory into force.
+
+        Every other unfinished trajectory waits for one."""
         for key, (lease_id, generator) in given.items():
             self.give(key, lease_id, generator)
         for trajectory in self.account.trajectories.values():
@@ -90,8 +90,7 @@ class LeaseTable:
     # -- leases -----------------------------------------------------------------------------------
 
     def give(self, trajectory_id: int, lease_id: int, generator: str) -> None:
-        """Put an earlier lease into force again; its trajectory is inside a window or begins
-        one."""
+        """Put an earlier lease into force again; its trajectory has or begins a window."""
         self._put(trajectory_id, lease_id, generator)
         if self.given[trajectory_id].training:
             self.open.add(trajectory_id)

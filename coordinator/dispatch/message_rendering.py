@@ -31,8 +31,9 @@ _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "conten
 
 
 class RenderedMessages(NamedTuple):
-    """Messages as ids. `cut`: number of ids cut off the ends of their texts. `pieces`: source, role
-    and number of ids, in order; a chat's frames are the template's."""
+    """Messages as ids. `cut`: number of ids cut off the ends of their texts.
+
+    `pieces`: source, role and number of ids, in order; a chat's frames are the template's."""
 
     ids: Int32
     cut: int
@@ -43,8 +44,9 @@ class MessageRenderer:
     """Messages to ids by a tokenizer and, for chats, its template."""
 
     def __init__(self, tokenizer: Any, *, is_chat: bool, appends: bool = False) -> None:
-        """UserError where a chat's template drops or changes text before a message, unless it
-        `appends`: sampled tokens then stay as they are."""
+        """UserError where a chat's template drops or changes text before a message.
+
+        With `appends` that is accepted: sampled tokens stay as they are."""
         self._tokenizer, self._is_chat, self._appends = tokenizer, is_chat, appends
         if is_chat:
             self._frame([InsertedMessage("user", "")], is_first=False)
@@ -125,7 +127,7 @@ class MessageRenderer:
         return [*frames, rest]
 
     def _behind(self, text: str) -> int:
-        """Return the end of a conversation's answer, end token included; 0 without an answer."""
+        """Return the end of the answer in a chat, with its end token; 0 without an answer."""
         if _ANSWER not in text:
             return 0
         end = text.rindex(_ANSWER) + len(_ANSWER)

@@ -87,7 +87,7 @@ class DomainMixture:
         )
 
     def domain_at(self, position: int, update: int) -> str | None:
-        """Return the domain of the group at a position; None where no domain has a prompt left."""
+        """Return the domain of the group at a position; None where no prompt is left."""
         weights = {k: w for k, w in self._weights(update).items() if k not in self.empty}
         # Where the schedule names empty domains alone, the others go on.
         weights = weights if sum(weights.values()) > 0 else dict.fromkeys(weights, 1.0)
@@ -115,7 +115,7 @@ def needs_rates(task: TaskConfig) -> bool:
 
 
 def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> dict[str, float]:
-    """Return, by domain, the share of groups asked since the last update, and the weight then."""
+    """Return, by domain, the share of groups since the last update, and its weight."""
     if task.kind != "mixture":
         return {}
     groups = max(1, sum(progress.asked.values()))
@@ -127,8 +127,7 @@ def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> di
 def batch_shares(
     account: "Account", windows: Iterable["Window"], ended: Iterable["Trajectory"]
 ) -> dict[str, float]:
-    """Return, by domain, the share of a batch's tokens, and the mean success of its final
-    answers."""
+    """Return, by domain, the share of a batch's tokens, and its answers' mean success."""
 
     def domain(trajectory: "Trajectory") -> str:
         return account.groups[trajectory.group_id].domain

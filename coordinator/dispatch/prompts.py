@@ -41,20 +41,21 @@ from tasks.rows import Row, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
-"""Maximum number of consecutive prompts skipped by bands; the next one is used regardless."""
+"""Maximum number of consecutive prompts skipped by bands; the next one is used."""
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
-    """Return the seed of a trajectory's sampling: a hash, so that runs agree and members differ."""
+    """Return a trajectory's sampling seed: a hash, the same in all runs."""
     text = f"{seed}/{purpose}/{position}/{member}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt as text and as token ids. `messages`: JSON of a chat's messages, whose images are
-    named by their SHA-256; `media`: their positions in the ids by `processor`; `files`: by
-    SHA-256."""
+    """A prompt as text and as token ids.
+
+    `messages`: JSON of a chat's messages, whose images are named by their SHA-256; `media`: their
+    positions in the ids by `processor`; `files`: the images by SHA-256."""
 
     text: str
     ids: Int32
@@ -85,15 +86,16 @@ class Prompts:
         self._lifted: set[str] = set()
         self.skipped = 0
         self.unasked: list[str] = []
-        """Notices about domains and rows whose prompts are drawn less often than they should be."""
+        """Notices about domains and rows whose prompts are drawn too seldom."""
         for task in members(config.task).values():
             if task.kind != "dataset":
                 longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
                 self._check_labels(longest, task.max_terms)
 
     def encode(self, row: Row) -> EncodedPrompt:
-        """Encode a row's prompt, through the chat template if there is to be one. An agent's prompt
-        has no tokens: the policy reads the agent's requests."""
+        """Encode a row's prompt, through the chat template if there is to be one.
+
+        An agent's prompt has no tokens: the policy reads the agent's requests."""
         mode, environment = self._config.model.chat_template, self._config.environment
         if environment is not None and environment.is_agent:
             text = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
@@ -165,7 +167,7 @@ class Prompts:
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     def is_chat(self, messages: str) -> bool:
-        """Return whether a prompt with these messages ("": none) goes through the template."""
+        """Return whether a prompt with these messages ("": none) needs the template."""
         environment, mode = self._config.environment, self._config.model.chat_template
         asks = environment is not None and environment.is_agent and mode == "auto"
         return bool(messages or mode == "always" or (asks and self._tokenizer.chat_template))
@@ -201,8 +203,10 @@ class Prompts:
         progress: MixtureProgress | None = None,
         update: int = 0,
     ) -> GroupIssued:
-        """Return the group of the first usable row at or after `position`; of a mixture, of the
-        domain whose turn it is there, after its rows that were asked before."""
+        """Return the group of the first usable row at or after `position`.
+
+        Of a mixture, it is a row of the domain whose turn it is, after its rows that were asked
+        before."""
         progress = progress or MixtureProgress()
         while (domain := self._mixture.domain_at(position, update)) is not None:
             first = progress.positions.get(domain, 0) if domain else position
@@ -239,7 +243,7 @@ class Prompts:
         return None
 
     def _usable(self, row: Row) -> EncodedPrompt | None:
-        """Encode a row; None, and a notice, if it is too long or one of its images is invalid."""
+        """Encode a row; None, and a notice, where it is too long or has an invalid image."""
         try:
             encoded = self.encode(row)
         except MediaError as error:
@@ -311,9 +315,9 @@ def _ids(tokens: list[int]) -> Int32:
 
 
 class CriticPrompts:
-    """Anchors that answers have to beat, which the value model reads between prompt and answer.
+    """Anchors that answers have to beat; the value model reads them first.
 
-    They are of the row's source of rewards, and cut to the maximum length of an answer."""
+    They are of the row's reward source, and cut to the maximum length of an answer."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
         """UserError where a file of anchors cannot be read."""

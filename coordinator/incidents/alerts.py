@@ -90,12 +90,7 @@ def _entropy(config: AlertConfig, seen: RewardStatistics) -> str | None:
     return f"the entropy of its answers is {entropy:.4f} nats a token: the policy hardly tries"
 
 
-_RULES: tuple[Callable[[AlertConfig, RewardStatistics], str | None], ...] = (
-    _gap,
-    _length,
-    _spread,
-    _entropy,
-)
+_RULES = (_gap, _length, _spread, _entropy)
 
 
 class RewardAlerts:
@@ -135,7 +130,7 @@ class ProcessWait(NamedTuple):
 
 @dataclass
 class Incidents:
-    """Incidents and waits of processes; the same text is reported once, and all are bounded.
+    """Incidents and waits of processes; each text is reported once, all are bounded.
 
     `write` takes a level, a kind and a text, and puts them into the run's history.
     """
@@ -170,7 +165,7 @@ class Incidents:
             self.report(kind, f"{name} goes on", "info")
 
     def set_lag(self, text: str) -> None:
-        """Set the reason why the database is behind ("": it is not); report its begin and end."""
+        """Set the reason why the database is behind ("": it is not); report changes."""
         before, self._lags = self._lags, bool(text)
         if before != self._lags:
             self._told -= {text, CAUGHT_UP}

@@ -69,8 +69,7 @@ class _SourceMonitor:
         return estimate([reward - truth for reward, truth in self.audits])
 
     def pop_figures(self) -> tuple[dict[str, float], RewardStatistics]:
-        """Return figures by the last part of their names, and the input of alerts; reset the
-        sums."""
+        """Return figures by the last part of their names, and alert input; reset the sums."""
         since, self.since = self.since, _UpdateSums()
         figures = {"count": float(since.answers)}
         if since.answers:
@@ -107,14 +106,14 @@ class _SourceMonitor:
 
 
 class RewardMonitors:
-    """Monitors of all sources. `alert` is called with the kind and the text of each alert."""
+    """Monitors of all sources. `alert` is called with each alert's kind and text."""
 
     def __init__(self, config: RewardConfig, alert: Callable[[str, str], None]) -> None:
         self._sources = {name: _SourceMonitor(config.alerts) for name in config.each()}
         self._alerts = RewardAlerts(config.alerts)
         self._alert = alert
         self.queues: Callable[[], Mapping[str, int]] = dict
-        """Number of answers that each source has to score; `Scoring` sets it, and the next one."""
+        """Number of answers that each source has to score; `Scoring` sets both."""
         self.in_flight: Callable[[], Mapping[str, int]] = dict
         """Number of answers that reward workers have, by source."""
 

@@ -80,6 +80,6 @@ def sampled_index(trajectory: Trajectory, positions: Sequence[int]) -> list[int]
 
 
 def pieces_up_to(tokens: Int32, ends: Sequence[int], start: int) -> list[Int32]:
-    """Cut tokens into lines from `start` on; `ends` are the indices of their last tokens."""
+    """Cut tokens into lines from `start` on; `ends`: indices of their last tokens."""
     starts = [start, *(end + 1 for end in ends[:-1])]
     return [tokens[first : last + 1] for first, last in zip(starts, ends, strict=True)]

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal
 
@@ -77,7 +78,7 @@ class LineScoring:
         if ends[last - 1] >= trajectory.lines_through:
             is_open = trajectory.reward_status != "ok"
             return "waiting" if is_open and self._waits(window.window_id, trajectory) else "late"
-        known, at = trajectory.lines, _position
+        known, at = trajectory.lines, attrgetter("position")
         scored = bisect_left(known, window.end, key=at) - bisect_left(known, window.start, key=at)
         return "scored" if scored == last - first else "failed"
 
@@ -110,7 +111,7 @@ class LineScoring:
         return wanted
 
     def question(self, trajectory: Trajectory) -> list[int]:
-        """Return the ends of all unscored lines in complete windows, which are now requested."""
+        """Return the ends of unscored lines in complete windows, which are now requested."""
         ends = self._line_ends(trajectory)
         border = trajectory.length if trajectory.ended else trajectory.open_start
         asked = ends[bisect_left(ends, trajectory.lines_through) : bisect_left(ends, border)]
@@ -130,8 +131,10 @@ class LineScoring:
         return msgspec.structs.replace(score, status="invalid", lines=[], error=error)
 
     def answered(self, trajectory: Trajectory, score: Score, *, settles: bool) -> LinesScored:
-        """Return the record of a checked score; `settles`: the outcome waits for lines alone, so
-        that nothing is paid on account if these are the last ones."""
+        """Return the record of a checked score.
+
+        `settles`: the outcome waits for lines alone, so that nothing is paid on account if these
+        are the last ones."""
         asked = self._asked.pop(trajectory.trajectory_id)
         settles = settles and asked[-1] == self._line_ends(trajectory)[-1]
         lines = [LineScore(*pair) for pair in zip(asked, score.lines, strict=False)]
@@ -149,7 +152,7 @@ class LineScoring:
     # -- rewards ----------------------------------------------------------------------------------
 
     def _on_account(self, trajectory: Trajectory, lines: list[LineScore]) -> list[Reward]:
-        """Return the early rewards of lines in windows that may be trained before the outcome."""
+        """Return early rewards of lines in windows that may be trained before the outcome."""
         if not self._by_window or trajectory.reward_status == "ok":
             return []
         early = set(_untrained(trajectory, lines, final=False))
@@ -163,8 +166,7 @@ class LineScoring:
         return fmean(self._numbers) if self._numbers else 0.0
 
     def settle(self, trajectory: Trajectory, *, passed: bool) -> list[Reward]:
-        """Return the further rewards of an answer's lines once its outcome is known; scores that
-        come later earn nothing."""
+        """Return an answer's further line rewards; scores after its outcome earn nothing."""
         if trajectory.lines:
             self._numbers.append(num_scored(trajectory.lines))
         self._deadlines.forget(_answer(trajectory.trajectory_id))
@@ -227,8 +229,9 @@ class Deadlines:
 
 
 def _untrained(trajectory: Trajectory, lines: Iterable[LineScore], *, final: bool) -> Iterable[int]:
-    """Yield the positions of lines in windows that no update has had; with `final`, in the final
-    window, too."""
+    """Yield the positions of lines in windows that no update has had.
+
+    Those in the final window are left out unless `final`."""
     for line in lines:
         number = bisect_left(trajectory.windows, line.position + 1, key=lambda w: w.end)
         if number < len(trajectory.windows):
@@ -245,7 +248,3 @@ def _answer(trajectory_id: int) -> int:
 def _whose(key: int) -> int:
     """Return the trajectory that a key is about."""
     return -1 - key if key < 0 else trajectory_of(key)[0]
-
-
-def _position(line: LineScore) -> int:
-    return line.position

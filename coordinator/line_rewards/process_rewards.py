@@ -34,8 +34,7 @@ def num_scored(lines: Sequence[LineScore]) -> int:
 
 
 def line_rewards(lines: Sequence[LineScore], rate: float, num_lines: float) -> list[Reward]:
-    """Return the rewards of lines at `rate`, in an answer with `num_lines` that are not neutral; a
-    neutral line has none."""
+    """Return lines' rewards at `rate`, with M = `num_lines`; a neutral line has none."""
     return [
         Reward(rate * line.score / num_lines, line.position)
         for line in lines
@@ -62,7 +61,7 @@ def settled(
     payable: Collection[int],
     last: int,
 ) -> list[Reward]:
-    """Return the rewards of an ended answer besides its outcome and those `paid` on account.
+    """Return an ended answer's rewards besides its outcome and those `paid` so far.
 
     An unpaid line earns its own reward where its position is `payable` (no update has trained it
     yet); all the rest, a refund perhaps, is earned at position `last`."""

@@ -19,8 +19,7 @@ from coordinator.parts import Parts
 from headrace.run_files.run_folder import NOW, write_atomically
 
 LOOK_S = 2.0
-"""Seconds from the report of a stall to the run's end, in which processes write down their
-stacks."""
+"""Seconds from a stall's report to the run's end, for processes to dump stacks."""
 LONG = 0.2
 """Share of `transport.stall_timeout_s` after which a wait is recorded."""
 NAMED = 3
@@ -28,7 +27,7 @@ NAMED = 3
 
 
 class CurrentWait(NamedTuple):
-    """One wait: the part that has to move, a sentence with its owner, seconds without progress."""
+    """One wait: the part that has to move, a sentence, seconds without progress."""
 
     mover: Mover
     words: str
@@ -78,8 +77,7 @@ class StallWatch:
             hub.failed = hub.failed or hub.stalled
 
     def show(self, phase: str) -> None:
-        """Write the waits, and the age of each process's last message, into the run's folder,
-        unless the last write is still under way."""
+        """Write waits and peers' silences into the run's folder, if no write is under way."""
         if self._writing is not None and not self._writing.done():
             return
         waits = [{"for": wait.words, "age_s": round(wait.age_s, 1)} for wait in self.now()]
@@ -129,7 +127,7 @@ class StallWatch:
             yield "trajectories", f"{live} trajectories{whose} to go on"
 
     def _how_far(self, *names: str) -> str:
-        """Return the progress text of the first of these; a loading learner is no peer yet."""
+        """Return progress text of the first of these; a loading learner is no peer yet."""
         doing = self._hub.doing.items()
         return next((f" ({text})" for name, text in doing if text and name.startswith(names)), "")
 

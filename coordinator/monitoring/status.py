@@ -1,4 +1,4 @@
-"""The coordinator's status for a monitor: the run's position and what it waits for."""
+"""Status of the coordinator for a monitor: the run's position and its waits."""
 
 import time
 

@@ -18,7 +18,7 @@ from headrace.protocol.messages.control import JournalEnd
 from headrace.protocol.records.record_types import Record
 
 log = logging.getLogger(__name__)
-Effect = Callable[[], Awaitable[None]]
+Effect = Callable[[], Awaitable[object]]
 DISK_RETRY_S = 2.0
 EFFECTS_AT_ONCE = 100
 SLOW_S = 5.0
@@ -90,8 +90,9 @@ class Recorder:
         self._wake.set()
 
     def after(self, effect: Effect, *, hurry: bool = False) -> None:
-        """Run an effect once all records so far are on disk; with `hurry` without gathering more
-        first, because somebody has nothing else to do."""
+        """Run an effect once all records so far are on disk.
+
+        `hurry`: gather no more records first, because somebody has nothing else to do."""
         self._effects.append(effect)
         self._idle.clear()
         self._wake.set()

@@ -24,13 +24,15 @@ from headrace.trajectory.snapshots import NEEDED, AccountValues, account_of, val
 
 log = logging.getLogger(__name__)
 FORMAT = 3
-"""Version of the snapshots. Raise it when a field of the state, or a record's effect on one,
-changes its meaning: older snapshots are then passed over."""
+"""Version of snapshots; older ones are passed over.
+
+Raise it when a field of the state, or a record's effect on one, changes its meaning."""
 SAY_EVERY_S = 10.0
 """Seconds between progress messages of a long replay, which keep the supervisor waiting."""
 MOST = 200_000
-"""Maximum number of trajectories in a snapshot, some hundred MiB of values. Only a run without a
-checkpoint to go back to exceeds it."""
+"""Maximum number of trajectories in a snapshot, some hundred MiB of values.
+
+Only a run without a checkpoint to go back to exceeds it."""
 
 
 class RecordSource(Protocol):
@@ -42,8 +44,7 @@ class RecordSource(Protocol):
     def replay(
         self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
     ) -> Iterator[Record]:
-        """Iterate over these offsets' records; only those of kinds `only`, as far as that is
-        easy."""
+        """Iterate over these offsets' records; of kinds `only`, as far as that is easy."""
 
 
 class StateValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +92,9 @@ _DECODER = msgspec.msgpack.Decoder(StateValues, dec_hook=_from_plain)
 
 
 def snapshot_of(state: State, end: int) -> Snapshot | None:
-    """Return a snapshot of the state; None where it is too large. The journal has `end` records;
-    those on their way there are in the state, too."""
+    """Return a snapshot of the state, or None where it is too large.
+
+    The journal has `end` records; those on their way there are in the state, too."""
     if len(state.account.trajectories) > MOST:
         return None
     values = StateValues(
@@ -124,9 +126,8 @@ def restored(config: RunConfig, journal: RecordSource) -> State:
         begin = offset + 1
         break
     followed, said_at = 0, began
-    for record in journal.replay(begin):
+    for followed, record in enumerate(journal.replay(begin), 1):
         state.apply(record)
-        followed += 1
         if followed % 1024 == 0 and time.monotonic() - said_at > SAY_EVERY_S:
             said_at = time.monotonic()
             log.info("%d records of the journal are read", followed)

@@ -67,8 +67,7 @@ class State:
         return self.update - (self.account.taken is not None)
 
     def is_on_line(self, update: int, batch_id: int | None) -> bool:
-        """Return whether weights after this update and batch are on the surviving line of updates;
-        a batch without an id counts as the line's."""
+        """Return whether weights after this update and batch (None: any) are on the line."""
         if update not in self.line:
             return False
         ours = self.line[update]

@@ -14,7 +14,7 @@ from collections import deque
 
 import numpy as np
 
-from coordinator.connections.message_checks import LARGEST_REWARD, cut
+from coordinator.connections.message_checks import LARGEST_REWARD, cut, end_record
 from coordinator.connections.peers import EnvironmentPeer
 from coordinator.dispatch.message_rendering import MessageRenderer, RenderedMessages
 from coordinator.dispatch.prompts import Prompts
@@ -30,7 +30,7 @@ from headrace.trajectory.trajectories import Group, Trajectory
 
 NO_LEASE = -1
 BRANCH_OF = "environment.branch_of"
-"""Key in the info of a group whose only trajectory is a branch: the trajectory that it left."""
+"""Key in the info of a group that is a branch, for the trajectory that it left."""
 NOTHING = RenderedMessages(np.zeros(0, np.int32), 0, [])
 MOST_OUT = 64
 """Maximum number of episodes that one worker is asked about at a time."""
@@ -82,7 +82,7 @@ class EpisodeManager:
                 self._queue.append(key)
 
     def restore(self) -> None:
-        """After a restart, repeat unanswered requests, and end episodes that an answer ended."""
+        """After a restart, repeat unanswered requests, and end episodes that are over."""
         for group in self._hub.account.groups.values():
             if (first := branch_of(group)) >= 0:
                 self._branches.setdefault(first, []).extend(group.trajectory_ids)
@@ -125,7 +125,7 @@ class EpisodeManager:
                 await self._hub.send(name, StepRequest(asks=asks, ended=ended))
 
     def _with_room(self) -> list[str]:
-        """Return workers with room, the idlest first; episodes that wait for branches take none."""
+        """Return workers with room, the idlest first; waits for branches take no room."""
         asked = {
             name: len(worker.asked.keys() - self._branches.keys())
             for name, worker in self._workers.items()
@@ -133,8 +133,7 @@ class EpisodeManager:
         return sorted((n for n, out in asked.items() if out < MOST_OUT), key=asked.__getitem__)
 
     def _home(self, trajectory: Trajectory) -> str | None:
-        """Return the worker that plays a trajectory's branches, or its origin: one agent plays
-        all."""
+        """Return the worker of a trajectory's branches or origin, whose agent plays all."""
         first = branch_of(self._hub.account.groups[trajectory.group_id])
         first = trajectory.trajectory_id if first < 0 else first
         family = {first, *self._branches.get(first, ())}
@@ -319,7 +318,7 @@ class EpisodeManager:
             self._end(trajectory, "truncated", limit)
 
     def end(self, trajectories: list[Trajectory]) -> None:
-        """Note trajectories that a limit of tokens or a failure ended, and not their environment.
+        """Note trajectories that a limit of tokens or a failure ended.
 
         Those that were cut short have the reward that they had earned so far."""
         cut_short = [trajectory for trajectory in trajectories if trajectory.complete]
@@ -334,14 +333,7 @@ class EpisodeManager:
         self._hub.settle_windows(cut_short)
 
     def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
-        self._hub.record_event(
-            r.TrajectoryEnded(
-                trajectory_id=trajectory.trajectory_id,
-                status=status,
-                length=trajectory.length,
-                error=cut(error) or None,
-            )
-        )
+        self._hub.record_event(end_record(trajectory, status, error or None))
         self._branches.pop(trajectory.trajectory_id, None)
         if status != "failed":
             self._reward(trajectory)
@@ -352,8 +344,7 @@ class EpisodeManager:
         self._end(trajectory, "failed", problem)
 
     def _reward(self, trajectory: Trajectory) -> None:
-        """Record an episode's reward, unless it is scored: the sum of its turns' rewards, which are
-        paid where they were earned."""
+        """Record the sum of an episode's rewards, paid at its turns, unless it is scored."""
         if self._config.scored:
             return
         total = sum(step.reward for step in trajectory.steps)

@@ -24,21 +24,17 @@ MOST_READ = 256
 
 
 def can_wait(now: float, step: float, last: float, spacing: float, *, begin: float = 0.0) -> bool:
-    """Return whether an evaluation in `step` seconds of training is near enough to the `last` one.
+    """Return whether an evaluation in `step` seconds would be near enough to `last`.
 
     It may be at most `spacing` of the training time `now` away, or of `begin` before that."""
     return now + step - last <= spacing * max(now, begin)
 
 
 class Evaluator:
-    """The evaluation under way, if any; an earlier coordinator's goes on with its kept answers."""
+    """Evaluation under way, if any; it goes on after a restart with the kept answers."""
 
     def __init__(
-        self,
-        hub: Hub,
-        prompts: Prompts,
-        generation: Generation,
-        source_of: Callable[[Group], str],
+        self, hub: Hub, prompts: Prompts, generation: Generation, source_of: Callable[[Group], str]
     ) -> None:
         """`source_of`: the source of rewards of a prompt."""
         self._hub, self._source_of = hub, source_of

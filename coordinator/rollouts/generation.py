@@ -10,6 +10,8 @@ import time
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.lease_reconciliation import LeaseReconciliation
@@ -28,15 +30,9 @@ class Generation:
         self.reconciliation = LeaseReconciliation(hub)
         self.notice: m.WeightNotice | None = None
         self.draining = False
-        fire = hub.config.generator.fire
-        self._fire: m.FireSampling | None = None
-        if fire is not None:
-            self._fire = m.FireSampling(
-                temperature=fire.temperature,
-                top_k=fire.top_k,
-                top_p=fire.top_p,
-                ban_eos=fire.ban_eos,
-            )
+        self._fire: m.FireSampling | None = msgspec.convert(
+            hub.config.generator.fire, m.FireSampling | None, from_attributes=True
+        )
         self._newest_loaded: dict[str, int] = {}
         """Versions by name. A crash loop that loads the same version again is no progress."""
         self._cached_at: dict[int, str] = {}
@@ -76,8 +72,7 @@ class Generation:
         self._awaited_until = time.monotonic() + self._hub.config.transport.heartbeat_timeout_s
 
     def expire(self) -> None:
-        """Give up generators that did not come back for their leases after a restart, and announce
-        the newest weights again to those that could not load them."""
+        """Give up generators that did not return after a restart; retry failed loads."""
         patience = self._hub.config.transport.heartbeat_timeout_s
         for name, generator in self._hub.peers.generators.items():
             failed_at = generator.not_loaded_at
@@ -90,8 +85,7 @@ class Generation:
             self._hub.leases.release_all(name)
 
     def forget_generator(self, name: str, *, died: bool) -> None:
-        """Take the leases of a generator that is gone back. One that `died` lost the tokens that it
-        had not sent; one that left has sent all."""
+        """Take back the leases of a generator, whose unsent tokens are lost if it `died`."""
         generator = self._hub.peers.leave(name)
         if generator is None:
             return
@@ -100,8 +94,7 @@ class Generation:
             self._record_lost(name, generator.report.pending_tokens, "died")
 
     def report(self, name: str, report: m.GeneratorReport) -> None:
-        """Take in a report: work and waits, tokens thrown away at holds, and leases in hand. A
-        lease that was sent and never arrived is over."""
+        """Take in a report: work and waits, tokens thrown away, and leases in hand."""
         generator = self._hub.peers.generators.get(name)
         if generator is None:
             return
@@ -146,14 +139,9 @@ class Generation:
         if message.version > self._newest_loaded.get(name, -1):
             self._newest_loaded[name] = message.version
             self._hub.progress("weights")
-        self._hub.recorder.write(
-            VersionLoaded(
-                generator=name,
-                version=message.version,
-                gap_s=message.gap_s,
-                load_s=message.load_s,
-            )
-        )
+        gap_s, load_s = message.gap_s, message.load_s
+        loaded = VersionLoaded(generator=name, version=message.version, gap_s=gap_s, load_s=load_s)
+        self._hub.recorder.write(loaded)
 
     def all_loaded(self) -> bool:
         """Return whether there are generators, and all sample from the newest version."""
@@ -238,8 +226,7 @@ class Generation:
             self._hub.recorder.after(partial(self._send_leases, name, leases), hurry=idle)
 
     def _choose(self, trajectory: Trajectory) -> str:
-        """Return the generator with most room, or the one that cached earlier turns, if it has
-        room."""
+        """Return the generator with earlier turns cached, if it has room, or most room."""
         room, known = self._hub.peers.room, self._hub.account.trajectories
         if self._hub.config.environment is None:
             return room.most()
@@ -297,7 +284,7 @@ class Generation:
     # -- stopping ---------------------------------------------------------------------------------
 
     def hold_all(self) -> None:
-        """Take back every training lease and keep its tokens; a no-op until the next new lease."""
+        """Take back all training leases with their tokens; a no-op until the next lease."""
         if self._all_held:
             return
         self._all_held = True

@@ -16,13 +16,13 @@ from coordinator.connections.message_checks import (
     TokenLimits,
     arrival,
     chunk_problem,
-    cut,
+    end_record,
     holds_lease,
 )
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import tokens_left
 from headrace.protocol.messages.control import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
-from headrace.protocol.records.record_types import TrajectoryEnded
+from headrace.protocol.records.record_types import TrajectoryStatus
 from headrace.trajectory.trajectories import Trajectory
 
 MAX_FAILURES = 3
@@ -95,8 +95,9 @@ class ChunkIntake:
                 await self._hub.send(sender, Hold(leases=[(lease_id, -1)]))
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
-        """Count a chunk that cannot be taken, and end its lease if that is in force: another lease
-        resumes the tokens acknowledged so far."""
+        """Count a chunk that cannot be taken, and end its lease if that is in force.
+
+        Another lease resumes the tokens acknowledged so far."""
         hub = self._hub
         generator = hub.peers.generators.get(sender)
         if tokens := chunk.token_ids.size:
@@ -111,12 +112,11 @@ class ChunkIntake:
     def _take(self, sender: str, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         if not np.isfinite(chunk.logprobs).all():
             versions = sorted({span.version for span in chunk.spans})
-            self._hub.incident(
-                "error",
-                "non_finite_logprobs",
+            text = (
                 f"{sender} sent non-finite behaviour logprobs under weight versions {versions} "
-                f"(trajectory {trajectory.trajectory_id}); those tokens are not trained",
+                f"(trajectory {trajectory.trajectory_id}); those tokens are not trained"
             )
+            self._hub.incident("error", "non_finite_logprobs", text)
         self._hub.record_event(arrival(sender, chunk))
         self._release(sender, chunk)
         self._end_if_over(trajectory, chunk)
@@ -127,7 +127,8 @@ class ChunkIntake:
             generator.drop_lease(chunk.trajectory_id)
 
     def _end_if_over(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
-        status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
+        ends: dict[str, TrajectoryStatus] = {"stop": "finished", "length": "truncated"}
+        status = ends.get(chunk.finish or "")
         if trajectory.paused:
             status = None  # A turn ended, and the environment answers.
         left = tokens_left(trajectory, self._hub.config)
@@ -135,26 +136,15 @@ class ChunkIntake:
         if status is None and chunk.finish in ("window", "held") and full:
             status = "truncated"
         if chunk.finish == "failed":
-            self._hub.incident(
-                "warning",
-                "generation_failed",
-                f"trajectory {trajectory.trajectory_id}: {chunk.error or 'no reason given'}",
-            )
+            text = f"trajectory {trajectory.trajectory_id}: {chunk.error or 'no reason given'}"
+            self._hub.incident("warning", "generation_failed", text)
             status = "failed" if trajectory.failures >= MAX_FAILURES else None
         if status is not None:
             limit = full[0] if full and self._hub.config.environment is not None else None
-            self._hub.record_event(
-                TrajectoryEnded(
-                    trajectory_id=trajectory.trajectory_id,
-                    status=status,  # type: ignore[arg-type]
-                    length=trajectory.length,
-                    error=cut(chunk.error) or limit,
-                )
-            )
+            self._hub.record_event(end_record(trajectory, status, chunk.error or limit))
 
     def _hold(self, trajectory: Trajectory) -> tuple[int, int] | None:
-        """Return the lease and border of a trajectory at a window's border that the scheduler does
-        not let go on, else None."""
+        """Return lease and border of a trajectory that the scheduler stops, or None."""
         lease, scheduler = self._hub.leases.of(trajectory.trajectory_id), self._hub.scheduler
         if lease is None or lease.holding or trajectory.purpose == "eval":
             return None

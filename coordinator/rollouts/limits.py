@@ -9,7 +9,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 
 def tokens_left(trajectory: Trajectory, config: RunConfig) -> dict[str, int]:
-    """Return the number of tokens that the policy may still sample in this turn, by limit."""
+    """Return the number of tokens left for the policy in this turn, by limit."""
     task, environment = config.task, config.environment
     left = {"task.max_response_length": task.max_response_length - trajectory.sampled}
     if environment is None:
@@ -23,7 +23,7 @@ def tokens_left(trajectory: Trajectory, config: RunConfig) -> dict[str, int]:
 
 
 def limit_of_episode(trajectory: Trajectory, config: RunConfig) -> str | None:
-    """Return the limit that ends an episode after its environment's answer; None: it goes on."""
+    """Return the limit that ends an episode after an answer; None: it goes on."""
     environment, step = config.environment, trajectory.steps[-1]
     assert environment is not None
     told = trajectory.pieces[-1].turn if trajectory.pieces else -1

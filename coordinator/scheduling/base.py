@@ -46,7 +46,7 @@ class Warmup:
 
     @property
     def prompts(self) -> int:
-        """Number of prompts whose answers the next update needs; 0: it takes those that ended."""
+        """Number of prompts whose answers the next update needs; 0: it takes ended ones."""
         value = self._value
         if not self.on or value is None or self._state.committed:
             return 0
@@ -93,8 +93,9 @@ class BatchSelector:
         return [window for window in new if age(window.max_version, update) > bound]
 
     def again(self) -> BatchSelection | None:
-        """Return the first batch that came back, as far as it can still be trained: the surviving
-        lineage repeats the batches of the abandoned one."""
+        """Return the first batch that came back, as far as it can still be trained.
+
+        The surviving lineage repeats the batches of the abandoned one, one by one."""
         account, value = self._account, self._config.algorithm.value
         for batch in account.again:
             ids = [window.window_id for window in batch.windows]
@@ -108,8 +109,7 @@ class BatchSelector:
         return None
 
     def is_behind(self) -> bool:
-        """Return whether a rollback has so many updates to repeat that tokens sampled now would be
-        too old for theirs."""
+        """Return whether tokens sampled now would be too old after a rollback's updates."""
         account = self._account
         if not account.again:
             return False
@@ -141,18 +141,19 @@ class BatchSelector:
         return [window for windows in chosen.values() for window in windows]
 
     def values(self, beside: list[Window]) -> list[Trajectory]:
-        """Return scored trajectories for the value model beside these windows, the oldest first, up
-        to the last token budget that they fill."""
+        """Return scored trajectories for the value model beside these windows.
+
+        They are the oldest, up to the last token budget that they fill."""
         going = {window.window_id for window in beside}
         queue = [t for t in self.waiting() if all(_is_past(w, going) for w in t.windows)]
         return self._whole_budgets(queue)
 
     def warmup_values(self) -> list[Trajectory]:
-        """Return them where the policy trains nothing, so that no window needs its advantages."""
+        """Return them where the policy trains nothing, and needs no advantages."""
         return self._whole_budgets(self.waiting())
 
     def warmup_set(self, prompts: int) -> list[Trajectory] | None:
-        """Return all scored answers to the first prompts; None while one of them is missing."""
+        """Return all scored answers to the first prompts; None while one is missing."""
         account = self._account
         # Groups stand in the order in which they were issued.
         groups = (g.group_id for g in account.groups.values() if g.purpose == "train")
@@ -180,7 +181,7 @@ class BatchSelector:
 
 
 def _is_past(window: Window, going: set[int]) -> bool:
-    """Return whether a window's advantages are computed before the critic trains on its outcome."""
+    """Return whether a window's advantages come before the critic learns its outcome."""
     return window.state in ("taken", "trained", "dropped") or window.window_id in going
 
 
@@ -233,8 +234,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
-        """Return trajectories to resume and the number of new groups for `free` slots. The caller
-        gives leases to the trajectories at once."""
+        """Return trajectories to lease at once, and a number of groups, for `free` slots."""
 
     @abstractmethod
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
@@ -273,7 +273,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _warmup_half(self) -> list[Trajectory]:
-        """Return the trajectories of a warm-up's next batch; none: the learner has to wait."""
+        """Return the trajectories of a warm-up's next batch; none: the learner waits."""
 
     def committed(self, explained_variance: float | None) -> None:
         """Note a committed update."""

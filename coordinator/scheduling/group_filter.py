@@ -26,7 +26,7 @@ class GroupFilter:
     """Number of groups filtered since one was last admitted."""
 
     def judge(self, scored: list[Trajectory]) -> Iterator[WindowsDropped]:
-        """Yield records that drop groups with equal scores which these trajectories complete."""
+        """Yield records that drop groups with equal scores, which these complete."""
         seen = {t.group_id for t in scored if t.purpose == "train"}
         for group_id in sorted(seen):
             members = self.account.members(group_id)
@@ -41,8 +41,7 @@ class GroupFilter:
                 yield from drop_windows(members, "filtered")
 
     def unjudged(self) -> list[Trajectory]:
-        """Return a trajectory of each group with ready windows, which a replay has to judge
-        again."""
+        """Return a trajectory of each group that a replay has to judge again."""
         trajectories = self.account.trajectories
         groups = {trajectories[w.trajectory_id].group_id for w in self.account.ready.values()}
         return [self.account.members(group_id)[0] for group_id in groups]
@@ -58,5 +57,5 @@ class GroupFilter:
 
 
 def is_mixed(members: list[Trajectory]) -> bool:
-    """Return whether the scored members differ; a group with fewer than two scores does not."""
+    """Return whether the scored members differ; fewer than two scores do not."""
     return len({m.reward for m in members if m.reward_status == "ok"}) > 1

@@ -26,7 +26,7 @@ class StreamingScheduler(Scheduler):
         super().__init__(config, state, leases, by_arrival=config.schedule.max_staleness > 0)
         full = self._schedule.warm_start == "full" and state.update == 0
         self._opening: set[int] | None = set() if full else None
-        """Trajectories of the first leases without a complete window, with warm_start = full."""
+        """Trajectories of first leases without a complete window, with warm_start = full."""
 
     def resume(self) -> None:
         """Do nothing: trajectories with a lease are in play already."""
@@ -34,7 +34,7 @@ class StreamingScheduler(Scheduler):
     # -- generation -------------------------------------------------------------------------------
 
     def stops_at_border(self) -> bool:
-        """Return whether a request ends with its window, because the next one needs new weights.
+        """Return whether requests end with their windows: the next need new weights.
 
         A warm-up has the same weights all along, and needs whole responses."""
         return self._schedule.max_staleness == 0 and not self.warming
@@ -45,8 +45,7 @@ class StreamingScheduler(Scheduler):
         return in_play + windows <= self.bound + first
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
-        """Return trajectories inside a window first, then those at a border as far as the bound
-        allows, and the number of new groups."""
+        """Return trajectories inside windows, then at borders in the bound, then groups."""
         chosen: list[int] = []
         while len(chosen) < free and (key := self._leases.next_inside()) is not None:
             chosen.append(key)
@@ -91,8 +90,7 @@ class StreamingScheduler(Scheduler):
         return self._selector.windows()
 
     def _warmup_half(self) -> list[Trajectory]:
-        """Return finished trajectories for a batch's windows, or for whole token budgets; fewer
-        where the stream would otherwise wait for ever."""
+        """Return trajectories of a full batch; fewer where the stream would wait for ever."""
         chosen, size = list[Trajectory](), self._schedule.batch_windows
         if self._schedule.value_batch_tokens is not None and not self._warmup.prompts:
             chosen = self._selector.warmup_values()
@@ -101,8 +99,9 @@ class StreamingScheduler(Scheduler):
         return self._selector.waiting() if not chosen and self._nothing_to_come() else chosen
 
     def _nothing_to_come(self) -> bool:
-        """Return whether waiting would be for ever: nothing is under way, and the bound lets
-        nothing begin, because trajectories that could not be scored left holes."""
+        """Return whether waiting would be for ever.
+
+        Nothing is under way, and the bound lets nothing begin: unscored trajectories left holes."""
         active = len(self._account.active)
         if self._leases.waiting_at_border() < active:
             return False
@@ -110,7 +109,7 @@ class StreamingScheduler(Scheduler):
         return not self._may_begin(self.in_play(), begins)
 
     def _opening_waits(self) -> bool:
-        """Return whether a first trajectory lacks a complete window, with warm_start = full."""
+        """Return whether a first trajectory lacks a whole window, with warm_start = full."""
         if self._opening is None:
             return False
         while self._opening:
@@ -123,7 +122,7 @@ class StreamingScheduler(Scheduler):
         return False
 
     def _stale_unit_waits(self) -> bool:
-        """Return whether a window would be over the bound after the update, with stale = wait."""
+        """Return whether a window would be too old after the update, with stale = wait."""
         if self._schedule.stale != "wait":
             return False
         bound, update = self._schedule.max_staleness, self._state.update

@@ -37,7 +37,7 @@ class SynchronousScheduler(Scheduler):
         self._find_round()
 
     def committed(self, explained_variance: float | None) -> None:
-        """Note a committed update. Its round is over, unless the batch was one that came back."""
+        """Note a committed update, which ends its round, unless its batch had come back."""
         if self._round_over():
             self._end_round()
         super().committed(explained_variance)
@@ -77,7 +77,7 @@ class SynchronousScheduler(Scheduler):
     # -- generation -------------------------------------------------------------------------------
 
     def stops_at_border(self) -> bool:
-        """Return whether requests end with their window: not in a warm-up, whose weights stay."""
+        """Return whether requests end with their window: not in a warm-up."""
         return not self.warming
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
@@ -90,8 +90,9 @@ class SynchronousScheduler(Scheduler):
         return [self._account.trajectories[key] for key in keys], groups
 
     def _rest(self, free: int) -> list[int]:
-        """Return trajectories of the round without a lease, but not those at their border, which
-        wait for the next weights, except in a warm-up."""
+        """Return the round's trajectories without a lease.
+
+        A trajectory at its border waits for the next weights, except in a warm-up."""
         due: list[int] = []
         others: list[int] = []
         queues = [self._leases.next_inside]
@@ -170,7 +171,7 @@ class SynchronousScheduler(Scheduler):
         return True
 
     def _is_through(self, key: int) -> bool:
-        """Return whether a trajectory has its window of the round, or in a warm-up its response."""
+        """Return whether a trajectory has its window, or in a warm-up its whole response."""
         trajectory = self._account.trajectories.get(key)
         if trajectory is None:
             return True

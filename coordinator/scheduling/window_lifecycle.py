@@ -67,15 +67,17 @@ class WindowLifecycle:
             yield r.WindowsReady(window_ids=sorted(ready), lines=lines)
 
     def drop_for_warmup(self, trajectory_ids: Iterable[int]) -> Iterator[r.Record]:
-        """Yield records that drop the windows of trajectories that a warm-up has used: the value
-        model has trained on their outcomes, so the policy is not trained on them."""
+        """Return records that drop the windows of a warm-up's trajectories.
+
+        The value model has trained on their outcomes, so the policy is not trained on them."""
         known = self._account.trajectories
         return drop_windows([known[i] for i in trajectory_ids], "value_warmup")
 
     def discard(self, trajectory: Trajectory, reason: r.DropReason) -> Iterator[r.Record]:
         """Yield records that drop all tokens of a trajectory that no update has."""
         if trajectory.open_tokens:
-            rest = self._window(trajectory, trajectory.spans[-1].end, final=False)
+            start, end = trajectory.open_start, trajectory.spans[-1].end
+            rest = self._window(trajectory, len(trajectory.windows), start, end)
             yield r.WindowsClosed(windows=[rest])
         yield from drop_windows([trajectory], reason)
 
@@ -86,25 +88,17 @@ class WindowLifecycle:
         index, start, left = len(trajectory.windows), trajectory.open_start, trajectory.open_tokens
         while left > self._size or (left == self._size and not trajectory.ended):
             end = trajectory.position_after(start, self._size)
-            yield self._window(trajectory, end, index=index, start=start)
+            yield self._window(trajectory, index, start, end)
             index, start, left = index + 1, end, left - self._size
         turn_ended = trajectory.paused and not self._across_turns
         if left and (trajectory.ended or turn_ended):
             # Tokens inserted behind the last sampled one are in no window, however they came in.
             end, final = trajectory.spans[-1].end, trajectory.complete
-            yield self._window(trajectory, end, index=index, start=start, final=final)
+            yield self._window(trajectory, index, start, end, final=final)
 
     def _window(
-        self,
-        trajectory: Trajectory,
-        end: int,
-        *,
-        index: int | None = None,
-        start: int | None = None,
-        final: bool = False,
+        self, trajectory: Trajectory, index: int, start: int, end: int, *, final: bool = False
     ) -> r.ClosedWindow:
-        index = len(trajectory.windows) if index is None else index
-        start = trajectory.open_start if start is None else start
         spans = trajectory.spans_between(start, end)
         versions = [span.version for span in spans]
         return r.ClosedWindow(
@@ -129,8 +123,7 @@ class WindowLifecycle:
         return failed and (window.final or self._unit != "window")
 
     def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
-        """Return whether the window has all that it needs; `waits`: scores of its lines, or of
-        earlier lines, may still come."""
+        """Return whether the window has all its rewards; `waits`: lines may still come."""
         if self._unit == "window" and not window.final:
             return not waits
         if trajectory.reward_status != "ok":
@@ -144,7 +137,7 @@ class WindowLifecycle:
 def drop_windows(
     trajectories: Iterable[Trajectory], reason: r.DropReason
 ) -> Iterator[r.WindowsDropped]:
-    """Yield a record that drops the windows of these trajectories that no update has, if any."""
+    """Yield a record that drops these trajectories' windows that no update has had."""
     windows = (window for trajectory in trajectories for window in trajectory.windows)
     ids = [window.window_id for window in windows if window.state in ("closed", "ready")]
     if ids:
@@ -152,7 +145,7 @@ def drop_windows(
 
 
 def _closed(trajectory: Trajectory) -> list[Window]:
-    """Return its windows that are closed and not ready, in order; they are among the last ones."""
+    """Return its closed windows that are not ready, in order, among the last ones."""
     found: list[Window] = []
     for window in reversed(trajectory.windows):
         if len(found) == trajectory.closed:
@@ -163,7 +156,7 @@ def _closed(trajectory: Trajectory) -> list[Window]:
 
 
 def _awaits_step(trajectory: Trajectory, window: Window) -> bool:
-    """Return whether a turn ends with the window, and its environment has not answered yet."""
+    """Return whether a turn ends with the window, and has no answer yet."""
     at_end = bool(trajectory.spans) and window.end >= trajectory.spans[-1].end
     return trajectory.paused and not trajectory.ended and at_end
 

@@ -33,13 +33,12 @@ def chosen(key: str, share: float) -> bool:
 
 
 def largest_distance(texts: Sequence[str]) -> int:
-    """Return the largest edit distance between two of several texts; 0 where all are equal."""
+    """Return the largest edit distance between two texts; 0 where all are equal."""
     return max((edit_distance(a, b) for a, b in combinations(set(texts), 2)), default=0)
 
 
 class GroupDiversity:
-    """Queue of groups to measure. `decode` turns token ids into text; `report` is called with a
-    source and a distance."""
+    """Queue of groups to measure; `report` is called with a source and a distance."""
 
     def __init__(
         self, decode: Callable[[Int32], str], report: Callable[[str, int], None], *, seed: int

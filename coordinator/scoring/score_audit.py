@@ -1,4 +1,4 @@
-"""Audit of rewards: a second source scores a share of the answers, without training.
+"""Audit of rewards: a second source scores a share of answers, without training.
 
 In: training answers that have their reward, and scores of audits. Out: ScoreRequest batches marked
 as audits, AuditArrived records. Promises: an audit follows its answer's reward and delays none; the
@@ -20,7 +20,7 @@ from headrace.protocol.records.record_types import AuditArrived
 from headrace.trajectory.trajectories import Group, Trajectory
 
 MOST_WAITING = 1024
-"""Maximum number of answers that wait for their audit; beyond it the oldest have none."""
+"""Maximum number of answers that wait for audits; the oldest are dropped."""
 
 
 class ScoreAudit:
@@ -108,10 +108,8 @@ class ScoreAudit:
             source = self._source_of(self._hub.account.groups[trajectory.group_id])
             self._hub.monitors.audited(source, trajectory.reward, arrived)
         if not ok and not self._failing:
-            self._hub.incident(
-                "warning",
-                "audit_failed",
-                f"the audit of trajectory {score.trajectory_id} by {arrived.source}: {score.status}"
-                f"{': ' + score.error if score.error else ''}; nothing waits for it",
-            )
+            text = f"the audit of trajectory {score.trajectory_id} by {arrived.source}"
+            reason = f"{score.status}{': ' + score.error if score.error else ''}"
+            incident = f"{text}: {reason}; nothing waits for it"
+            self._hub.incident("warning", "audit_failed", incident)
         self._failing = not ok

@@ -1,4 +1,4 @@
-"""Items for a reward worker: whole answers, groups of them, lines of unfinished answers.
+"""Items for reward workers: answers, groups of them, lines of unfinished answers.
 
 In: trajectories. Out: score items. Promise: token ids are those that were sampled, and come along
 where a function needs them, and with lines always.
@@ -30,7 +30,7 @@ class ScoreItems:
     def whole(
         self, trajectory: Trajectory, source: str, model: ModelVersion | None = None
     ) -> ScoreItem:
-        """Return the item of an ended answer, of an episode its last turn. `model`: the scorer."""
+        """Return the item of an ended answer, of an episode's last turn, for `model`."""
         own = trajectory.turn(-1) if trajectory.steps else trajectory.sampled_tokens()
         return self._item(trajectory, source, own, with_ids=self._with_ids, model=model)
 
@@ -48,7 +48,7 @@ class ScoreItems:
         )
 
     def lines(self, trajectory: Trajectory, source: str, positions: Sequence[int]) -> ScoreItem:
-        """Return the item of the lines that end at these positions, with the text before them."""
+        """Return the item of the lines that end at these positions, with all before."""
         ends = sampled_index(trajectory, positions)
         sampled = trajectory.sampled_tokens()[: ends[-1] + 1]
         (begin,) = sampled_index(trajectory, [trajectory.lines_through])

@@ -1,4 +1,4 @@
-"""Score requests to the reward workers, and the scores of answers, groups and lines.
+"""Score requests to reward workers, and the scores of answers, groups and lines.
 
 In: trajectories that ended, lines in windows that closed, Scores. Out: ScoreRequest batches,
 RewardArrived and LinesScored records. Each prompt has a reward source, by its row, and a second one
@@ -53,8 +53,7 @@ class Scoring:
         hub.monitors.queues, hub.monitors.in_flight = self.queues, self.in_flight
 
     def add(self, trajectory: Trajectory) -> None:
-        """Queue an ended trajectory, or its group once all of it ended, for its reward; one that
-        has its reward for its audit."""
+        """Queue an ended trajectory or its whole group to be scored, or audited."""
         if not trajectory.ended:
             return
         source = self.source_of(self._hub.account.groups[trajectory.group_id])
@@ -166,8 +165,7 @@ class Scoring:
     # -- scores -----------------------------------------------------------------------------------
 
     def receive(self, name: str, message: Scores) -> list[Trajectory]:
-        """Take scores, and return the trajectories that have their reward now; scores without a
-        request are ignored."""
+        """Take requested scores; return the trajectories that have their reward now."""
         worker = self._hub.peers.rewards.get(name)
         touched: list[Trajectory] = []
         for score in map(sound_score, message.scores):
@@ -251,7 +249,7 @@ class Scoring:
         self._record_outcome(trajectory)
 
     def _record_outcome(self, trajectory: Trajectory) -> None:
-        """Record an outcome that was kept, if there is one and no line is missing any more."""
+        """Record a kept outcome, if there is one and no line is missing any more."""
         lines, score = self._hub.lines, self._outcomes.get(trajectory.trajectory_id)
         if score is None:
             return
@@ -307,7 +305,7 @@ class Scoring:
 
 
 def _of_siblings(score: Score, siblings: Sequence[Trajectory]) -> Score:
-    """Return a group's score, `invalid` where its siblings are not those of the request."""
+    """Return a group's score, `invalid` where its siblings are not the requested ones."""
     if score.status != "ok" or len(score.siblings) == len(siblings):
         return score
     error = f"{len(score.siblings)} scores for {len(siblings)} siblings"

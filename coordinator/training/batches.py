@@ -1,4 +1,4 @@
-"""Compilation of a selection into the shards of the learner's ranks, and its record.
+"""Compilation of a selection into shards for the learner's ranks, and its record.
 
 In: a selection, the state, the rules of the recipe. Out: for each rank its shards, each of which
 fits into one message; the BatchTaken record; figures about the batch. Promises: masks and record
@@ -50,7 +50,7 @@ class PreparedBatch:
 
 @dataclass
 class _BatchItem:
-    """One trajectory's share of a batch. `rivals`: number of scores its advantages may need."""
+    """Share of a trajectory in a batch. `rivals`: number of scores of its advantages."""
 
     trajectory: Trajectory
     rivals: int = 0
@@ -111,7 +111,7 @@ def prepare(
 def _deal(
     policy: dict[int, _BatchItem], values: dict[int, _BatchItem], ranks: int, *, stays: bool
 ) -> list[list[_BatchItem]]:
-    """Deal the items to ranks: the longest first, always to the rank with the fewest tokens.
+    """Deal the items to ranks: the longest first, to the rank with the fewest tokens.
 
     Each half is balanced for itself, because the ranks compute them one after the other. Where a
     trajectory `stays` with its rank, its id determines the rank of its windows: members of a group,
@@ -244,8 +244,10 @@ def _value(
 
 
 def _confidence(trajectory: Trajectory, end: int) -> list[float]:
-    """Return [5] the state of the sampler's logprobs before position `end`. A token that FIRE drew
-    hot counts as certain, because its low probability says nothing about the answer."""
+    """Return [5] the state of the sampler's logprobs before position `end`.
+
+    A token that FIRE drew hot counts as certain, because its low probability says nothing about
+    the answer."""
     logprobs = trajectory.logprobs[:end].copy()
     for mark in trajectory.marks:
         if mark.name == "hot":
@@ -257,8 +259,9 @@ def _confidence(trajectory: Trajectory, end: int) -> list[float]:
 def _coefficients(
     trajectory: Trajectory, start: int, end: int, kl: float | None
 ) -> list[Coefficient]:
-    """Return the coefficients of positions [start, end). `kl`, of the prompt's source, comes first,
-    so that the stream's values for single tokens override it."""
+    """Return the coefficients of positions [start, end), the source's `kl` first.
+
+    The stream's values for single tokens follow and override it."""
     of_source = [] if kl is None else [Coefficient(KL, kl, start, end)]
     own = (c for c in trajectory.coefficients if c.start < end and c.end > start)
     return [*of_source, *own]

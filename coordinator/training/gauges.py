@@ -1,4 +1,4 @@
-"""Metrics of the coordinator: ledger, lengths, rewards and their sources, rates, waits.
+"""Metrics of the coordinator: ledger, lengths, rewards, rates, waits.
 
 In: the state and the trajectories that ended since the last update. Out: metrics by name (see
 headrace.metrics.registry), for every committed update and about once a second in between.
@@ -20,7 +20,7 @@ from headrace.protocol.records.record_types import BatchTaken
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Trajectory
-from headrace.trajectory.windows import Window, trajectory_of
+from headrace.trajectory.windows import Window
 
 LOOK_EVERY_S = 5.0
 """Seconds between two measurements of all processes of the host."""
@@ -75,17 +75,16 @@ class Gauges:
             "timing_s/wait_for_batch": idle - self._idle_before,
         }
         self._idle_before = idle
-        ids = [window.window_id for window in taken.windows]
-        ending = [account.trajectories[trajectory_of(i)[0]] for i in ids if account.window(i).final]
-        if taken.windows:
-            unfinished = len(taken.windows) - len(ending)
-            metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
+        windows = [account.window(window.window_id) for window in taken.windows]
+        ending = [account.trajectories[w.trajectory_id] for w in windows if w.final]
+        if windows:
+            metrics["schedule/unfinished_share"] = (len(windows) - len(ending)) / len(windows)
         else:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
         if self._hub.config.task.kind == "mixture":
-            metrics |= batch_shares(account, [account.window(i) for i in ids], ending)
+            metrics |= batch_shares(account, windows, ending)
         if self._hub.lines is not None:
-            metrics |= _process_rewards(account, [account.window(i) for i in ids])
+            metrics |= _process_rewards(account, windows)
         return metrics | _outcomes(ending)
 
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
@@ -119,8 +118,9 @@ class Gauges:
         self._reports.clear()
 
     def reported(self, name: str, report: GeneratorReport) -> None:
-        """Add a generator's work and waits. The time between two reports of training counts;
-        evaluations, and the second around each, do not."""
+        """Add a generator's work and waits between two reports of training.
+
+        Evaluations, and the second around each, do not count."""
         if self._hub.clock.running:
             before = self._reports.get(name)
             if before is not None and before.idle_s <= report.idle_s:
@@ -137,7 +137,7 @@ class Gauges:
         }
 
     def _use(self) -> dict[str, float]:
-        """Return memory, CPU and GPU use of the processes on this host, of the last few seconds."""
+        """Return memory, CPU and GPU use of this host's processes in the last seconds."""
         now, host = time.monotonic(), socket.gethostname()[:255]
         if now - self._looked_at >= LOOK_EVERY_S:
             peers = self._hub.peers
@@ -207,8 +207,7 @@ def _seconds(report: GeneratorReport) -> float:
 
 
 def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float]:
-    """Return the numbers of rewarded tokens before the ends of their answers, and of lines
-    without scores."""
+    """Return numbers of early rewarded tokens, and of lines without scores."""
     counts = Counter(f"reward/lines_{window.lines}" for window in windows)
     tokens = unfinished = 0
     for window in windows:
@@ -243,15 +242,12 @@ def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
         return {}
     lengths = [t.sampled for t in trajectories]
     played = [t for t in trajectories if t.steps]
-    episodes = (
-        {
-            "environment/turns": statistics.fmean(t.steps[-1].turn for t in played),
-            **_by_name([s.metrics for t in played for s in t.steps]),
-            "environment/step_s": statistics.fmean(s.seconds for t in played for s in t.steps),
-        }
-        if played
-        else {}
-    )
+    episodes: dict[str, float] = {}
+    if played:
+        steps = [step for t in played for step in t.steps]
+        episodes["environment/turns"] = statistics.fmean(t.steps[-1].turn for t in played)
+        episodes |= _by_name([step.metrics for step in steps])
+        episodes["environment/step_s"] = statistics.fmean(step.seconds for step in steps)
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return episodes | {
         "response_length/mean": statistics.fmean(lengths),

@@ -19,8 +19,9 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class ProcessSample(NamedTuple):
-    """One process: its parent, its bytes in memory, the CPU seconds of its own and of its ended
-    children, and its start (clock ticks since the host's), which distinguishes it from a later
+    """A process: parent, bytes in memory, CPU seconds, and start in the host's ticks.
+
+    The seconds are its own and those of its ended children; the start distinguishes it from a later
     process with its id."""
 
     parent: int
@@ -30,8 +31,9 @@ class ProcessSample(NamedTuple):
 
 
 class HostUsage:
-    """Memory and CPU seconds of some processes. `before_s`: seconds that the run had used before;
-    processes older than this one count from their first measurement."""
+    """Memory and CPU seconds of some processes; the run had used `before_s` before.
+
+    Processes older than this one count from their first measurement."""
 
     def __init__(self, before_s: float = 0.0) -> None:
         self._before_s = before_s
@@ -43,10 +45,8 @@ class HostUsage:
         self._last: dict[tuple[int, int], float] = {}
 
     def find(self, roots: Iterable[int]) -> dict[int, int]:
-        """Find these processes and all that they started; return bytes in memory by process id,
-        without processes that are gone."""
-        table = {int(folder.name): _process(folder.name) for folder in _PROC.glob("[0-9]*")}
-        known = {pid: process for pid, process in table.items() if process is not None}
+        """Find these processes with all that they started; return live ones' bytes by id."""
+        known = _processes(int(folder.name) for folder in _PROC.glob("[0-9]*"))
         self._families = families(roots, known)
         self._count(known)
         return {
@@ -69,8 +69,7 @@ class HostUsage:
 
     def cpu_s(self) -> float | None:
         """Return the CPU seconds so far of all processes ever found; None where none was."""
-        found = {pid: _process(pid) for family in self._families.values() for pid in family}
-        self._count({pid: process for pid, process in found.items() if process is not None})
+        self._count(_processes(pid for family in self._families.values() for pid in family))
         if not self._last:
             return None
         return self._before_s + sum(last - self._first[key] for key, last in self._last.items())
@@ -130,7 +129,11 @@ def families(roots: Iterable[int], table: Mapping[int, ProcessSample]) -> dict[i
     return found
 
 
-def _process(pid: int | str) -> ProcessSample | None:
+def _processes(pids: Iterable[int]) -> dict[int, ProcessSample]:
+    return {pid: process for pid in pids if (process := _process(pid)) is not None}
+
+
+def _process(pid: int) -> ProcessSample | None:
     """Read a process as it is now; None where it is gone."""
     try:
         # A command's name is in brackets and may hold any character.

@@ -30,7 +30,7 @@ from headrace.protocol.records import record_types as r
 from headrace.trajectory.trajectories import Trajectory
 
 _BATCH_ID_BITS = 52
-"""Bits of a batch id, which is random, so that none comes again where a journal lost its end."""
+"""Bits of a random batch id, which never repeats, even if a journal lost its end."""
 MANY_BATCHES = 10
 """Number of consecutively filtered batches of groups that raises a notice."""
 DECILES = 10
@@ -55,8 +55,7 @@ class LearnerUpdates:
     # -- the learner comes and goes ---------------------------------------------------------------
 
     async def join(self, hello: m.Hello, welcome: m.Welcome) -> None:
-        """Take in a learner that said Hello, for the first time or again: bring the ledger to its
-        weights' update, or the learner to weights that the ledger knows."""
+        """Take in a learner that says Hello (again); align its weights with the ledger."""
         hub = self._hub
         self.forget_learner()
         problem = self._line.align(hello)
@@ -75,15 +74,13 @@ class LearnerUpdates:
         await hub.send(hello.name, welcome)
 
     def forget_learner(self) -> None:
-        """Forget a learner that is gone. Its batch stays in flight until the Hello of the next one
-        says whether its weights hold that batch."""
+        """Forget a learner that is gone; its batch is in flight until the next Hello."""
         self.ready = False
         self.orders = OutstandingRequests()
         self._hub.peers.learner = None
 
     async def check_unexpected_update(self, message: m.UpdateDone) -> None:
-        """Bring back a learner that reports an update of a batch that is neither in flight nor
-        committed, because its weights hold tokens that the ledger does not."""
+        """Bring back a learner that trained a batch neither in flight nor committed."""
         hub = self._hub
         committed = hub.state.line.get(hub.state.committed)
         learner = hub.peers.learner
@@ -100,7 +97,7 @@ class LearnerUpdates:
         await self._hub.send(name, self._line.restore(problem))
 
     def return_batch(self, reason: str) -> None:
-        """Return the batch in flight, if no learner can say any more whether it was trained."""
+        """Return the batch in flight, because no learner can say whether it was trained."""
         self._line.return_batch(reason)
 
     def _issue_version(self) -> int:
@@ -128,7 +125,7 @@ class LearnerUpdates:
     # -- updates ----------------------------------------------------------------------------------
 
     def admit(self, ended: list[Trajectory]) -> None:
-        """With dynamic sampling, drop groups of these ended trajectories that teach nothing."""
+        """Drop groups of these ended trajectories that teach nothing (dynamic sampling)."""
         hub = self._hub
         if not hub.rules.mixed_groups:
             return
@@ -137,12 +134,11 @@ class LearnerUpdates:
         schedule = hub.config.schedule
         many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
         if self._filter.in_a_row >= many:
-            hub.incident(
-                "warning",
-                "nothing_admitted",
+            text = (
                 f"{self._filter.in_a_row} groups in a row had equal scores and were filtered: "
-                "the task is too easy or too hard for this policy (algorithm.admit)",
+                "the task is too easy or too hard for this policy (algorithm.admit)"
             )
+            hub.incident("warning", "nothing_admitted", text)
             self._filter.in_a_row = 0
 
     def dispatch(self) -> bool:
@@ -208,8 +204,7 @@ class LearnerUpdates:
             hub.record_event(r.WindowsDropped(window_ids=ids, reason="stale"))
 
     def _share_metrics(self, taken: r.BatchTaken) -> dict[str, Metric]:
-        """Return metrics of the tokens that a batch trains and leaves out, and of those dropped
-        since the last one."""
+        """Return metrics of tokens that the batch trains or leaves out, and of drops."""
         for item in taken.windows:
             window = self._hub.account.window(item.window_id)
             left_out = Counter[str]()
@@ -328,7 +323,7 @@ class DropRatesByLength:
     def add(
         self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
     ) -> None:
-        """Add a window of a response with `length` tokens so far; `left_out`: tokens by reason."""
+        """Add a window of a response with `length` tokens; `left_out`: tokens by reason."""
         stale = left_out.get("stale", 0)
         self._length[trajectory_id] = max(length, self._length.get(trajectory_id, 0))
         self._trained[trajectory_id] += trained

@@ -23,8 +23,7 @@ class Lineage:
         self._hub = hub
 
     def align(self, hello: Hello) -> str | None:
-        """Bring the ledger to the weights of a joining learner; return why that cannot be, or
-        None."""
+        """Bring the ledger to a joining learner's weights; return why not, or None."""
         hub, state = self._hub, self._hub.state
         taken = hub.account.taken
         if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
@@ -66,8 +65,7 @@ class Lineage:
                 self._hub.record_event(drop)
 
     def _commit_unreported(self, batch: BatchTaken) -> None:
-        """Commit a batch that the learner's weights hold, but whose UpdateDone never came, because
-        the learner or the coordinator died: it must not be trained again."""
+        """Commit a batch that the learner's weights hold, but that it never reported."""
         self._hub.record_event(
             UpdateCommitted(
                 update=batch.update,

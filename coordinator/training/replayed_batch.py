@@ -73,8 +73,9 @@ class PastBatch(SentBatch):
 def past_batch(
     records: Iterable[Record], config: RunConfig, update: int, ranks: Mapping[int, int]
 ) -> PastBatch:
-    """Return the batch of an update on the surviving line; UserError where there is none. `ranks`:
-    numbers of learner ranks by batch id, where they were not the configured one."""
+    """Return the batch of an update on the surviving line; UserError without one.
+
+    `ranks`: numbers of learner ranks by batch id, where they were not the configured one."""
     state, rules = State(config), batch_rules(config)
     out: SentBatch | None = None
     found: PastBatch | None = None
@@ -96,13 +97,9 @@ def past_batch(
 
 
 def sent_batch(
-    taken: BatchTaken,
-    state: State,
-    rules: BatchRules,
-    config: RunConfig,
-    ranks: Mapping[int, int],
+    taken: BatchTaken, state: State, rules: BatchRules, config: RunConfig, ranks: Mapping[int, int]
 ) -> SentBatch:
-    """Compile a batch from the state that it was taken from. `ranks` as in `past_batch`."""
+    """Compile a batch from the state that it was taken from; `ranks` as above."""
     account, value = state.account, config.algorithm.value
     epochs = config.learner.value.epochs
     if value is not None and not taken.windows:

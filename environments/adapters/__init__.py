@@ -1,2 +1,3 @@
-"""Adapters of unchanged environments of other libraries. Each is a function of a recipe's
-options that returns a factory of episodes."""
+"""Adapters of other libraries' environments: functions of a recipe's options.
+
+Each returns a factory of episodes of unchanged environments."""

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from environments.protocol import InvalidStepError, thing_of
-from environments.tools import CallFormat, ToolError, calls_in
+from environments.tools import CallFormat, ToolCall, calls_in
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 RoleTexts = list[tuple[str, str]]
@@ -93,16 +93,12 @@ class VerifiersEpisode:
         text = turn.text
         if calls:
             text = "" if self._calls == "llama" else text.partition("<tool_call>")[0].strip()
-        made = [
-            types.ToolCall(id=f"call_{len(said)}_{number}", name="", arguments=str(call))
-            if isinstance(call, ToolError)
-            else types.ToolCall(
-                id=f"call_{len(said)}_{number}",
-                name=call.name,
-                arguments=json.dumps(call.arguments),
-            )
-            for number, call in enumerate(calls)
-        ]
+        made = []
+        for number, call in enumerate(calls):
+            name, given = "", str(call)
+            if isinstance(call, ToolCall):
+                name, given = call.name, json.dumps(call.arguments)
+            made.append(types.ToolCall(id=f"call_{len(said)}_{number}", name=name, arguments=given))
         self._known = [*said, ("assistant", text)]
         reason = "tool_calls" if made else "stop"
         message = types.ResponseMessage(

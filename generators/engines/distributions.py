@@ -18,8 +18,10 @@ from headrace.protocol.messages.control import FireSampling
 
 
 def narrow(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Narrow a distribution [..., vocabulary] to the `top_k` likeliest tokens (-1: all) and, of
-    these, the smallest set whose probability reaches `top_p`; the order of equal tokens counts."""
+    """Narrow [..., vocabulary] logprobs to the `top_k` likeliest tokens (-1: all).
+
+    Of these the smallest set whose probability reaches `top_p` stays; equal tokens are cut by
+    order."""
     count = min(top_k, logprobs.shape[-1]) if top_k > 0 else logprobs.shape[-1]
     kept, order = logprobs.topk(count)
     kept = kept.log_softmax(dim=-1)
@@ -31,7 +33,7 @@ def narrow(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def hot_logprobs(logits: Tensor, fire: FireSampling, end_token_ids: Collection[int]) -> Tensor:
-    """Return log q [..., vocabulary] of a hot token, from the model's logits of that shape.
+    """Return log q [..., vocabulary] of a hot token, from the model's logits.
 
     End tokens leave the candidates before the top-k is taken, if they are banned. Adding a constant
     to a row's logits changes nothing.

@@ -28,13 +28,12 @@ def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the maximum number of tokens that the model supports, if its files say so."""
+    """Return the model's maximum number of tokens, if its files have it."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def end_token_ids(path: str, config: Any) -> tuple[int, ...]:
-    """Return every token that ends a response: of the generation configuration, else of the
-    model's, and of the tokenizer where there is one."""
+    """Return all end tokens of the generation (or model) configuration and tokenizer."""
     found: set[int] = set()
     try:
         found |= _ids(GenerationConfig.from_pretrained(path).eos_token_id)
@@ -65,10 +64,9 @@ def weight_layout(path: str, config: Any) -> WeightLayout:
 
 def _weight_files(path: str) -> list[Path]:
     index = cached_file(path, _INDEX, _raise_exceptions_for_missing_entries=False)
+    names = [_SINGLE]
     if index is not None:
         names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
-    else:
-        names = [_SINGLE]
     files = [cached_file(path, name, _raise_exceptions_for_missing_entries=False) for name in names]
     if None in files:
         raise UserError(f"model.path={path} has no safetensors weights; save it as safetensors")

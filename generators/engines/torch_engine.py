@@ -39,7 +39,8 @@ from headrace.errors import UserError
 from headrace.host.hardware import has_gpu
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values per layer, each [rows, heads, length, head size], padded on the left."""
+"""Per layer keys and values [rows, heads, length, head size], padded on the left."""
+LogitsAndCache = tuple[torch.Tensor, KeysAndValues]
 STATES = {"linear_attention", "conv", "mamba", "recurrent"}
 """Kinds of layers that keep a state instead of keys and values."""
 
@@ -100,10 +101,7 @@ class TorchEngine:
         torch.set_num_threads(1)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                self._path,
-                dtype=self._dtype,
-                trust_remote_code=self._trust,
-                use_safetensors=True,
+                self._path, dtype=self._dtype, trust_remote_code=self._trust, use_safetensors=True
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -242,17 +240,12 @@ class TorchEngine:
         kept = self._cache if keep else []
         self._cache = [(k[index, :, -longest:], v[index, :, -longest:]) for k, v in kept]
 
-    def _together(
-        self, rows: list[_RequestRow], cache: KeysAndValues
-    ) -> tuple[torch.Tensor, KeysAndValues]:
+    def _together(self, rows: list[_RequestRow], cache: KeysAndValues) -> LogitsAndCache:
         """Compute all rows in one forward, as `_forward` returns it."""
         return self._forward([row.known for row in rows], cache)
 
-    def _row_by_row(
-        self, rows: list[_RequestRow], cache: KeysAndValues
-    ) -> tuple[torch.Tensor, KeysAndValues]:
-        """Compute the same independently of the other rows: without padding, one token at a time
-        after the prompt."""
+    def _row_by_row(self, rows: list[_RequestRow], cache: KeysAndValues) -> LogitsAndCache:
+        """Compute each row alone: without padding, token by token after the prompt."""
         found = []
         for place, row in enumerate(rows):
             known = row.known
@@ -267,11 +260,8 @@ class TorchEngine:
             found.append((logits, own))
         return torch.cat([logits for logits, _ in found]), _beside(*[own for _, own in found])
 
-    def _forward(
-        self, known: list[list[int]], cache: KeysAndValues
-    ) -> tuple[torch.Tensor, KeysAndValues]:
-        """Return next-token logits [rows, vocabulary] in float32, and the cache of all known
-        tokens."""
+    def _forward(self, known: list[list[int]], cache: KeysAndValues) -> LogitsAndCache:
+        """Return float32 next-token logits [rows, vocabulary], and all tokens' cache."""
         lengths = torch.tensor([len(ids) for ids in known])
         longest = int(lengths.max())
         width = 1 if cache else longest
@@ -317,7 +307,7 @@ def sample(
     positions: list[int],
     end_token_ids: Collection[int] = (),
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row of logits [rows, vocabulary], and return ids and logprobs.
+    """Draw one token per row of logits [rows, vocabulary]; return ids and logprobs.
 
     Logprobs are after temperature, top-k and top-p; a request's hot token is at position 0 of its
     response. The draw inverts the distribution function at uniform(seed, position)."""

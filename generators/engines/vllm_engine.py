@@ -55,8 +55,7 @@ _NEVER = -100.0
 _IMAGES = 64
 """Number of images that are kept decoded: answers to a prompt come together."""
 PLUGIN, PLUGIN_FOLDER = "headrace", Path(__file__).with_name("vllm_plugin")
-"""Name of the entry point in `vllm_plugin`, and the folder in which it is found for any
-installation and version of Headrace."""
+"""Name of the entry point in `vllm_plugin`, and the folder that any install has."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,10 @@ class VllmSettings:
 
 @dataclass(slots=True)
 class _LiveRequest:
-    """A request in flight: the version of its next token, the number of tokens taken so far, and
-    the boundaries still ahead as (first token, version). Before it is `submitted` vLLM does not
-    know it. `hot`: its first token is hot."""
+    """State of a request: next token's version, tokens taken, and boundaries ahead.
+
+    Boundaries are (first token, version). Before it is `submitted` vLLM does not know it. `hot`:
+    its first token is hot."""
 
     version: int = NO_VERSION
     taken: int = 0
@@ -106,12 +106,12 @@ class _LiveRequest:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled helpers and fetched weights, which stay between runs."""
+    """Return the folder of compiled helpers and fetched weights of all runs."""
     return Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
 
 
 def prepare_environment(settings: VllmSettings) -> None:
-    """Set the environment of vLLM and its engine process; the user's values win where they may."""
+    """Set the environment of vLLM; the user's own values win where they may."""
     from generators.engines.vllm_gather import TOKENS_VARIABLE
     from generators.engines.vllm_worker import OWNER_VARIABLE
 
@@ -147,7 +147,7 @@ def prepare_environment(settings: VllmSettings) -> None:
 
 
 async def engine_memory(engine: Any) -> tuple[int, EngineMemory]:
-    """Return the process id of this AsyncLLM's EngineCore, and the record of its shared memory.
+    """Return the process id of AsyncLLM's EngineCore, and its shared memory's record.
 
     UserError where the EngineCore did not load our entry point, which answers with the id."""
     try:
@@ -247,7 +247,7 @@ class VllmEngine:
         return self._engine
 
     def sampling_params(self, request: GenerationRequest) -> Any:
-        """Return vLLM's parameters of a request: sampled tokens' logprobs, no detokenization."""
+        """Return vLLM's parameters of a request: sampled logprobs, no detokenization."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -269,8 +269,7 @@ class VllmEngine:
         )
 
     def _extra_args(self, request: GenerationRequest) -> dict[str, Any] | None:
-        """Return the input of the processor of hot tokens, under a name of its own, which no
-        sampling setting can replace."""
+        """Return the hot-token processor's input, which no sampling setting can replace."""
         if request.hot is None:
             return None
         from generators.engines.vllm_fire import EXTRA_ARG
@@ -425,7 +424,7 @@ class VllmEngine:
                 live.boundaries.append((state.detokenizer.num_output_tokens(), version))
 
     async def _replace(self, path: Path) -> bool:
-        """Load `path`; failing that, go back to the last good file (False), or stay paused."""
+        """Load `path`; failing that, the last good file (False), or stay paused."""
         for attempt in (path, self._last_good):
             if attempt is None:
                 continue

@@ -1,4 +1,4 @@
-"""Hot first tokens inside vLLM: a logits processor, loaded by name when the engine is built.
+"""Hot first tokens inside vLLM: a logits processor, loaded by name.
 
 In: requests whose `extra_args` hold `EXTRA_ARG`, and a step's logits. Out: the logits of each such
 request that has no output token yet, replaced so that vLLM draws from the hot distribution q and
@@ -89,7 +89,7 @@ class HotToken(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow requests into, out of and about the batch; forget those that have a token."""
+        """Follow requests through the batch; forget those that have a token."""
         process_dict_updates(self._rows, batch_update, _state)
         for row in [row for row, hot in self._rows.items() if hot.output_ids]:
             del self._rows[row]

@@ -1,4 +1,4 @@
-"""Fewer and longer messages from vLLM's engine process to the front of a generator.
+"""Fewer and longer messages from vLLM's engine process to a generator's front.
 
 In: the scheduler's outputs of a step, for every running request one token and its logprob. Out: the
 same tokens in the same order, a request's as one output as soon as there are `tokens` of them or
@@ -100,7 +100,7 @@ def _is_plain(output: Any) -> bool:
 
 
 def install(tokens: int) -> None:
-    """Let an engine of this process gather `tokens` tokens per request, once it begins to run."""
+    """Let an engine of this process gather `tokens` tokens per request once it runs."""
     from vllm.v1.engine.core import EngineCoreProc
 
     run = EngineCoreProc.run_busy_loop

@@ -47,7 +47,7 @@ async def fetch(
     curve_keys: str | None = None,
     silence_s: float = 10.0,
 ) -> Path:
-    """Return a local file with the announced weights; WeightsUnavailableError without a source.
+    """Return a local file of announced weights; WeightsUnavailableError without one.
 
     `name` is the identity towards the learner, `silence_s` the maximum time of one piece.
     """
@@ -97,15 +97,14 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
 
 
 def _keep_newest(folder: Path, part: Path) -> None:
-    """Remove all files but `part` and the newest complete one, for a failed load to go back to."""
+    """Remove all files but `part` and the newest complete one, for failed loads."""
     complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
     for old in [*complete[:-1], *(path for path in folder.glob("*.part") if path != part)]:
         old.unlink()
 
 
 async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:
-    """Request the bytes from `offset` on, again if a broken connection loses request or answer;
-    answers to earlier requests are ignored."""
+    """Request the bytes from `offset` on, again if lost; ignore other answers."""
     for _ in range(_ASKS):
         await dealer.send(WeightRequest(version=version, offset=offset))
         with contextlib.suppress(TimeoutError):
@@ -121,7 +120,7 @@ async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) ->
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read names and shapes from a safetensors file's header; ValueError when it is not one."""
+    """Read names and shapes from a safetensors header; ValueError without one."""
     with path.open("rb") as file:
         size = path.stat().st_size
         prefix = file.read(8)

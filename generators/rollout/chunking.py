@@ -1,4 +1,4 @@
-"""Tokens to chunks. In: the deltas of one lease. Out: TrajectoryChunk pieces of it.
+"""Chunks from tokens: the deltas of one lease in, TrajectoryChunk pieces out.
 
 Pieces are cut after `chunk_tokens`, at every window border, at the end and on hold. Their
 concatenation is the stream (less the tokens thrown away by a hold), no piece crosses a border, the
@@ -60,8 +60,7 @@ class ChunkCutter:
         return chunks
 
     def hold(self, at: int) -> tuple[TrajectoryChunk, int]:
-        """End the lease now; return its last chunk, without tokens beyond position `at` (-1: with
-        all), and the number of tokens thrown away."""
+        """End the lease; return its last chunk, up to `at` (-1: all), and the tokens lost."""
         exist = len(self._token_ids)
         keep = exist if at < 0 else min(exist, max(0, at - self._start))
         return self._cut(keep, "held"), exist - keep

@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection
 
 
 class FrontCores:
-    """Cores of a front in `training` and `evaluation`; without the latter they never change."""
+    """Cores of a front in `training` and `evaluation`; without the latter they stay."""
 
     def __init__(self, training: Collection[int] = (), evaluation: Collection[int] = ()) -> None:
         self._training, self._evaluation = frozenset(training), frozenset(evaluation)
         self._now = self._training
 
     def serve(self, *, evaluation: bool) -> None:
-        """Use the cores of an evaluation, or of training; OSError where one is not available."""
+        """Use the cores of an evaluation, or of training; OSError without one."""
         wanted = self._evaluation if evaluation else self._training
         if self._evaluation and wanted != self._now:
             os.sched_setaffinity(0, wanted)

@@ -225,7 +225,7 @@ class GeneratorLoop:
     # -- weights -----------------------------------------------------------------------------------
 
     async def _keep_weights(self) -> None:
-        """Load the newest weights; a notice that arrives meanwhile replaces any that waits."""
+        """Load the newest weights; a newer notice replaces any that waits."""
         while True:
             await self._noticed.wait()
             self._noticed.clear()
@@ -250,12 +250,8 @@ class GeneratorLoop:
             if self._noticed.is_set():
                 break
             try:
-                path = await fetch(
-                    notice,
-                    self._weights_folder,
-                    name=self._hello.name,
-                    curve_keys=self._curve_keys,
-                )
+                name, keys = self._hello.name, self._curve_keys
+                path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
                 report = await self._engine.load_weights(path, notice.version)
             except (WeightsUnavailableError, WeightsRefusedError, WeightsBrokenError) as error:
                 cause = str(error)

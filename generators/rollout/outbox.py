@@ -42,8 +42,7 @@ class Outbox:
         return {chunk.lease_id for chunk in self._unacked.values()}
 
     def waits_since(self) -> float:
-        """Return when the oldest unacknowledged chunk was sent (time.monotonic); infinite where
-        none waits, or nothing is sent."""
+        """Return when (time.monotonic) the oldest unacknowledged chunk was sent, or inf."""
         return math.inf if self.paused else next(iter(self._since.values()), math.inf)
 
     def put(self, chunk: TrajectoryChunk) -> None:

@@ -102,8 +102,9 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
 
 
 async def _announce(address: JudgeAddress, folder: Path) -> None:
-    """Write the address as soon as the server answers a request with log-probabilities, the first
-    of which compiles a helper: seconds that no response should wait."""
+    """Write the address as soon as the server answers a request with logprobs.
+
+    The first of these compiles a helper: seconds that no response should wait."""
     import httpx
 
     question: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Engine without a run: `python -m generators.serving.standalone`, started by a command.
+"""Engine without a run: `python -m generators.serving.standalone`.
 
 In and out: lines of `headrace.protocol.messages.sampling` on stdin and the original stdout; output
 of libraries goes to stderr. The engine and its sampling settings are those of the configuration's
@@ -31,8 +31,7 @@ from headrace.protocol.transport.stdio import take_streams
 
 
 async def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer requests until the source ends. UserError where there is no engine, EngineDeadError
-    where it does not go on."""
+    """Answer requests; UserError without an engine, EngineDeadError when it dies."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, source)
