@@ -137,8 +137,8 @@ def _cut(
     for item in items:
         number = len(shards[-1].sequences) if shards else 0
         piece = _piece(item, number, state, rules)
-        parts = (*piece.sequences, *piece.windows, *piece.values, *piece.groups)
-        size = sum(map(part_bytes, parts))
+        size = sum(map(part_bytes, piece.sequences)) + sum(map(part_bytes, piece.windows))
+        size += sum(map(part_bytes, piece.values)) + sum(map(part_bytes, piece.groups))
         if size > room:
             shards.append(Shard(sequences=[], windows=[], values=[], groups=[]))
             room = max_bytes - PART_BYTES
