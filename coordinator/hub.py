@@ -165,8 +165,7 @@ class Hub:
     async def store_images(self, media: MediaStore | None) -> None:
         """Write the images of drawn prompts.
 
-        StorageBlockedError where the disk takes none now, or none in `STORING_S`: nobody else
-        waits."""
+        StorageBlockedError where the disk takes none now, or none in `STORING_S`: others go on."""
         if media is None or not (media.waits or self._storing):
             return
         if first := self._storing is None:
