@@ -1,9 +1,9 @@
-"""What the coordinator's parts share: state, leases, recorder, socket, peers, clocks.
+"""State, leases, recorder, socket and peers that the coordinator's parts share.
 
 `record_event` is the one way to change the state: it applies a record and queues it for the disk.
-`settle_windows` records what follows from what happened to trajectories. What a peer may cause
-without end (incidents, refused tokens) is summed up here, so that a flood of it does not become a
-flood of records.
+`settle_windows` records the consequences of events for windows. Whatever a peer may cause without
+end (incidents, refused tokens) is summed up here, so that a flood of it does not become a flood of
+records.
 """
 
 import asyncio
@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import Peers
 from coordinator.connections.ranker_versions import RankerVersions
-from coordinator.connections.rejections import RejectionLog, Repeats
-from coordinator.dispatch.leases import Leases
-from coordinator.incidents.alerts import Incidents
-from coordinator.incidents.reward_monitors import Monitors
+from coordinator.connections.rejections import RejectionLog, RepeatLimiter
+from coordinator.dispatch.leases import LeaseTable
+from coordinator.incidents.alerts import Incidents, Level
+from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.persistence.recorder import Recorder
 from coordinator.persistence.snapshots import MOST, snapshot_of
@@ -41,14 +42,14 @@ Mover = Literal[
     "phase", "generators", "weights", "reward workers", "learner", "disk", "rewards",
     "environments", "trajectories",
 ]  # fmt: skip
-"""What of a run can move, or hold it."""
+"""Parts of a run that can make progress, or hold it up."""
 IMAGES = "the store of images"
 STORING_S = 0.5
 
 
 @dataclass
-class Clock:
-    """Seconds of training, and of the learner waiting while training; pauses do not count."""
+class TrainingClock:
+    """Seconds of training, and of the learner's waits in it; pauses do not count."""
 
     train_s: float = 0.0
     learner_idle_s: float = 0.0
@@ -62,28 +63,28 @@ class Clock:
 
     @property
     def running(self) -> bool:
-        """Whether training is going on."""
+        """True while training goes on."""
         return self._since is not None
 
     def own(self) -> float:
-        """Seconds of training under this coordinator."""
+        """Return the seconds of training under this coordinator."""
         return self.now() - self.before_s
 
     def start(self) -> None:
-        """Training goes on."""
+        """Count training time from now on."""
         self._since = self._since or time.monotonic()
 
     def stop(self) -> None:
-        """Training pauses."""
+        """Pause all counts."""
         self.train_s, self.learner_idle_s = self.now(), self.idle()
         self._since = self._idle_since = None
 
     def now(self) -> float:
-        """Seconds of training so far."""
+        """Return the seconds of training so far."""
         return self.train_s + (time.monotonic() - self._since if self._since else 0.0)
 
     def learner_waits(self, waits: bool) -> None:
-        """The learner has nothing to do from now on, or has something again."""
+        """Begin or end a wait of the learner, which has nothing to do meanwhile."""
         if waits and self._since and not self._idle_since:
             self._idle_since = time.monotonic()
         if not waits and self._idle_since:
@@ -91,74 +92,69 @@ class Clock:
             self._idle_since = None
 
     def idle(self) -> float:
-        """Seconds the learner waited so far."""
+        """Return the seconds that the learner waited so far."""
         waiting = time.monotonic() - self._idle_since if self._idle_since else 0.0
         return self.learner_idle_s + waiting
 
 
 @dataclass
 class Hub:
-    """The coordinator's parts meet here."""
+    """Shared state and services of the coordinator's parts.
+
+    Attributes:
+        lines: scores of lines, where a source scores them. on_record: called after each record,
+        where there is an environment. moved: time of each part's last progress. doing: progress
+        texts by process; empty where nothing is under way. stalled: the reason why nothing has made
+        progress for too long. failed: the first cause for which the run cannot go on.
+        refused_tokens: those of refused chunks not recorded yet, by generator and reason.
+        monitors: of rewards. rankers: versions of a ranker that the run trains along.
+    """
 
     config: RunConfig
     run_id: str
     run_dir: str
     state: State
-    leases: Leases
+    leases: LeaseTable
     lifecycle: WindowLifecycle
     scheduler: Scheduler
     rules: BatchRules
     recorder: Recorder
     router: Router
     peers: Peers = field(default_factory=Peers)
-    clock: Clock = field(default_factory=Clock)
+    clock: TrainingClock = field(default_factory=TrainingClock)
     lines: LineScoring | None = None
-    """Where a source scores lines: who waits for what, and what they earn."""
     on_record: Callable[[Record], None] | None = None
-    """Where there is an environment: looks whose turn ended, after each record."""
     moved: dict[Mover, float] = field(default_factory=dict)
-    """When each part last moved."""
     progress_at: float = field(default_factory=time.monotonic)
     doing: dict[str, str] = field(default_factory=dict)
-    """How far each process says it is, by its name; empty where nothing is under way."""
     stalled: str | None = None
-    """Nobody has made progress for too long: who is waited for."""
     failed: str | None = None
-    """The first cause for which the run cannot go on."""
     _denied: int = 0
     rejections: RejectionLog = field(init=False)
-    repeats: Repeats = field(default_factory=Repeats)
+    repeats: RepeatLimiter = field(default_factory=RepeatLimiter)
     refused_tokens: Counter[tuple[str, Literal["refused", "moved"]]] = field(
         default_factory=Counter
     )
-    """Tokens of refused chunks that are not written down yet, by generator and reason."""
-    monitors: Monitors = field(init=False)
-    """Of rewards."""
+    monitors: RewardMonitors = field(init=False)
     troubles: Incidents = field(init=False)
     rankers: RankerVersions = field(init=False)
-    """Where the run trains a ranker along: which version scores what."""
 
     def __post_init__(self) -> None:
-        def warn(kind: str, text: str) -> None:
-            self.incident("warning", kind, text)
-
         self._storing: asyncio.Future[None] | None = None
-        self.rejections = RejectionLog(
-            lambda kind, text: self._write_incident("warning", kind, text)
-        )
+        self.rejections = RejectionLog(partial(self._write_incident, "warning"))
         self.troubles = Incidents(self.incident)
         self.rankers = RankerVersions(self.config, self.run_dir)
         self.recorder.snapshot = self._snapshot
-        self.monitors = Monitors(self.config.reward, warn)
+        self.monitors = RewardMonitors(self.config.reward, partial(self.incident, "warning"))
 
     @property
     def account(self) -> Account:
-        """Trajectories, windows, queues and the ledger."""
+        """The trajectories, windows, queues and the ledger."""
         return self.state.account
 
     @contextmanager
     def drawing_prompts(self) -> Iterator[None]:
-        """What draws prompts is left off, and told, where the disk takes none of their images."""
+        """Break off drawing prompts, and report it, where the disk takes no images."""
         problem = ""
         try:
             yield
@@ -167,8 +163,9 @@ class Hub:
         self.troubles.set_wait(IMAGES, "disk", problem)
 
     async def store_images(self, media: MediaStore | None) -> None:
-        """Write the images of prompts that were drawn; StorageBlockedError where the disk takes
-        none now, or none in `STORING_S`: nobody else waits for it."""
+        """Write the images of drawn prompts.
+
+        StorageBlockedError where the disk takes none now, or none in `STORING_S`: others go on."""
         if media is None or not (media.waits or self._storing):
             return
         if first := self._storing is None:
@@ -180,7 +177,7 @@ class Hub:
         stored.result()
 
     def record_event(self, record: Record) -> None:
-        """Apply a record and write it down."""
+        """Apply a record and queue it for the disk."""
         self.state.apply(record)
         self.leases.apply(record)
         self.recorder.write(record)
@@ -188,7 +185,7 @@ class Hub:
             self.on_record(record)
 
     def _snapshot(self) -> None:
-        """Write down the whole state, from which a restart can begin."""
+        """Record the whole state, from which a restart can begin."""
         snapshot = snapshot_of(self.state, self.recorder.end.records)
         if snapshot is not None:
             self.record_event(snapshot)
@@ -201,19 +198,17 @@ class Hub:
         )
 
     def settle_windows(self, trajectories: Iterable[Trajectory]) -> None:
-        """Something happened to these: note what becomes of their windows."""
+        """Record the consequences of events of these trajectories for their windows."""
         for record in self.lifecycle.next_records(trajectories):
             self.record_event(record)
 
-    def incident(self, level: str, kind: str, text: str) -> None:
-        """Something a user should know; of too many of one kind, only the number."""
-        assert level in ("info", "warning", "error")
+    def incident(self, level: Level, kind: str, text: str) -> None:
+        """Record something a user should know; of too many of one kind, only the number."""
         if self.repeats.passes(kind):
             self._write_incident(level, kind, text)
 
     def write_summaries(self, *, at_once: bool = False) -> None:
-        """Write down what has been summed up: rejections and incidents when their period is over
-        (or `at_once`), refused tokens always."""
+        """Record refused tokens, and the summaries of ended periods (or all, `at_once`)."""
         if denied := self.router.denied - self._denied:
             self._denied += denied
             text = f"{denied} connections without the keys of this run were turned away"
@@ -227,22 +222,18 @@ class Hub:
         if at_once:
             self.rejections.close()
 
-    def _write_incident(self, level: str, kind: str, text: str) -> None:
-        self.recorder.write(
-            Incident(
-                level=level,  # type: ignore[arg-type]
-                kind=kind,
-                text=cut(text) or "",
-            )
-        )
+    def _write_incident(self, level: Level, kind: str, text: str) -> None:
+        self.recorder.write(Incident(level=level, kind=kind, text=cut(text) or ""))
 
     def progress(self, mover: Mover) -> None:
-        """This part made progress: reset the watchdog. Not for what changes nothing, such as a
-        chunk that is refused or known, or weights that a generator has loaded before."""
+        """Note that a part made progress, which resets the watchdog.
+
+        Not for events that change nothing, such as a refused or known chunk, or weights that a
+        generator has loaded before."""
         self.moved[mover] = self.progress_at = time.monotonic()
 
     def does(self, name: str, said: Progress) -> None:
-        """A process said how far it is. Who repeats itself has not moved."""
+        """Note a process's progress text; a repeated one is no progress."""
         of_all = f" of {said.total:,}" if said.total else ""
         text = f"{said.stage}, {said.done:,}{of_all} {said.unit}" if said.done else said.stage
         before, self.doing[name] = self.doing.get(name), text
@@ -250,8 +241,8 @@ class Hub:
             self.progress("learner" if name.startswith("learner") else "weights")
 
     def let_in(self, name: str, identity: str) -> None:
-        """Give this name to the process that has just said Hello: its messages, in both directions,
-        arrive once and in order."""
+        """Give this name to the process that said Hello, and deliver its messages, in both
+        directions, once and in order."""
         before = self.peers.identities.get(name, identity)
         if before != identity:
             self.router.end_delivery(before)
@@ -263,12 +254,8 @@ class Hub:
         return await self.router.send(self.peers.identities.get(name, name), message)
 
     def send_after(self, name: str, message: Message, *, hurry: bool = False) -> None:
-        """Send once everything noted so far is on disk, to the process that has the name then."""
-
-        async def send() -> None:
-            await self.send(name, message)
-
-        self.recorder.after(send, hurry=hurry)
+        """Send once all records so far are on disk, to the process that has the name then."""
+        self.recorder.after(lambda: self.send(name, message), hurry=hurry)
 
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""

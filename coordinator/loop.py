@@ -1,15 +1,14 @@
-"""The heart of the coordinator: messages in, decisions out.
+"""Event loop of the coordinator: messages in, decisions out.
 
-Comes in: every message of every role. Goes out: leases, batches, acknowledgements, weight notices.
-Waits for: a message, or a tenth of a second. Woken by: the socket. What blocks it: nothing; the
-disk is written by the recorder's thread. At shutdown: training leases are taken back with the
-tokens they have, the learner writes a checkpoint, the ledger is closed, all processes are notified.
-On failure: the first cause is kept in `Hub.failed`, written down, and all processes are notified.
+In: every message of every role. Out: leases, batches, acknowledgements, weight notices. Waits for:
+a message, or a tenth of a second. Blocked by: nothing; the recorder's thread writes the disk. At
+shutdown: training leases are taken back with the tokens they have, the learner writes a checkpoint,
+the ledger is closed, all processes are notified. On failure: the first cause is kept in
+`Hub.failed`, recorded, and all processes are notified.
 """
 
 import asyncio
 import time
-from functools import partial
 
 from coordinator.connections.message_checks import cut
 from coordinator.connections.peers import GeneratorPeer, Peer
@@ -33,10 +32,9 @@ from headrace.trajectory.trajectories import Trajectory
 
 TICK_S = 0.1
 STOOD_STILL_S = 1.0
-"""A tick that comes so late means that the process stood still (it was stopped, or the machine was)
-and heard nobody."""
+"""Delay of a tick that shows a standstill of process or machine, without messages."""
 _WAITED_S = 0.001
-"""A message that takes so long to come was not there when the socket was asked."""
+"""Wait for a message from which on none was there when the socket was asked."""
 RECORDER = "the journal"
 
 
@@ -84,7 +82,7 @@ class Coordinator:
                 await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def _dispatch(self, identity: str, message: m.Message) -> bool:
-        """Do what a message says; False where it is refused, or nobody knows its sender."""
+        """Act on a message; return False where it is refused, or its sender is unknown."""
         hub = self.hub
         if isinstance(message, m.Hello):
             await self.membership.join(identity, message)
@@ -110,7 +108,7 @@ class Coordinator:
         return True
 
     def _refusal(self, peer: Peer, message: m.Message) -> Refusal | None:
-        """Whether this peer may say this now."""
+        """Return the reason why this peer may not send this now, or None."""
         if refusal := role_refusal(message, peer.hello.role):
             return refusal
         match message:
@@ -155,22 +153,21 @@ class Coordinator:
                 await self.parts.training.commit_update(message)
             case m.CheckpointDone():
                 self.parts.training.checkpoint_done(message)
+            case m.Trouble(kind=kind, text=text, waits=True):
+                hub.troubles.set_wait(name, kind, cut(text) or "")
             case m.Trouble(kind=kind, text=text):
-                tell = (
-                    partial(hub.troubles.set_wait, name) if message.waits else hub.troubles.report
-                )
-                tell(kind, cut(text) or "")
+                hub.troubles.report(kind, cut(text) or "")
             case m.StatusRequest():
                 await hub.send(name, status(hub, self.parts, self.waits, self.phases.name))
             case m.Command():
                 self.phases.stop("stopped" if message.action == "stop" else "interrupted")
 
     def expire(self) -> None:
-        """Wait no longer for what has passed its deadline."""
+        """Stop waiting for scores that have passed their deadline."""
         self._ended(self.parts.scoring.expire())
 
     def _ended(self, trajectories: list[Trajectory]) -> None:
-        """Trajectories have ended: they wait for their reward, or it has come."""
+        """Pass on ended trajectories, which wait for their reward or have it."""
         for trajectory in trajectories:
             if trajectory.reward_status is None:
                 self.parts.scoring.add(trajectory)
@@ -181,7 +178,7 @@ class Coordinator:
     # -- the clock --------------------------------------------------------------------------------
 
     def _watch_disk(self) -> None:
-        """Say what the recorder waits for, once, and when it goes on."""
+        """Report once what the recorder waits for, and when it goes on."""
         recorder, troubles = self.hub.recorder, self.hub.troubles
         told = troubles.waits.get(RECORDER)
         if recorder.waits_for != (told.text if told else ""):
@@ -191,7 +188,11 @@ class Coordinator:
     async def _tick(self) -> None:
         hub, parts, last = self.hub, self.parts, time.monotonic()
         transport = hub.config.transport
-        beat, sample, show = Every(transport.heartbeat_s), Every(1.0), Every(1.0)
+        beat, sample, show = (
+            IntervalTimer(transport.heartbeat_s),
+            IntervalTimer(1.0),
+            IntervalTimer(1.0),
+        )
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -208,7 +209,7 @@ class Coordinator:
                 self.waits.show(self.phases.name)
             works = self.phases.phase in ("training", "evaluating", "draining")
             if works and not hub.recorder.waits_for and sample.is_due(now):
-                metrics = parts.gauges.now(parts.generation.live(), parts.scoring.waiting())
+                metrics = parts.gauges.now(hub.leases.live(), parts.scoring.waiting())
                 hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
             self.expire()
             parts.generation.expire()
@@ -218,7 +219,7 @@ class Coordinator:
             await self.phases.advance()
 
     async def _beat(self) -> None:
-        """Tell everyone that this process lives."""
+        """Send everyone a sign of life."""
         self.hub.write_summaries()
         for name, _ in self.hub.peers.everyone():
             if name in self.hub.peers.generators:
@@ -227,14 +228,14 @@ class Coordinator:
                 await self.hub.send(name, m.Heartbeat())
 
 
-class Every:
+class IntervalTimer:
     """A timer that is due every `seconds`, the first time at once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._last = seconds, float("-inf")
 
     def is_due(self, now: float) -> bool:
-        """Whether it is due; if so, it begins again."""
+        """Return whether the timer is due, and restart it if so."""
         due = now - self._last >= self._seconds
         if due:
             self._last = now

@@ -1,8 +1,8 @@
-"""Who belongs to the run: Hellos, Goodbyes, and processes that fall silent.
+"""Membership of the run: Hellos, Goodbyes, and processes that fall silent.
 
-Comes in: every Hello and Goodbye, and what time it is. Goes out: a Welcome or a refusal, and word
-to the parts of who came and who is gone. Promises: a name has one process at a time, and a process
-that lives keeps its own; nobody is given up for a time in which this process heard nobody.
+In: every Hello and Goodbye, and the time. Out: a Welcome or a refusal, and calls of the parts for
+processes that join or are gone. Promises: a name has one process at a time, and a process that
+lives keeps its own; a time in which this process received nothing counts as nobody's silence.
 """
 
 import time
@@ -17,15 +17,16 @@ from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
 
 NEWCOMER_S = 60.0
-"""How long a Hello under a name that is taken is remembered, and who was asked for one."""
+"""Seconds for which Hellos under taken names, and requests for Hellos, count."""
 ASK_EVERY_S, MOST_ASKED = 0.5, 1024
-"""How often one process is asked for its Hello, and how many are at a time."""
+"""Seconds between two requests for a Hello; maximum number of processes asked."""
 MOST_NEWCOMERS = 1000
 MOST_PEERS = 4096
-"""Processes that are connected at a time."""
+"""Maximum number of connected processes."""
 HELLO_AGAIN_S = 1.0
-"""Who has been welcomed is not welcomed again within this time for the same Hello: an honest peer
-waits longer, and another one would be sent the configuration without end."""
+"""Seconds in which the same Hello gets no second Welcome.
+
+An honest peer waits longer, and another one would be sent the configuration without end."""
 JOINING: dict[str, Mover] = {
     "generator": "generators",
     "reward": "reward workers",
@@ -40,18 +41,17 @@ class Membership:
     def __init__(self, hub: Hub, parts: Parts) -> None:
         self.hub, self.parts = hub, parts
         self._joined: set[str] = set()
-        """Who has ever been here. Who dies and comes back, again and again, moves nothing."""
+        """Names that ever joined. A rejoin is no progress, so no crash loop hides a stall."""
         self._newcomers: dict[str, float] = {}
-        """Who said Hello under a name that another process has, and when first."""
+        """Time of the first Hello of processes under a name that another one holds."""
         self._asked: dict[str, float] = {}
-        """Who was asked for a Hello, and when last."""
+        """Time of the last request for the Hello of each identity."""
         self._woke_at = self._empty_at = 0.0
-        """When this process last went on after it had stood still, and when nothing was left to
+        """Times at which this process last went on after a standstill, and had nothing to
         receive."""
 
     async def ask_hello(self, identity: str) -> None:
-        """Ask a live process for its Hello, at a bounded rate and number, because it may not
-        read."""
+        """Ask a live process, which may not read, for its Hello, but not too often."""
         now = time.monotonic()
         before = self._asked.get(identity)
         if len(self._asked) < MOST_ASKED if before is None else now - before >= ASK_EVERY_S:
@@ -59,8 +59,7 @@ class Membership:
             await self.hub.router.send(identity, m.AskHello())
 
     async def join(self, identity: str, hello: m.Hello) -> None:
-        """Welcome or refuse a process that says Hello, or let it wait until the holder of its name
-        is known to be gone."""
+        """Welcome or refuse a process, or let it wait until its name is known to be free."""
         hub, name = self.hub, hello.name
         problem = hello_problem(identity, hello, hub.state.given)
         if hello.role == "environment" and self.parts.episodes is None:
@@ -68,7 +67,8 @@ class Membership:
         if problem is None and await self._is_contested(identity, hello):
             return
         known = hub.peers.of(name, identity)
-        if known is not None and hello == known.hello and known.welcomed_within(HELLO_AGAIN_S):
+        now = time.monotonic()
+        if known and hello == known.hello and now - known.welcomed < HELLO_AGAIN_S:
             hub.rejections.count("hello_again")
             return
         if known is None and len(hub.peers.identities) >= MOST_PEERS:
@@ -85,23 +85,21 @@ class Membership:
             run_dir=hub.run_dir,
             config="" if hello.role == "monitor" else hub.config.public().model_dump_json(),
         )
+        if hello.role != "learner":
+            await hub.send(name, welcome)
         match hello.role:
             case "learner":
                 await self.parts.training.join(hello, welcome)
             case "generator":
-                await hub.send(name, welcome)
                 await self.parts.generation.join(hello)
                 self.parts.self_test.join(name)
             case "reward":
-                await hub.send(name, welcome)
                 self.parts.scoring.join(hello)
             case "environment":
-                await hub.send(name, welcome)
                 assert self.parts.episodes is not None
                 self.parts.episodes.join(hello)
             case "monitor":
                 hub.peers.monitors[name] = Peer(hello)
-                await hub.send(name, welcome)
         if (peer := hub.peers.of(name, identity)) is not None:
             peer.welcomed = time.monotonic()
         if known is None:
@@ -112,7 +110,8 @@ class Membership:
             hub.progress(mover)
 
     async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
-        """Whether another process holds this name (or the learner's place) and may still be alive.
+        """Return whether another process that may live has the name, or learner's place.
+
         A holder whose connection is closed is forgotten. A holder that says anything after the
         newcomer's first Hello is alive, and the newcomer's next Hello is refused. Until then the
         newcomer gets no answer."""
@@ -141,7 +140,7 @@ class Membership:
         return True
 
     def leave(self, name: str, failed: str | None) -> None:
-        """A process says Goodbye; `failed`: why, where it did not mean to end."""
+        """Take leave of a process; `failed`: the reason, where it did not mean to end."""
         peer = self.hub.peers.find(name)
         assert peer is not None
         role, failed = peer.hello.role, cut(failed)
@@ -151,7 +150,7 @@ class Membership:
             self.hub.failed = self.hub.failed or f"{name}: {failed}"
 
     def forget(self, name: str, *, died: bool = True) -> None:
-        """A process is gone: its part of the work goes to others."""
+        """Remove a process that is gone, and give its work to others."""
         peers = self.hub.peers
         if name in peers.generators:
             self.parts.generation.forget_generator(name, died=died)
@@ -183,28 +182,27 @@ class Membership:
         )
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """This process stood still: nobody was silent, and nobody failed to make progress."""
+        """Count a standstill of this process neither as silence nor as lack of progress."""
         self._woke_at = now
         self.hub.peers.excuse(seconds)
         self.hub.progress_at = min(now, self.hub.progress_at + seconds)
         if seconds > self.hub.config.transport.heartbeat_s * 2:
-            self.hub.incident(
-                "warning", "stood_still", f"the coordinator stood still for {seconds:.1f} s"
-            )
+            text = f"the coordinator stood still for {seconds:.1f} s"
+            self.hub.incident("warning", "stood_still", text)
 
     def _has_heard_all(self, now: float) -> bool:
-        """Whether what came while this process stood still was received, so that silence means
-        something."""
+        """Return whether all messages of a standstill were received: silence counts then."""
         patience = self.hub.config.transport.heartbeat_timeout_s
         return self._empty_at >= self._woke_at or now - self._woke_at > patience
 
     def nothing_left(self, at: float) -> None:
-        """Nothing was left to receive then (time.monotonic)."""
+        """Note the time at which nothing was left to receive (time.monotonic)."""
         self._empty_at = at
 
     def expire(self, now: float) -> bool:
-        """Forget newcomers that did not come again, and give up peers that were not heard for too
-        long; False where silence means nothing yet."""
+        """Forget newcomers that did not come again, and peers that were silent too long.
+
+        Return False where silence means nothing yet."""
         self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
         self._asked = {k: at for k, at in self._asked.items() if now - at < NEWCOMER_S}
         if not self._has_heard_all(now):

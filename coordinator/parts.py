@@ -1,47 +1,47 @@
-"""The coordinator's parts, built together: each has its own side of the run."""
+"""Parts of the coordinator, built together; each has its own side of the run."""
 
 from dataclasses import dataclass
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
-from coordinator.rollouts.episodes import Episodes
-from coordinator.rollouts.evaluation import Evaluation
+from coordinator.rollouts.episodes import EpisodeManager
+from coordinator.rollouts.evaluation import Evaluator
 from coordinator.rollouts.generation import Generation
-from coordinator.rollouts.intake import Intake
+from coordinator.rollouts.intake import ChunkIntake
 from coordinator.scoring.score_requests import Scoring
 from coordinator.startup_check import SelfTest
 from coordinator.training.gauges import Gauges
-from coordinator.training.learner_updates import Training
+from coordinator.training.learner_updates import LearnerUpdates
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Built once, in `build_parts`."""
+    """Parts of one coordinator, built once, in `build_parts`."""
 
     prompts: Prompts
-    intake: Intake
+    intake: ChunkIntake
     gauges: Gauges
     scoring: Scoring
     generation: Generation
-    training: Training
-    evaluation: Evaluation
+    training: LearnerUpdates
+    evaluation: Evaluator
     self_test: SelfTest
-    episodes: Episodes | None
+    episodes: EpisodeManager | None
 
 
 def build_parts(hub: Hub, prompts: Prompts) -> Parts:
-    """Parts that share one hub."""
+    """Build the parts of a coordinator, which share one hub."""
     gauges = Gauges(hub)
     generation = Generation(hub, prompts)
     scoring = Scoring(hub, prompts)
     return Parts(
         prompts=prompts,
-        intake=Intake(hub, prompts.vocabulary),
+        intake=ChunkIntake(hub, prompts.vocabulary),
         gauges=gauges,
         scoring=scoring,
         generation=generation,
-        training=Training(hub, generation, gauges),
-        evaluation=Evaluation(hub, prompts, generation, scoring.source_of),
+        training=LearnerUpdates(hub, generation, gauges),
+        evaluation=Evaluator(hub, prompts, generation, scoring.source_of),
         self_test=SelfTest(hub, prompts, scoring.source_of),
-        episodes=None if hub.config.environment is None else Episodes(hub, prompts),
+        episodes=None if hub.config.environment is None else EpisodeManager(hub, prompts),
     )

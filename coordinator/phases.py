@@ -1,10 +1,10 @@
-"""The phases of a run: starting, evaluating, training, draining, closing, leaving, closed.
+"""Phases of a run, and the conditions under which one follows another.
 
-Comes in: `advance` after every message and ten times a second. Goes out: what each phase lets
-happen (leases, batches, evaluations, the last checkpoint) and the records that say so. Draining is
-the way from training to an evaluation or to the end: leases are taken back with the tokens they
-have, the batch in flight comes back, the newest weights are loaded everywhere. One table says under
-which condition which phase follows.
+In: `advance` after every message and ten times a second. Out: each phase's work (leases, batches,
+evaluations, the last checkpoint) and its records. Draining is the way from training to an
+evaluation or to the end: leases are taken back with the tokens they have, the batch in flight comes
+back, the newest weights are loaded everywhere. One table lists the conditions under which a phase
+follows.
 """
 
 import asyncio
@@ -14,33 +14,34 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
+from coordinator.connections.message_checks import end_record
 from coordinator.hub import Hub
 from coordinator.monitoring.stall_watch import StallWatch
 from coordinator.monitoring.status import status
 from coordinator.parts import Parts
 from coordinator.rollouts.evaluation import Label, can_wait
 from headrace.protocol.messages.control import Shutdown
-from headrace.protocol.records.record_types import MetricsSampled, RunPhase, TrajectoryEnded
+from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from headrace.run_files.run_folder import config_digest
 
 log = logging.getLogger(__name__)
 Phase = Literal[
     "starting", "evaluating", "training", "draining", "closing", "ending", "leaving", "closed"
 ]
-"""ending: the end of the run is written down, or waits for the disk."""
+"""Phases; in `ending` the run's end is being recorded, or waits for the disk."""
 WORKING: tuple[Phase, ...] = ("starting", "evaluating", "training", "draining")
 OVER: tuple[Phase, ...] = ("ending", "leaving", "closed")
 GOODBYE_S = 10.0
 
 
 class Phases:
-    """Where the run stands and what comes next."""
+    """State machine of the run's phases."""
 
     def __init__(self, hub: Hub, parts: Parts, waits: StallWatch) -> None:
         self.hub, self.parts, self.waits = hub, parts, waits
         self.phase: Phase = "starting"
         self.outcome = "finished"
-        """How the run ends, by what is known now: finished, stopped, interrupted or failed."""
+        """End of the run as known now: finished, stopped, interrupted or failed."""
         self._label: Label = "before"
         self._is_evaluated = False
         self._evaluated_at = 0
@@ -85,18 +86,19 @@ class Phases:
             ),
             "leaving": ((self._everyone_left, "closed"),),
         }
-        """For each phase the conditions, in order: the first that holds says what follows. A run
-        that failed closes whatever they say; the disk leads from ending to leaving."""
+        """Conditions of each phase, in order: the first that holds names the next phase.
+
+        A failed run closes in any case; the disk leads from ending to leaving."""
 
     @property
     def name(self) -> str:
-        """The phase, or how the run ended."""
+        """Name of the phase, or of the run's end."""
         if self.phase in ("leaving", "closed"):
             return self.outcome
         return "closing" if self.phase == "ending" else self.phase
 
     def record_start(self) -> None:
-        """The run exists."""
+        """Record that the run exists."""
         self._record("", config=config_digest(Path(self.hub.run_dir)))
 
     def stop(self, outcome: str) -> None:
@@ -105,7 +107,7 @@ class Phases:
             self.outcome = outcome
 
     async def advance(self) -> None:
-        """Do whatever can be done now; one caller at a time."""
+        """Do all that can be done now; one caller at a time."""
         async with self._lock:
             if not (self.hub.failed and self.phase not in OVER):
                 await self.parts.scoring.dispatch()
@@ -168,7 +170,7 @@ class Phases:
         return self.outcome != "finished"
 
     def _is_ready(self) -> bool:
-        """Everyone is here, and their first work was sound."""
+        """Return whether everyone is here and has passed the self-test."""
         learner = self.parts.training.ready or self.hub.config.evaluation.only
         peers = self.hub.peers
         judged = bool(peers.rewards) or not self.hub.config.is_scored
@@ -217,12 +219,11 @@ class Phases:
         return None
 
     def _is_quiet(self) -> bool:
-        """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
-        generation = self.parts.generation
+        """Return whether no work is in flight; before an evaluation, no load or score."""
         # Whether a learner that is gone had trained its batch is known when one comes back.
-        if (self.hub.account.taken and self.hub.peers.learner) or generation.live():
+        if (self.hub.account.taken and self.hub.peers.learner) or self.hub.leases.live():
             return False
-        all_in = generation.all_loaded() and not self.parts.scoring.waiting()
+        all_in = self.parts.generation.all_loaded() and not self.parts.scoring.waiting()
         return self._is_stopped() or all_in
 
     def _has_last_checkpoint(self) -> bool:
@@ -243,11 +244,8 @@ class Phases:
         self.parts.training.dispatch()
         if self.parts.prompts.skipped > self._skips_told:
             self._skips_told = self.parts.prompts.skipped
-            self.hub.incident(
-                "warning",
-                "prompt_too_long",
-                f"{self._skips_told} prompts over task.max_prompt_length were skipped so far",
-            )
+            text = f"{self._skips_told} prompts over task.max_prompt_length were skipped so far"
+            self.hub.incident("warning", "prompt_too_long", text)
         while self.parts.prompts.unasked:
             self.hub.incident("warning", "prompts_unasked", self.parts.prompts.unasked.pop())
 
@@ -255,8 +253,8 @@ class Phases:
         self.parts.generation.hold_all()
 
     async def _close(self) -> None:
-        """Ask for a checkpoint of the last update. A learner that says Hello meanwhile has
-        forgotten that it was asked for one."""
+        """Request a checkpoint of the last update, again from a learner that says Hello
+        meanwhile."""
         training = self.parts.training
         if training.ready and training.orders.checkpoint is None:
             await training.request_checkpoint()
@@ -264,7 +262,7 @@ class Phases:
     # -- the end ----------------------------------------------------------------------------------
 
     def _write_end(self) -> None:
-        """Record that the run is over; notify all processes once the record is on disk."""
+        """Record the run's end; notify all processes once the record is on disk."""
         hub = self.hub
         if hub.failed:
             self.outcome = "failed"
@@ -290,17 +288,11 @@ class Phases:
         await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))
 
     def _discard(self) -> None:
-        """What no update will train any more leaves the ledger under its own name."""
+        """Drop all tokens that no update will train, under their own name in the ledger."""
         for trajectory in list(self.hub.account.trajectories.values()):
             if trajectory.purpose != "train":
                 continue
             for record in self.hub.lifecycle.discard(trajectory, "discarded_at_end"):
                 self.hub.record_event(record)
             if not trajectory.ended:
-                self.hub.record_event(
-                    TrajectoryEnded(
-                        trajectory_id=trajectory.trajectory_id,
-                        status="aborted",
-                        length=trajectory.length,
-                    )
-                )
+                self.hub.record_event(end_record(trajectory, "aborted"))

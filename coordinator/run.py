@@ -1,8 +1,8 @@
-"""Start the coordinator of a run: `python -m coordinator.run --run-dir DIR [--resume]`.
+"""Start of a coordinator: `python -m coordinator.run --run-dir DIR [--resume]`.
 
-Comes in: DIR/resolved.json. Goes out: DIR/coordinator.json with the address once the socket is
-bound, and everything the run writes through storage. Exit code 0 when the run ended in good
-order (a stop or an interruption is one), 1 when it failed, 2 for the user's mistake.
+In: DIR/resolved.json. Out: DIR/coordinator.json with the address once the socket is bound, and all
+that the run writes through storage. Exit code 0 when the run ended in good order (a stop or an
+interruption is one), 1 when it failed, 2 for the user's mistake.
 """
 
 from headrace.host.memory import lasting
@@ -20,9 +20,9 @@ with lasting():
     import time
     from pathlib import Path
 
-    from coordinator.dispatch.leases import Leases
+    from coordinator.dispatch.leases import LeaseTable
     from coordinator.dispatch.prompts import Prompts
-    from coordinator.hub import Clock, Hub
+    from coordinator.hub import Hub, TrainingClock
     from coordinator.line_rewards.line_scoring import LineScoring
     from coordinator.loop import Coordinator
     from coordinator.persistence.recorder import Recorder
@@ -40,15 +40,15 @@ with lasting():
     from headrace.protocol.messages.control import WeightNotice, weights_digest
     from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
     from headrace.protocol.transport.sockets import Router
-    from headrace.run_files.run_folder import COORDINATOR_FILE, MEDIA
+    from headrace.run_files.run_folder import COORDINATOR_FILE, MEDIA, write_atomically
     from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
-"""How long a coordinator whose supervisor was killed may need to end, before another takes over."""
+"""Seconds that the last coordinator, whose supervisor was killed, may need to end."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
-    """Everything the loop needs; on resume the state is rebuilt from the journal."""
+    """Build a coordinator and its store; on resume rebuild the state from the journal."""
     run_id = run_dir.name
     media = MediaStore(run_dir / MEDIA)
     prompts = Prompts(config, media)
@@ -79,7 +79,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         store = RunStore.create(run_dir, run_id, config)
         state = State(config)
     media.clean()  # Whoever wrote before is gone.
-    leases = Leases(state.account)
+    leases = LeaseTable(state.account)
     kind = StreamingScheduler if config.schedule.mode == "streaming" else SynchronousScheduler
     lines = None
     if config.reward.line_source() is not None:
@@ -96,7 +96,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         rules=batch_rules(config),
         recorder=recorder,
         router=router,
-        clock=Clock(train_s=state.train_time_s),
+        clock=TrainingClock(train_s=state.train_time_s),
         lines=lines,
     )
     hub.rejections.before = int(state.rejected)
@@ -109,8 +109,9 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
 
 
 def _wait_for_room(run_dir: Path, problem: str) -> None:
-    """Say for what a start waits, until the disk seems to have room; after RETRY_FULL_S in any
-    case, for some file systems do not say."""
+    """Report the problem, and wait until the disk seems to have room.
+
+    Wait at most RETRY_FULL_S, because some file systems do not report it."""
     print(f"{WAIT_PREFIX}{problem}", file=sys.stderr, flush=True)
     until = time.monotonic() + RETRY_FULL_S
     time.sleep(RETRY_S)
@@ -120,8 +121,7 @@ def _wait_for_room(run_dir: Path, problem: str) -> None:
 
 
 def _last_port(run_dir: Path) -> int:
-    """The port of the coordinator that died. Processes that are still there look for the new
-    coordinator at the same port."""
+    """Return the port of the last coordinator, where processes look for the new one."""
     try:
         return int(
             json.loads((run_dir / COORDINATOR_FILE).read_text())["address"].rsplit(":", 1)[1]
@@ -131,9 +131,10 @@ def _last_port(run_dir: Path) -> int:
 
 
 def _take_over(coordinator: Coordinator) -> None:
-    """Go on where the last coordinator was: generators go on with the leases that it gave, every
-    other unfinished trajectory waits for one, and every complete one for its score. A batch may be
-    out at the learner: the learner's Hello will say whether its weights already hold that batch."""
+    """Go on where the last coordinator was.
+
+    Generators go on with its leases, every other unfinished trajectory waits for one, and every
+    complete one for its score. The learner's Hello says whether a batch in flight was trained."""
     hub = coordinator.hub
     kept = hub.config.evaluation.only
     next_lease = hub.state.next_lease
@@ -150,7 +151,7 @@ def _take_over(coordinator: Coordinator) -> None:
 
 
 def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
-    """An evaluation without a learner: version 0 is the model folder as it is."""
+    """Publish the model folder as version 0, for an evaluation without a learner."""
     weights = Path(config.model.path) / "model.safetensors"
     if not weights.is_file():
         raise UserError(
@@ -191,19 +192,17 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | N
 
 
 def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None) -> None:
-    """Tell the supervisor where to connect, in one piece. `host`: the name that others know this
-    one by, where the address binds all of its interfaces."""
+    """Write the address for the supervisor.
+
+    `host`: this host's name for others, where the address binds all of its interfaces."""
     if host is not None:
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
-    path = run_dir / COORDINATOR_FILE
-    partial = path.with_suffix(".partial")
     told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}
-    partial.write_text(json.dumps(told))
-    partial.replace(path)
+    write_atomically(run_dir / COORDINATOR_FILE, json.dumps(told))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line of the role."""
+    """Run the role's command line, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")

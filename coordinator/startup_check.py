@@ -1,12 +1,11 @@
-"""The self-test: before training each generator loads weights and answers a prompt, and one answer
-gets its reward.
+"""Self-test before training: weights and an answer per generator, and one reward.
 
-Comes in: generators that join, their first weights and answers, a score. Goes out: leases and a
-score request that no run has beside these, or the first part that did not come in its time, by
-name. Promises: nothing of it is in journal, ledger or SQL; a run begins to train when all is well,
-or ends with the first cause; a generator that joins later gets no lease before its own test, and
-ends nothing. What a reward function says of the answer is the rewards' business: here it counts
-that it says something.
+In: generators that join, their first weights and answers, a score. Out: leases and a score request
+of the test's own, or the name of the first process that missed its deadline. Promises: nothing of
+it is in journal, ledger or SQL; a run begins to train when all is well, or ends with the first
+cause; a generator that joins later gets no lease before its own test, and its failure does not end
+the run. The reward may have any value, or fail: the test only needs some answer of the reward
+worker.
 """
 
 import time
@@ -16,37 +15,43 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut
+from coordinator.connections.message_checks import (
+    TokenLimits,
+    arrival,
+    chunk_problem,
+    cut,
+    end_record,
+)
 from coordinator.connections.peers import GeneratorPeer
 from coordinator.dispatch.leases import GrantedLease
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.scoring.score_items import ScoreItems
 from headrace.protocol.messages import control as m
-from headrace.protocol.records.record_types import GroupIssued, TrajectoryEnded
+from headrace.protocol.records.record_types import GroupIssued, TrajectoryStatus
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Group, Trajectory
 
 FIRST_ID = 2**52
-"""Ids of groups, trajectories and leases are from here on; no run comes so far."""
+"""First id of the test's groups, trajectories and leases; no run comes so far."""
 TOKENS = 4
-"""Of an answer, at most."""
+"""Maximum number of tokens of an answer."""
 KEY = "transport.self_test_s"
 
 
 @dataclass
-class Check:
-    """Of one generator: an account that holds its answer alone, and since when it is waited for."""
+class GeneratorCheck:
+    """Test of one generator: an account of its answer, and the time of its request."""
 
     generator: GeneratorPeer
     account: Account = field(default_factory=lambda: Account(has_value=False))
     trajectory_id: int = -1
-    """-1 until it has weights and is asked."""
+    """Id of the answer; -1 until the generator has weights and a lease."""
     since: float = field(default_factory=time.monotonic)
 
     @property
     def trajectory(self) -> Trajectory:
-        """Its answer."""
+        """The generator's answer."""
         return self.account.trajectories[self.trajectory_id]
 
 
@@ -56,27 +61,27 @@ class SelfTest:
     def __init__(self, hub: Hub, prompts: Prompts, source_of: Callable[[Group], str]) -> None:
         self._hub, self._prompts, self._source_of = hub, prompts, source_of
         self._timeout_s = hub.config.transport.self_test_s or 0.0
-        self._limits = Limits(TOKENS, prompts.vocabulary)
-        self._checks: dict[str, Check] = {}
+        self._limits = TokenLimits(TOKENS, prompts.vocabulary)
+        self._checks: dict[str, GeneratorCheck] = {}
         self._group: GroupIssued | None = None
         self._next_id = FIRST_ID
-        self._answered: Check | None = None
-        """Whose answer is to get a reward."""
+        self._answered: GeneratorCheck | None = None
+        """Test whose answer is to get a reward."""
         self._asked: tuple[str, float] | None = None
-        """The reward worker, and when."""
+        """Name of the reward worker that was asked, and the time."""
         skips = not hub.config.self_tests or hub.state.given > 0
         self._rewarded = skips or not hub.config.is_scored
         self._is_over = skips
-        """The run has begun to train, or did before."""
+        """True once the run has begun to train, or where it did before."""
 
     def passed(self) -> bool:
-        """Whether nothing stands between the start and training."""
+        """Return whether training may begin."""
         if not self._checks and self._rewarded:
             self._is_over = True
         return self._is_over
 
     def waits(self) -> list[str]:
-        """What it waits for, in words."""
+        """Return its waits, in words."""
         asked = [name for name, check in self._checks.items() if check.trajectory_id >= 0]
         words = [f"{name} to answer the prompt of the self-test" for name in asked]
         if self._asked is not None and not self._rewarded:
@@ -86,13 +91,13 @@ class SelfTest:
     # -- generators -------------------------------------------------------------------------------
 
     def join(self, name: str) -> None:
-        """A generator is here."""
+        """Begin the test of a new generator."""
         generator, check = self._hub.peers.generators[name], self._checks.get(name)
         if not generator.tested and (check is None or check.generator is not generator):
-            self._checks[name] = Check(generator)
+            self._checks[name] = GeneratorCheck(generator)
 
     async def advance(self) -> None:
-        """Ask who can be asked, and see who is late."""
+        """Send the requests that can be sent, and fail processes that are late."""
         now = time.monotonic()
         for name, check in list(self._checks.items()):
             generator = check.generator
@@ -105,10 +110,10 @@ class SelfTest:
                 await self._ask(name, check)
             else:
                 what = "answer a prompt" if has_weights else "load its first weights"
-                self._see_time(name, what, check.since, now, self._timeout_s)
+                self._check_deadline(name, what, check.since, now)
         await self._ask_reward(now)
 
-    async def _ask(self, name: str, check: Check) -> None:
+    async def _ask(self, name: str, check: GeneratorCheck) -> None:
         with self._hub.drawing_prompts():
             await self._draw_group()
         if self._group is None:
@@ -123,7 +128,7 @@ class SelfTest:
             lease_id=key,
             trajectory_id=key,
             purpose="train",
-            # What an agent's policy reads is not known before the agent asks.
+            # The prompt of an agent's policy is not known before the agent asks.
             prompt_ids=group.prompt_ids if group.prompt_ids.size else np.zeros(1, np.int32),
             prefix_ids=check.trajectory.tokens,
             seed=group.seeds[0],
@@ -139,7 +144,7 @@ class SelfTest:
         await self._hub.send(name, m.Leases(leases=[lease]))
 
     async def _draw_group(self) -> None:
-        """The first prompt of the run; the run itself takes it later on."""
+        """Draw the first prompt of the run, which the run itself takes later on."""
         if self._group is None:
             skipped = self._prompts.skipped
             state = self._hub.state
@@ -149,13 +154,13 @@ class SelfTest:
             self._group = replace(group, seeds=group.seeds[:1])
 
     def not_loaded(self, name: str, error: str) -> None:
-        """A generator could not load weights. Once it has had some, that is no business of this."""
+        """Fail a generator that could not load its first weights."""
         check = self._checks.get(name)
         if check is not None and check.generator.loaded < 0:
             self._fail(name, f"{name} could not load its first weights: {cut(error)}")
 
     async def receive(self, name: str, message: m.Chunks) -> m.Chunks:
-        """Take what belongs to the test; the rest."""
+        """Take the test's chunks, and return the rest."""
         own = [chunk for chunk in message.chunks if chunk.trajectory_id >= FIRST_ID]
         if not own:
             return message
@@ -167,7 +172,7 @@ class SelfTest:
                 self._take(name, check, chunk)
         return m.Chunks(chunks=[c for c in message.chunks if c.trajectory_id < FIRST_ID])
 
-    def _take(self, name: str, check: Check, chunk: m.TrajectoryChunk) -> None:
+    def _take(self, name: str, check: GeneratorCheck, chunk: m.TrajectoryChunk) -> None:
         if chunk.chunk_index < check.trajectory.next_chunk:
             return  # It was sent again.
         lease = GrantedLease(chunk.lease_id, name, training=True)
@@ -180,13 +185,8 @@ class SelfTest:
             return
         check.account.apply(arrival(name, chunk))
         if chunk.finish is not None:
-            check.account.apply(
-                TrajectoryEnded(
-                    trajectory_id=check.trajectory_id,
-                    status="finished" if chunk.finish == "stop" else "truncated",
-                    length=check.trajectory.length,
-                )
-            )
+            status: TrajectoryStatus = "finished" if chunk.finish == "stop" else "truncated"
+            check.account.apply(end_record(check.trajectory, status))
             del self._checks[name]
             check.generator.passed()
             self._answered = self._answered or check
@@ -194,19 +194,19 @@ class SelfTest:
     # -- the reward -------------------------------------------------------------------------------
 
     async def _ask_reward(self, now: float) -> None:
-        """Ask a worker for the reward of the first answer; another one where that one is lost."""
+        """Request the reward of the first answer, from another worker where one is lost."""
         if self._rewarded or self._answered is None:
             return
         workers = self._hub.peers.rewards
         if self._asked is not None and self._asked[0] in workers:
             name, asked_at = self._asked
-            self._see_time(name, "score an answer", asked_at, now, self._timeout_s)
+            self._check_deadline(name, "score an answer", asked_at, now)
         elif workers:
             name = min(workers)
             self._asked = name, now
             await self._hub.send(name, m.ScoreRequest(items=[self._item(self._answered)]))
 
-    def _item(self, check: Check) -> m.ScoreItem:
+    def _item(self, check: GeneratorCheck) -> m.ScoreItem:
         reward, answer = self._hub.config.reward, check.trajectory
         source = self._source_of(check.account.groups[answer.group_id])
         items = ScoreItems(reward, check.account, self._prompts)
@@ -215,7 +215,7 @@ class SelfTest:
         return items.whole(answer, source)
 
     def scored(self, message: m.Scores) -> m.Scores:
-        """Take what belongs to the test; the rest."""
+        """Take the test's scores, and return the rest."""
         own = [score for score in message.scores if score.trajectory_id >= FIRST_ID]
         if not own:
             return message
@@ -228,12 +228,12 @@ class SelfTest:
 
     # -- the first cause --------------------------------------------------------------------------
 
-    def _see_time(self, name: str, what: str, since: float, now: float, limit_s: float) -> None:
-        if now - since > limit_s:
-            self._fail(name, f"{name} did not {what} within {limit_s:g} s ({KEY})")
+    def _check_deadline(self, name: str, what: str, since: float, now: float) -> None:
+        if now - since > self._timeout_s:
+            self._fail(name, f"{name} did not {what} within {self._timeout_s:g} s ({KEY})")
 
     def _fail(self, name: str, text: str) -> None:
-        """The run ends, or goes on without a generator that joined late."""
+        """End the run, or go on without a generator that joined late."""
         self._checks.pop(name, None)
         text = f"self-test: {text}"
         if self._is_over:

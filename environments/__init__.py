@@ -1,1 +1,1 @@
-"""Environments: what answers when a turn of the policy ends, and the workers that hold them."""
+"""Environments, which answer the policy's turns, and the workers that hold them."""

@@ -39,10 +39,11 @@ class Calculator:
 
 
 class Guess:
-    """A hidden letter, drawn by the seed of the prompt: a turn names one, and reads `<` where the
-    hidden letter comes before it, `>` where it comes after. Naming it earns 1. With `fresh` another
-    letter is hidden at each turn, so that what was read says nothing.
-    """
+    """A hidden letter, drawn by the seed of the prompt, that the policy has to guess.
+
+    A turn names one, and reads `<` where the hidden letter comes before it, `>` where it comes
+    after. Naming it earns 1. With `fresh` another letter is hidden at each turn, so that the
+    answers are of no use."""
 
     def __init__(self, *, letters: str = "abcdefg", tries: int = 3, fresh: bool = False) -> None:
         self._letters, self._left, self._fresh = letters, tries, fresh
@@ -54,7 +55,7 @@ class Guess:
         self._hidden = self._draw.choice(self._letters)
 
     def step(self, turn: PolicyTurn) -> Step:
-        """Compare; what is no letter is wrong and says nothing."""
+        """Compare a guess; one that is no letter is wrong and ends the episode."""
         named, self._left = turn.text.strip(), self._left - 1
         right = named == self._hidden
         if right or not self._left or named not in set(self._letters):
@@ -66,17 +67,18 @@ class Guess:
 
 
 ANSWER, VERDICT = 0, 1
-"""Acts of PAG: attempts and revisions are one."""
+"""Acts of PAG: attempts and revisions are the same one."""
 
 
 class Pag:
-    """Attempt, verify, revise (PAG, arXiv 2506.10406): the policy answers, says whether that is
-    right, and answers again where it says `wrong`; a verdict that is neither word ends the episode.
+    """Attempt, verify, revise (PAG, arXiv 2506.10406).
 
-    An answer earns 1 where it is the row's `answer`, a verdict 1 where it is true, a revision
-    `alpha` times what it has won over the attempt besides (Eq. of section 3.2: 2, 1, 0 or -1). With
-    probability `given` a random one of `candidates` is inserted as the attempt, so that there are
-    wrong ones to judge. `always`: every verdict is followed by a revision, for comparison.
+    The policy answers, says whether that is right, and answers again where it says `wrong`; a
+    verdict that is neither word ends the episode. An answer earns 1 where it is the row's `answer`,
+    a verdict 1 where it is true, a revision `alpha` times what it has won over the attempt besides
+    (Eq. of section 3.2: 2, 1, 0 or -1). With probability `given` a random one of `candidates` is
+    inserted as the attempt, so that there are wrong ones to judge. `always`: every verdict is
+    followed by a revision, for comparison.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Pag:
         return Step(messages=[InsertedMessage("user", self._attempt + self._verify)], act=VERDICT)
 
     def step(self, turn: PolicyTurn) -> Step:
-        """Judge what was asked for."""
+        """Judge an attempt, a verdict or a revision."""
         said, act = turn.text.strip(), self._next
         if act == "attempt":
             self._attempt, self._next = said, "verdict"
@@ -134,9 +136,10 @@ def _ask(text: str, reward: float, act: int, **metrics: float) -> Step:
 async def command(
     row: Mapping[str, Any], *, base_url: str, api_key: str, run: Sequence[str]
 ) -> Any:
-    """A program that is an agent: it reads the row as JSON on stdin, finds the endpoint in
-    OPENAI_BASE_URL and OPENAI_API_KEY, and prints its result as JSON in the last line: a number, or
-    an object with the fields of a Step."""
+    """Run a program as an agent.
+
+    It reads the row as JSON on stdin, finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, and
+    prints its result as JSON in the last line: a number, or an object with the fields of a Step."""
     told = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     process = await asyncio.create_subprocess_exec(
         *run, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -1,11 +1,10 @@
-"""A process that holds environments: `python -m environments.child WORKER_PID`, started by
-`environments.worker` only, in any Python from 3.10 on that has msgspec.
+"""Child process of environments: `python -m environments.child WORKER_PID`.
 
-In: frames on stdin, first the environment's name and options, then StepAsks. Out: frames on the
-original stdout, a StepReply for each ask in the order of completion. Steps that are no coroutines
-run one after the other, on the main thread; coroutines run together. What the user's code prints
-goes to stderr. This is where broad exceptions are caught: whatever an environment raises becomes a
-reply, and the child goes on.
+Only `environments.worker` starts it, in any Python from 3.10 on that has msgspec. In: frames on
+stdin, first the environment's name and options, then StepAsks. Out: frames on the original stdout,
+a StepReply for each ask in the order of completion. Steps that are no coroutines run one after the
+other, on the main thread; coroutines run together. Output of the user's code goes to stderr. Broad
+exceptions are caught here: any exception of an environment becomes a reply, and the child goes on.
 """
 
 import asyncio
@@ -37,12 +36,12 @@ from headrace.protocol.transport.stdio import take_streams
 
 LENGTH = struct.Struct(">I")
 MOST_BYTES = 1 << 24
-"""Longest frame."""
+"""Maximum number of bytes of a frame."""
 MOST_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """Worker to child, first."""
+    """First message from worker to child: the environment."""
 
     name: str
     options: dict[str, Any]
@@ -50,9 +49,11 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Child to worker: the environment is there, or why it is not. `waits`: its steps are
-    coroutines, so that many of them wait together. `replayable`: it can be built again. `tools`:
-    JSON schemas of those it has. `pays`: it rewards turns; False where `[reward]` has to."""
+    """Child to worker: the environment is built, or the error.
+
+    `waits`: its steps are coroutines, so that many of them wait together. `replayable`: it can be
+    built again. `tools`: their JSON schemas. `pays`: it rewards turns; False where `[reward]` has
+    to."""
 
     error: str = ""
     waits: bool = False
@@ -62,19 +63,19 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Worker to child: these episodes are over, and what waits for an answer in them ends."""
+    """Worker to child: these episodes are over, and their unanswered requests end."""
 
     trajectory_ids: list[int]
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True):
-    """Worker to child."""
+    """Request from worker to child."""
 
     ask: StepAsk
 
 
 class Replied(msgspec.Struct, frozen=True, tag=True):
-    """Child to worker."""
+    """Reply from child to worker."""
 
     reply: StepReply
 
@@ -84,14 +85,14 @@ FromChild = Ready | Replied
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message with its length."""
+    """Encode a message, with its length in front."""
     data = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(data)) + data
 
 
 @dataclass
-class Episode:
-    """An environment in the middle of an episode, and how many turns it has seen."""
+class ChildEpisode:
+    """An environment in the middle of an episode, and the number of its last turn."""
 
     environment: Environment
     turns: int = -1
@@ -99,7 +100,7 @@ class Episode:
 
 
 class DivergedError(Exception):
-    """An environment that was built again said something else than before."""
+    """An environment that was built again answered otherwise than before."""
 
 
 class LostError(Exception):
@@ -111,16 +112,16 @@ FAULTS: dict[type, str] = {
 }  # fmt: skip
 
 
-class Episodes:
-    """The environments of a child, by trajectory."""
+class ChildEpisodes:
+    """Environments of a child, by trajectory."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
-        self._known: dict[int, Episode] = {}
+        self._known: dict[int, ChildEpisode] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def end(self, trajectory_ids: list[int]) -> None:
-        """Let go of them."""
+        """Close the environments of these episodes."""
         for key in trajectory_ids:
             self._let_go(key)
 
@@ -130,7 +131,7 @@ class Episodes:
             task.add_done_callback(self._closing.discard)
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """What becomes of an ask, whatever the environment does short of ending the process."""
+        """Answer a request, whatever the environment does short of ending the process."""
         began = time.perf_counter()
         status, step, error = "ok", Step(), ""
         try:
@@ -160,10 +161,10 @@ class Episodes:
                 return await begin(episode.environment, json.loads(ask.row), ask.seed)
             return await answer(episode.environment, ask.turns[-1])
 
-    async def _again(self, ask: StepAsk) -> Episode:
-        """A new environment, brought to where the ask is, which has to say what it said before."""
+    async def _again(self, ask: StepAsk) -> ChildEpisode:
+        """Build an environment again up to a request; it has to give the same answers."""
         self._let_go(ask.trajectory_id)
-        episode = self._known[ask.trajectory_id] = Episode(self._make())
+        episode = self._known[ask.trajectory_id] = ChildEpisode(self._make())
         if ask.turn == 0:
             return episode
         if not getattr(episode.environment, "keeps_state", True):
@@ -182,7 +183,7 @@ class Episodes:
         return episode
 
 
-async def _close(episode: Episode) -> None:
+async def _close(episode: ChildEpisode) -> None:
     async with episode.busy:
         try:
             await close(episode.environment)
@@ -191,7 +192,7 @@ async def _close(episode: Episode) -> None:
 
 
 async def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the worker closes the pipe."""
+    """Answer requests until the worker closes the pipe."""
     decoder = msgspec.msgpack.Decoder(ToChild)
 
     def say(message: msgspec.Struct) -> None:
@@ -211,7 +212,7 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     except NoEnvironmentError as error:
         say(Ready(str(error)))
         return
-    episodes = Episodes(make)
+    episodes = ChildEpisodes(make)
     tools, pays = getattr(first, "schemas", []), getattr(first, "pays", True)
     again = getattr(first, "replayable", True)
     say(Ready(waits=waits(first), replayable=again, tools=tools, pays=pays))
@@ -239,7 +240,7 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Run the process."""
     die_with(int(sys.argv[1]))
     source, sink = take_streams()
     asyncio.run(serve(source, sink))

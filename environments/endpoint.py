@@ -1,11 +1,11 @@
-"""Agents that ask for turns themselves: an endpoint of OpenAI's chat completions on the loopback.
+"""Endpoint of OpenAI's chat completions on the loopback, for agents.
 
 In: StepAsks, and requests of agents, which run in the worker's children. Out: StepReplies, and
 completions. Promises: a key names one attempt at one episode; each request is a turn, whose new
-messages become a step and whose reply is the policy's turn; what an agent may not ask is refused in
-one line and changes nothing; an agent whose process died plays again, gets the same turns, and has
-to ask the same. A request that rewrites the history is refused, or begins a branch: an episode of
-its own for the coordinator, which ends with the agent, too, and is paid the same.
+messages become a step and whose reply is the policy's turn; a forbidden request is refused in one
+line and changes nothing; an agent whose process died plays again, gets the same turns, and has to
+make the same requests. A request that rewrites the history is refused, or begins a branch: an
+episode of its own for the coordinator, which ends with the agent, too, and has the same reward.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ import msgspec
 from aiohttp import web
 
 from environments.child import Ended
-from environments.tools import Call, calls_in
-from environments.worker import TRIES, Child, ChildGoneError, Pool
+from environments.tools import ToolCall, calls_in
+from environments.worker import TRIES, ChildGoneError, EnvironmentChild, EnvironmentPool
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.protocol.messages.environments import (
     InsertedMessage,
@@ -38,9 +38,9 @@ from headrace.protocol.messages.environments import (
 )
 
 MOST_BODY = 2 << 20
-"""Bytes of a request."""
+"""Maximum number of bytes of a request."""
 BRANCH_S = 0.02
-"""Between two looks for the session of a branch."""
+"""Seconds between two look-ups of the session of a branch."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
          "tool": "tool"}  # fmt: skip
 ASIDE = {
@@ -48,88 +48,87 @@ ASIDE = {
     "top_logprobs", "parallel_tool_calls", "return_token_ids", "prompt_cache_key",
     "safety_identifier",
 }  # fmt: skip
-"""What is read, or changes nothing."""
+"""Parameters that are read, or change nothing."""
 OVERRULED = {
     "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "presence_penalty",
     "frequency_penalty", "reasoning_effort",
 }  # fmt: skip
-"""What the recipe says in the agent's place."""
+"""Parameters that the recipe sets in the agent's place."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (None, 1), "stream": (None, False), "stream_options": (None,), "stop": (None, []),
     "tool_choice": (None, "auto"), "response_format": (None, {"type": "text"}),
 }  # fmt: skip
-"""What is taken with these values alone."""
+"""Parameters that are accepted with these values alone."""
 
 
 class RefusedError(Exception):
-    """A request that gets no turn; one line, and the HTTP status."""
+    """A request gets no turn; one line, and the HTTP status."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
         self.status = status
 
 
-class Said(msgspec.Struct, frozen=True):
-    """A message of a chat, as far as two of them can differ."""
+class ChatMessage(msgspec.Struct, frozen=True):
+    """Message of a chat, with the fields in which two messages can differ."""
 
     role: str
     content: str
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
 
 
 @dataclass(eq=False)
-class Branch:
+class HistoryBranch:
     """A history that only grows.
 
     Attributes:
         key: its trajectory; -1: the coordinator has not named it. turns: of the policy, those of
         earlier attempts included. known: digests of the steps that have to be the same again.
-        steps: what the agent has asked in it. chat: all messages so far. tools: its first
-        request's.
+        steps: the agent's requests in it. chat: all messages so far. tools: its first request's.
     """
 
     key: int
     turns: list[PolicyTurn] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    chat: list[Said] = field(default_factory=list)
+    chat: list[ChatMessage] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
 
     def goes_on(self, turns: list[PolicyTurn]) -> bool:
-        """Whether these turns are what it has heard, or one more."""
-        heard = len(self.turns)
-        return self.turns == turns[:heard] and len(turns) <= heard + 1
+        """Return whether these turns are its own, or one more."""
+        count = len(self.turns)
+        return self.turns == turns[:count] and len(turns) <= count + 1
 
-    def hear(self, ask: StepAsk) -> bool:
-        """Take the turns that are new; False where earlier ones are others."""
-        heard, whole = len(self.turns), len(ask.known) == ask.turn
-        if heard < ask.turn:
-            self.turns += ask.turns[heard:] if whole else ask.turns[-1:]
+    def take_turns(self, ask: StepAsk) -> bool:
+        """Take the turns that are new; return False where earlier ones differ."""
+        count, whole = len(self.turns), len(ask.known) == ask.turn
+        if count < ask.turn:
+            self.turns += ask.turns[count:] if whole else ask.turns[-1:]
         self.known = max(self.known, ask.known, key=len)
         return not whole or self.turns[: ask.turn] == ask.turns
 
     def begin_again(self) -> None:
-        """Its agent plays again, and has to ask the same."""
+        """Begin again with an agent that has to make the same requests."""
         said = [step.digest for step in self.steps]
         self.known = said + self.known[len(said) :]
         self.steps, self.chat, self.tools = [], [], []
 
 
 @dataclass
-class Session:
+class AgentSession:
     """One attempt of an agent at an episode.
 
     Attributes:
         ask: of its trajectory, the first of `branches`, which are in the order of their beginning.
-        attempt: names it among all; 0: its process starts. last: the request that waits, or has
-        been answered last. waits: for the policy. rewritten: why a history was refused.
+        attempt: unique number of the attempt; 0: its process starts. last: the request that waits,
+        or was answered last. waits: for the policy. rewritten: reason why a history was refused.
     """
 
     ask: StepAsk
-    branches: list[Branch]
+    branches: list[HistoryBranch]
     attempt: int = 0
     last: "asyncio.Task[dict[str, Any]] | None" = None
-    last_asked: list[Said] = field(default_factory=list)
+    last_asked: list[ChatMessage] = field(default_factory=list)
     waits: bool = False
     end: StepReply | None = None
     rewritten: str = ""
@@ -137,28 +136,28 @@ class Session:
     playing: "asyncio.Task[None] | None" = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def of(self, key: int) -> Branch | None:
-        """The branch of a trajectory."""
+    def of(self, key: int) -> HistoryBranch | None:
+        """Return the branch of a trajectory."""
         return next((branch for branch in self.branches if branch.key == key), None)
 
     def name(self, keys: list[int]) -> None:
-        """The coordinator's names of branches, in their order; those to come in a replay, too."""
+        """Set the trajectories of branches, in their order, and of those in a replay."""
         for branch, key in zip(self.branches[1:], keys, strict=False):
             branch.key = key
-        self.branches += map(Branch, keys[len(self.branches) - 1 :])
+        self.branches += map(HistoryBranch, keys[len(self.branches) - 1 :])
 
     def move(self) -> None:
-        """Something of it has changed."""
+        """Wake all that wait for a change of the session."""
         self._moved.set()
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        """Wait for a change that makes it so."""
+        """Wait until a condition holds, which is checked at each change."""
         while not ready():
             self._moved.clear()
             await self._moved.wait()
 
     def finish(self, status: str, step: Step, error: str) -> None:
-        """End it, unless it has ended."""
+        """End the attempt, unless it has ended."""
         if self.end is None:
             self.end = StepReply(
                 trajectory_id=self.ask.trajectory_id, turn=0, status=status,  # type: ignore[arg-type]
@@ -167,15 +166,15 @@ class Session:
             self.move()
 
 
-class Agents(Pool):
-    """A pool whose episodes are played by agents, and the endpoint that these ask."""
+class AgentPool(EnvironmentPool):
+    """Pool whose episodes are played by agents, and their endpoint."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         super().__init__(config)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, AgentSession] = {}
         self._secret, self._attempts = secrets.token_bytes(32), 0
         self._told: set[str] = set()
-        self._slow: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._slow: weakref.WeakSet[EnvironmentChild] = weakref.WeakSet()
         self._watching: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner
         self.base_url = ""
@@ -202,20 +201,20 @@ class Agents(Pool):
     # -- the coordinator's side -------------------------------------------------------------------
 
     def end(self, trajectory_ids: list[int]) -> None:
-        """These episodes are over: their agents are stopped."""
+        """End these episodes, and stop their agents."""
         for key in trajectory_ids:
             if session := self._sessions.pop(key, None):
                 session.finish("lost", Step(), "the episode is over")
                 self._child(session).say(Ended([session.attempt]))
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """What its agent asks next, that it has begun another branch, or how it ended."""
+        """Return an agent's next request, its new branch, or its end."""
         began, key = time.monotonic(), ask.trajectory_id
         session = self._session(ask) if ask.branch_of < 0 else await self._session_with(ask)
         branch = session.of(key) if session is not None else None
         if session is None or branch is None:
             return self._failed(ask, "lost", began, "its agent is gone")
-        if not branch.hear(ask):
+        if not branch.take_turns(ask):
             session.finish("lost", Step(), "the policy said otherwise than its agent has heard")
         session.move()
         while len(branch.steps) <= ask.turn and session.end is None:
@@ -239,21 +238,21 @@ class Agents(Pool):
             answer, trajectory_id=key, turn=ask.turn, seconds=time.monotonic() - began
         )
 
-    def _session(self, ask: StepAsk) -> Session | None:
-        """The session of a trajectory that is no branch, begun where there is none that fits."""
+    def _session(self, ask: StepAsk) -> AgentSession | None:
+        """Return the session of a trajectory that is no branch, a new one where none fits."""
         key, fresh = ask.trajectory_id, len(ask.known) == ask.turn
         session = self._sessions.get(key)
         if fresh and (session is None or not session.branches[0].goes_on(ask.turns)):
             self.end([key])
-            first = Branch(key, list(ask.turns), list(ask.known))
-            session = self._sessions[key] = Session(ask, [first])
+            first = HistoryBranch(key, list(ask.turns), list(ask.known))
+            session = self._sessions[key] = AgentSession(ask, [first])
             session.playing = asyncio.create_task(self._play(session))
         if session is not None:
             session.name(ask.branches)
         return session
 
-    async def _session_with(self, ask: StepAsk) -> Session | None:
-        """The session that a branch belongs to, which may be asked for later than the branch."""
+    async def _session_with(self, ask: StepAsk) -> AgentSession | None:
+        """Wait for the session of a branch, which may be requested later than the branch."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.timeout_s):
                 while (found := self._sessions.get(ask.branch_of)) is None or not found.of(
@@ -264,9 +263,10 @@ class Agents(Pool):
                 return found
         return None
 
-    async def _progress(self, session: Session) -> None:
-        """Until its next request, which has to come before a deadline unless the policy is at it,
-        or its end."""
+    async def _progress(self, session: AgentSession) -> None:
+        """Wait for a session's next request or its end.
+
+        TimeoutError where that comes too late, unless it waits for the policy."""
 
         def where() -> tuple[object, ...]:
             steps = sum(len(branch.steps) for branch in session.branches)
@@ -286,9 +286,10 @@ class Agents(Pool):
         if playing.done():
             playing.result()
 
-    async def _play(self, session: Session) -> None:
-        """Have the agent play, again where its process ends. That is counted where it may be the
-        cause: not while it waits for the policy."""
+    async def _play(self, session: AgentSession) -> None:
+        """Let the agent play, again where its process ends.
+
+        Such an end counts where the agent may be the cause, not while it waits for the policy."""
         ask, deaths, error = session.ask, 0, ""
         while deaths < TRIES:
             session.attempt = self._attempts = self._attempts + 1
@@ -318,10 +319,10 @@ class Agents(Pool):
             return
         session.finish("crashed", Step(), error)
 
-    def _child(self, session: Session) -> Child:
+    def _child(self, session: AgentSession) -> EnvironmentChild:
         return self._children[session.ask.trajectory_id % len(self._children)]
 
-    def _begin_again(self, session: Session) -> None:
+    def _begin_again(self, session: AgentSession) -> None:
         for branch in session.branches:
             branch.begin_again()
         session.attempt, session.waits = 0, False
@@ -330,8 +331,8 @@ class Agents(Pool):
         session.last = None
         session.move()
 
-    def _conclude(self, session: Session, reply: StepReply) -> None:
-        """The agent has ended."""
+    def _conclude(self, session: AgentSession, reply: StepReply) -> None:
+        """End the session of an agent that has ended."""
         status, error, step = reply.status, reply.error, reply.step
         if status == "ok" and not session.branches[0].steps:
             status, error = "invalid", "the agent ended and has asked nothing"
@@ -342,8 +343,8 @@ class Agents(Pool):
             metrics["branches"] = len(session.branches) - 1.0
         session.finish(status, msgspec.structs.replace(step, done=True, metrics=metrics), error)
 
-    def _stop(self, session: Session) -> None:
-        """End an agent that takes too long; its process, too, if that does not listen as long."""
+    def _stop(self, session: AgentSession) -> None:
+        """Stop an agent that takes too long, and its process if it does not react."""
         child, playing = self._child(session), session.playing
         self.end([session.ask.trajectory_id])
         assert playing is not None
@@ -357,8 +358,8 @@ class Agents(Pool):
         self._watching.add(task := asyncio.create_task(watch()))
         task.add_done_callback(self._watching.discard)
 
-    async def _replace(self, child: Child) -> None:
-        """Another child in the place of this one, if it is still there."""
+    async def _replace(self, child: EnvironmentChild) -> None:
+        """Replace this child by another one, if it is still there."""
         if child in self._children:
             await self._renew(self._children.index(child), child)
 
@@ -396,14 +397,14 @@ class Agents(Pool):
         session.last = asyncio.create_task(self._turn(session, branch, body))
         return await self._answered(session)
 
-    async def _answered(self, session: Session) -> dict[str, Any]:
+    async def _answered(self, session: AgentSession) -> dict[str, Any]:
         assert session.last is not None
         try:
             return await asyncio.shield(session.last)
         except asyncio.CancelledError:
             raise RefusedError("the episode is over", 410) from None
 
-    def _session_of(self, header: str) -> Session:
+    def _session_of(self, header: str) -> AgentSession:
         key = header.removeprefix("Bearer ").strip()
         name, _, _ = key.rpartition("-")
         if not hmac.compare_digest(key.encode(), self._signed(name).encode()):
@@ -424,9 +425,12 @@ class Agents(Pool):
             if name not in ASIDE and name not in OVERRULED and name not in NEUTRAL:
                 raise RefusedError(f"unknown parameter {name!r}")
 
-    def _step(self, session: Session, asked: list[Said], tools: list[Any]) -> Branch:
-        """The branch that a request goes on with, or begins, and which has its step then;
-        RefusedError where it changes what was said, and may not."""
+    def _step(
+        self, session: AgentSession, asked: list[ChatMessage], tools: list[Any]
+    ) -> HistoryBranch:
+        """Add a request's step to the branch that it continues or begins; return that.
+
+        RefusedError where it changes the history, and may not."""
         first = session.branches[0]
         fits = [
             branch
@@ -437,7 +441,7 @@ class Agents(Pool):
         if not fits and first.steps:
             if self._config.rewritten == "fail":
                 raise self._rewritten(session, asked)
-            branch = next((one for one in session.branches if not one.steps), Branch(-1))
+            branch = next((one for one in session.branches if not one.steps), HistoryBranch(-1))
         new = asked[len(branch.chat) :]
         if not new or new[-1].role == "assistant":
             raise RefusedError("the last message is the assistant's: there is nothing to answer")
@@ -450,7 +454,7 @@ class Agents(Pool):
             session.branches.append(branch)
         return branch
 
-    def _rewritten(self, session: Session, asked: list[Said]) -> RefusedError:
+    def _rewritten(self, session: AgentSession, asked: list[ChatMessage]) -> RefusedError:
         known = session.branches[0].chat
         differs = next((i for i, one in enumerate(known) if asked[i : i + 1] != [one]), None)
         text = "the tools are not those of the first request"
@@ -464,9 +468,9 @@ class Agents(Pool):
         return RefusedError(text)
 
     async def _turn(
-        self, session: Session, branch: Branch, body: Mapping[str, Any]
+        self, session: AgentSession, branch: HistoryBranch, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The completion, as soon as the policy's turn has come."""
+        """Wait for the policy's turn, and return the completion."""
         number, session.waits = len(branch.steps) - 1, True
         session.move()
         await session.until(lambda: len(branch.turns) > number or session.end is not None)
@@ -518,21 +522,23 @@ class Agents(Pool):
             },
         }
 
-    def _reply_to(self, session: Session, branch: Branch, turn: PolicyTurn) -> Said:
-        """The policy's turn as a message: its calls apart, unless one cannot be read."""
+    def _reply_to(
+        self, session: AgentSession, branch: HistoryBranch, turn: PolicyTurn
+    ) -> ChatMessage:
+        """Return the policy's turn as a message, with its calls if all can be read."""
         form = self._config.call_format
         found = calls_in(turn.text, form) if branch.tools else []
-        calls = [call for call in found if isinstance(call, Call)]
+        calls = [call for call in found if isinstance(call, ToolCall)]
         if len(calls) < len(found):
             session.counts["wrong_calls"] += 1
         if not calls or len(calls) < len(found):
-            return Said("assistant", turn.text)
+            return ChatMessage("assistant", turn.text)
         content = "" if form == "llama" else re.split("<tool_call>|<function=", turn.text)[0]
-        return Said("assistant", content.strip(), calls)
+        return ChatMessage("assistant", content.strip(), calls)
 
 
-def _chat(messages: Any) -> list[Said]:
-    """The messages of a request; RefusedError where one is none."""
+def _chat(messages: Any) -> list[ChatMessage]:
+    """Read the messages of a request; RefusedError where one is none."""
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages: a list of at least one message")
     found = []
@@ -545,10 +551,10 @@ def _chat(messages: Any) -> list[Said]:
                     raise RefusedError(f"messages[{index}]: a part is {kinds[0]}, and not text")
                 content = "".join(part["text"] for part in content)
             calls = [
-                Call(call["function"]["name"], _arguments(call["function"]["arguments"]))
+                ToolCall(call["function"]["name"], _arguments(call["function"]["arguments"]))
                 for call in message.get("tool_calls") or ()
             ]
-            found.append(Said(ROLES[message["role"]], content, calls))
+            found.append(ChatMessage(ROLES[message["role"]], content, calls))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             text = f"messages[{index}] is no message: {type(error).__name__}: {error}"
             raise RefusedError(text) from error
@@ -562,6 +568,6 @@ def _arguments(text: str) -> dict[str, Any]:
     return found
 
 
-def pool_of(config: EnvironmentConfig) -> Pool:
-    """The environments of a worker."""
-    return Agents(config) if config.is_agent else Pool(config)
+def pool_of(config: EnvironmentConfig) -> EnvironmentPool:
+    """Return the pool of a worker's environments."""
+    return AgentPool(config) if config.is_agent else EnvironmentPool(config)

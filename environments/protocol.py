@@ -1,23 +1,23 @@
-"""What a user writes: an environment, and how one is found by its name.
+"""Interface of environments, which users write, and their look-up by name.
 
 In: a name, options. Out: a function that makes environments. An environment is an object with
 
     reset(row, seed)    begins an episode: `row` is the prompt's row (`prompt`, `answer`, its other
-                        columns), `seed` is that of the whole group; returns what the policy reads
-                        before its first turn: text, or None
+                        columns), `seed` is that of the whole group; returns the text that the
+                        policy reads before its first turn, or None
     step(turn)          answers a turn of the policy: `turn.text`, `turn.tokens`; returns a `Step`,
                         or a dict of its fields
     close()             ends an episode, over or not; may be left out
 
 All may be coroutines. The same row, seed and turns must give the same answers, because an episode
-whose process died is built again by them; an environment that cannot promise that says
-`replayable = False`, and its episode then ends as failed. One that keeps nothing from turn to turn
-says `keeps_state = False`, and nothing is done again.
+whose process died is built again by them; an environment that cannot promise that says `replayable
+= False`, and its episode then ends as failed. One that keeps nothing from turn to turn says
+`keeps_state = False`, and no turn is replayed.
 
 A list of functions is an environment, too: see `environments.tools`. So is an agent, a coroutine
 `play(row, *, base_url, api_key, **options)` that asks an endpoint for chat completions, each of
-which is a turn, and returns what the last one earned, or a dict of a Step's fields. What it does
-follows from the row (`row["seed"]` is the group's) and the completions alone, unless it has the
+which is a turn, and returns the reward of the last one, or a dict of a Step's fields. Its requests
+follow from the row (`row["seed"]` is the group's) and the completions alone, unless it has the
 attribute `replayable = False`.
 """
 
@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from environments.tools import CallFormat, ToolError, Tools
+from environments.tools import CallFormat, ToolEnvironment, ToolError
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 BUILT_IN = {
@@ -49,23 +49,21 @@ ADAPTERS = {
     "textarena": "environments.adapters.games:textarena",
     "verifiers": "environments.adapters.verifiers:episodes",
 }
-"""Names of what knows how calls are written: tools, and environments of other libraries."""
-
-
+"""Names of factories that need the call format: tools, other libraries."""
 AGENT = "agent:"
-"""Begins the name of a coroutine that asks for turns."""
+"""Prefix of the name of a coroutine that requests turns."""
 
 
 class NoEnvironmentError(Exception):
-    """There is no such environment, or it cannot be made; one line."""
+    """An environment does not exist or cannot be made; one line."""
 
 
 class InvalidStepError(Exception):
-    """What an environment returned is no answer; one line."""
+    """An environment returned something that is no answer; one line."""
 
 
 class Environment(Protocol):
-    """One episode at a time."""
+    """Environment that plays one episode at a time."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         """Begin an episode."""
@@ -77,8 +75,9 @@ class Environment(Protocol):
 def maker_of(
     name: str, options: Mapping[str, Any], calls: CallFormat = "hermes"
 ) -> tuple[Callable[[], Environment], Environment]:
-    """What makes environments of this name, and a first one; NoEnvironmentError where nothing
-    does. `calls`: how a policy writes calls of tools."""
+    """Return a factory of the environments of this name, and a first one.
+
+    NoEnvironmentError where there is none. `calls`: the policy's format for calls of tools."""
     names = BUILT_IN | ADAPTERS
     target = names.get(name, name)
     if ":" not in target.removeprefix(AGENT):
@@ -91,11 +90,11 @@ def maker_of(
         if name in ADAPTERS:
             make, options = make(calls=calls, **options), {}
         if isinstance(functions := make, list | tuple):
-            make = lambda: Tools(functions, calls)  # noqa: E731
+            make = lambda: ToolEnvironment(functions, calls)  # noqa: E731
         elif target.startswith(AGENT):
             if not inspect.iscoroutinefunction(make):
                 raise NoEnvironmentError(f"agent {name} is no coroutine (async def)")
-            make = partial(Agent, make)
+            make = partial(AgentEnvironment, make)
         first = make(**options)
     except (NoEnvironmentError, ToolError) as error:
         raise NoEnvironmentError(f"environment {name}: {error}") from error
@@ -108,8 +107,8 @@ def maker_of(
     return lambda: make(**options), first
 
 
-class Agent:
-    """An environment that is played by a coroutine, in the time of its reset."""
+class AgentEnvironment:
+    """Environment that a coroutine plays during its reset."""
 
     def __init__(self, play: Callable[..., Any], **options: Any) -> None:
         inspect.signature(play).bind({}, base_url="", api_key="", **options)
@@ -117,18 +116,18 @@ class Agent:
         self.replayable = getattr(play, "replayable", True)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """The whole episode."""
+        """Play the whole episode."""
         keys = {name: row[name] for name in ("base_url", "api_key")}
         said = await self._play(row["row"], **keys, **self._options)
         return {"reward": float(said or 0)} if said is None or isinstance(said, Real) else said
 
     async def step(self, turn: PolicyTurn) -> Any:
-        """Never asked for: a completion is the answer to an agent."""
+        """Raise InvalidStepError: completions answer an agent."""
         raise InvalidStepError("an agent answers no turns")
 
 
 def thing_of(target: str) -> Any:
-    """What `FILE.py:THING` or `PACKAGE:THING` names; NoEnvironmentError where it is not there."""
+    """Load `FILE.py:THING` or `PACKAGE:THING`; NoEnvironmentError without it."""
     source, _, thing = target.rpartition(":")
     path = Path(source).expanduser()
     if path.suffix != ".py":
@@ -145,13 +144,13 @@ def thing_of(target: str) -> Any:
 
 
 def waits(environment: Environment) -> bool:
-    """Whether its steps are coroutines, so that many of them wait together."""
+    """Return whether an environment's steps are coroutines, which wait together."""
     known = getattr(environment, "waits", None)
     return inspect.iscoroutinefunction(environment.step) if known is None else bool(known)
 
 
 async def begin(environment: Environment, row: Mapping[str, Any], seed: int) -> Step:
-    """What an episode begins with."""
+    """Begin an episode, and return its first messages."""
     said = environment.reset(row, seed)
     said = await said if inspect.isawaitable(said) else said
     if said is None or isinstance(said, str):
@@ -160,13 +159,13 @@ async def begin(environment: Environment, row: Mapping[str, Any], seed: int) -> 
 
 
 async def answer(environment: Environment, turn: PolicyTurn) -> Step:
-    """The answer to a turn; InvalidStepError where it is none."""
+    """Return the answer to a turn; InvalidStepError where it is none."""
     said = environment.step(turn)
     return _step_of(await said if inspect.isawaitable(said) else said)
 
 
 async def close(environment: Environment) -> None:
-    """The end of an episode."""
+    """End an episode."""
     said = environment.close() if hasattr(environment, "close") else None
     if inspect.isawaitable(said):
         await said

@@ -1,8 +1,8 @@
-"""An environment worker: `python -m environments.run --connect ADDR --name environment-0
-[--curve-keys DIR]`.
+"""Environment worker: `python -m environments.run --connect ADDR --name NAME`.
 
-In: the command line, and the configuration from the coordinator's Welcome. Out: exit code 0 (done),
-2 (the user's mistake), 1 (ours), 130 (interrupted). Logs go to stderr.
+In: the command line (also `--curve-keys DIR`), and the configuration from the coordinator's
+Welcome. Out: exit code 0 (done), 2 (the user's mistake), 1 (ours), 130 (interrupted). Logs go to
+stderr.
 """
 
 import os
@@ -21,7 +21,7 @@ from rewards.worker.membership import take_part
 
 
 async def work(link: Link, name: str) -> None:
-    """Join the run at `link`, answer until it ends, and take leave, saying why where it failed."""
+    """Join the run at `link`, answer until it ends, and take leave, with any failure."""
     hello = Hello(role="environment", name=name, pid=os.getpid(), host=socket.gethostname())
     await take_part(link, hello, _answer)
 
@@ -33,7 +33,7 @@ async def _answer(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Mes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code."""
+    """Run the worker, and return the exit code."""
     return run_worker("environments.run", "A Headrace environment worker.", work, arguments)
 
 

@@ -1,7 +1,6 @@
 """Tools that come with Headrace, as environments: a search, and an interpreter.
 
-In: a corpus, limits. Out: what makes environments, as an adapter's. Promise: the same call has the
-same answer.
+In: a corpus, limits. Out: a factory of environments. Promise: the same call has the same answer.
 """
 
 import asyncio
@@ -12,19 +11,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from environments.tools import CallFormat, Tools
+from environments.tools import CallFormat, ToolEnvironment
 from sandbox.interpreter import interpreter_for
 from sandbox.isolation_check import working_layer
 from sandbox.limits import MIB, Limits, Program
 from sandbox.pool import Sandbox
 
 SNIPPET = 64
-"""Words of a document that are shown; FTS5 gives no more."""
+"""Number of words of a document that are shown; FTS5 gives no more."""
 
 
-def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], Tools]:
-    """The tool `search` over a corpus: `path` is a JSONL file of documents with `text` and, if they
-    have one, `title`. The best `results` by BM25 are shown where they match."""
+def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], ToolEnvironment]:
+    """Make the tool `search` over a corpus, which shows the best `results` by BM25.
+
+    `path`: a JSONL file of documents with `text` and, if they have one, `title`."""
     corpus = sqlite3.connect(":memory:", check_same_thread=False)
     corpus.execute("create virtual table documents using fts5(title, text, tokenize='porter')")
     with Path(path).open(encoding="utf-8") as file:
@@ -44,14 +44,16 @@ def search(*, calls: CallFormat, path: str, results: int = 3) -> Callable[[], To
         found = corpus.execute(ask, (words, results)) if words else ()
         return [{"title": title, "text": text} for title, text in found]
 
-    return lambda: Tools([search], calls)
+    return lambda: ToolEnvironment([search], calls)
 
 
 def python(
     *, calls: CallFormat, seconds: float = 10.0, memory_mib: int = 512, packages: Sequence[str] = ()
-) -> Callable[[], Tools]:
-    """The tool `python`: a program in a new cell of the sandbox per call, which may import these of
-    our packages. `seconds`, `memory_mib`: of a program. UserError where no cell holds."""
+) -> Callable[[], ToolEnvironment]:
+    """Make the tool `python`, which runs a program in a new sandbox cell per call.
+
+    `seconds`, `memory_mib`: limits of a program. `packages`: those of ours that it may import.
+    UserError where no cell holds."""
     shown = interpreter_for(None, packages)
     with ThreadPoolExecutor(1) as aside:  # An event loop runs here.
         layer = aside.submit(asyncio.run, working_layer(shown)).result()
@@ -69,4 +71,4 @@ def python(
             return done.stdout
         return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
 
-    return lambda: Tools([python], calls)
+    return lambda: ToolEnvironment([python], calls)

@@ -1,9 +1,9 @@
 """Plain functions as tools of a policy.
 
 In: functions with type hints and docstrings, the text of a turn. Out: their JSON schemas for a chat
-template, the calls in the text, and an environment that answers them in their order. Promises: what
-cannot be read, or raises, is answered as `{"error": ...}` and counted, and never ends the episode;
-a turn without a call does. Needs msgspec alone.
+template, the calls in the text, and an environment that answers them in their order. Promises: a
+call that cannot be read, or raises, is answered as `{"error": ...}` and counted, and never ends the
+episode; a turn without a call does. Needs msgspec alone.
 """
 
 import asyncio
@@ -21,19 +21,21 @@ import msgspec
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 CallFormat = Literal["hermes", "qwen", "llama"]
-"""hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, also Qwen 2.5 and 3. qwen:
+"""Format of calls in a turn.
+
+hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, also Qwen 2.5 and 3. qwen:
 Qwen3-Coder's `<function=NAME><parameter=NAME>VALUE</parameter></function>`. llama: Llama 3's
 `{"name": ..., "parameters": {...}}`, several of them separated by `;`."""
 MOST_CALLS = 16
-"""Calls of one turn that are answered."""
+"""Maximum number of calls of one turn that are answered."""
 
 
 class ToolError(Exception):
-    """A function that is no tool, or a call that cannot be made; one line."""
+    """A function is no tool, or a call cannot be made; one line."""
 
 
-class Call(msgspec.Struct, frozen=True):
-    """A call as a policy writes it."""
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool as a policy writes it."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -48,7 +50,7 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Tool":
-        """ToolError where its arguments have no type hints, or its docstring says nothing."""
+        """Make a tool; ToolError where type hints or the docstring are missing."""
         name = getattr(function, "__name__", type(function).__name__)
         if not inspect.getdoc(function):
             raise ToolError(f"tool {name} has no docstring: say what it does")
@@ -71,7 +73,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """JSON schema as chat templates take it."""
         whole = msgspec.json.schema(self.arguments)
         others = whole["$defs"]
         parameters = others.pop(self.arguments.__name__)
@@ -83,7 +85,7 @@ class Tool:
         return {"type": "function", "function": {**said, "parameters": parameters}}
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the types that the function asks for; ToolError where they are none."""
+        """Convert arguments to the function's types; ToolError where they do not fit."""
         try:
             bound = msgspec.convert(given, self.arguments, strict=False)
         except msgspec.ValidationError:
@@ -102,7 +104,7 @@ _ARGUMENT = re.compile(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+(?:\n\s{8,}.+)*)", re.
 
 
 def _described(function: Callable[..., Any]) -> dict[str, str]:
-    """Arguments by Google's section of a docstring."""
+    """Return the texts of arguments in the `Args` section of a Google docstring."""
     _, _, rest = (inspect.getdoc(function) or "").partition("Args:\n")
     return {
         name: " ".join(text.split()) for name, text in _ARGUMENT.findall(_SECTION.split(rest)[0])
@@ -123,20 +125,20 @@ _FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.S)
 _PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.S)
 
 
-def calls_in(text: str, form: CallFormat) -> list[Call | ToolError]:
-    """The calls of a turn in their order, and why one cannot be read."""
+def calls_in(text: str, form: CallFormat) -> list[ToolCall | ToolError]:
+    """Return the calls of a turn in order, or the errors of unreadable ones."""
     if form == "hermes":
         return [_json_call(found, "arguments") for found in _TAGGED.findall(text)]
     if form == "qwen":
         return [
-            Call(name.strip(), {key.strip(): value for key, value in _PARAMETER.findall(body)})
+            ToolCall(name.strip(), {key.strip(): value for key, value in _PARAMETER.findall(body)})
             for name, body in _FUNCTION.findall(text)
         ]
     text = text.strip().removeprefix("<|python_tag|>").strip()
     return list(_llama(text)) if re.match(r'\{\s*"', text) else []
 
 
-def _llama(text: str) -> Iterator[Call | ToolError]:
+def _llama(text: str) -> Iterator[ToolCall | ToolError]:
     decoder = json.JSONDecoder()
     while text:
         try:
@@ -147,10 +149,10 @@ def _llama(text: str) -> Iterator[Call | ToolError]:
         text = text[end:].lstrip("; \n")
 
 
-def _json_call(text: str, key: str) -> Call | ToolError:
+def _json_call(text: str, key: str) -> ToolCall | ToolError:
     try:
         said = json.loads(text)
-        return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, Call)
+        return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, ToolCall)
     except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
         return ToolError(f"this is no call: {type(error).__name__}: {error}")
 
@@ -158,8 +160,8 @@ def _json_call(text: str, key: str) -> Call | ToolError:
 # -- the environment --------------------------------------------------------------------------
 
 
-class Tools:
-    """An environment of functions alone: it pays nothing, because `[reward]` scores the answer.
+class ToolEnvironment:
+    """Environment of functions, without rewards: `[reward]` scores the answer.
 
     It keeps nothing from turn to turn, so an episode whose process died goes on without a call
     being made again.
@@ -169,7 +171,7 @@ class Tools:
     pays = False
 
     def __init__(self, functions: Sequence[Callable[..., Any]], form: CallFormat) -> None:
-        """ToolError where one of them is no tool."""
+        """ToolError where a function is no tool."""
         made = [Tool.of(function) for function in functions]
         self.tools = {tool.arguments.__name__: tool for tool in made}
         self.schemas = [tool.schema for tool in made]
@@ -177,7 +179,7 @@ class Tools:
         self._form = form
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        """Nothing to say: the prompt shows the tools."""
+        """Return nothing: the prompt shows the tools."""
 
     async def step(self, turn: PolicyTurn) -> Step:
         """Answer the turn's calls: coroutines run together, other functions one by one."""
@@ -191,7 +193,7 @@ class Tools:
         said = [InsertedMessage("tool", text) for text in await asyncio.gather(*answers)]
         return Step(messages=said, metrics=dict(metrics))
 
-    async def _answer(self, call: Call | ToolError, metrics: dict[str, float]) -> str:
+    async def _answer(self, call: ToolCall | ToolError, metrics: dict[str, float]) -> str:
         began, name = time.perf_counter(), ""
         try:
             if isinstance(call, ToolError):
@@ -205,10 +207,8 @@ class Tools:
             metrics["errors"] += 1
             if name:
                 metrics[f"errors_{name}"] += 1
-            known = isinstance(error, ToolError)
-            return json.dumps(
-                {"error": str(error) if known else f"{type(error).__name__}: {error}"}
-            )
+            kind = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
+            return json.dumps({"error": f"{kind}{error}"})
         finally:
             if name:
                 metrics[f"calls_{name}"] += 1

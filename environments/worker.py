@@ -1,4 +1,4 @@
-"""The heart of an environment worker: asks in, replies out, from killable children.
+"""Pool of an environment worker: requests in, replies out, from killable children.
 
 In: StepRequests. Out: StepReplies. Promises: an episode stays with one child; a step that misses
 its deadline is a `timeout` of that episode alone: its child is killed, and the other episodes of
@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,17 +46,17 @@ from headrace.protocol.transport.sockets import Dealer
 
 START_S = 60.0
 TRIES, STARTS = 2, 3
-"""Of a step, whose process ended; of a child that is killed as it starts."""
+"""Maximum tries of a step whose process ended; of starts that were killed."""
 MOST_WAITING = 64
-"""Steps that are coroutines and wait together in one child."""
+"""Maximum number of coroutine steps that wait together in one child."""
 _decoder = msgspec.msgpack.Decoder(FromChild)
 
 
 class ChildGoneError(Exception):
-    """The child that was asked is no more."""
+    """The child process has ended."""
 
 
-class Child:
+class EnvironmentChild:
     """One process that holds environments."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -66,13 +67,12 @@ class Child:
         self._reading = asyncio.create_task(self._read())
         self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.places = asyncio.Semaphore(1)
-        """Steps that it can take now: one, or many where they wait together."""
+        """Number of steps that it can take now: one, or many where they wait together."""
         self.is_gone = False
 
     @classmethod
-    async def start(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "Child":
-        """A child that has the environment, tried again where it was killed as it started;
-        UserError where it cannot be had."""
+    async def start(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "EnvironmentChild":
+        """Start a child, again where it was killed as it started; UserError on failure."""
         for left in reversed(range(STARTS)):
             child = await cls._begin(config, reaper)
             try:
@@ -95,7 +95,7 @@ class Child:
         return child
 
     @classmethod
-    async def _begin(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "Child":
+    async def _begin(cls, config: EnvironmentConfig, reaper: ProcessReaper) -> "EnvironmentChild":
         # What follows the order of a set has to follow it in every child.
         other = {"PYTHONHASHSEED": "0"}
         if config.python is not None:
@@ -115,12 +115,12 @@ class Child:
         return child
 
     def say(self, message: msgspec.Struct) -> None:
-        """Send it something; one that is gone hears nothing."""
+        """Send a message, unless the child is gone."""
         if not self.is_gone:
             self._to.write(frame(message))
 
     async def step(self, ask: StepAsk) -> StepReply:
-        """Its reply; ChildGoneError where it ends before."""
+        """Return the reply to a request; ChildGoneError where the child ends before."""
         if self.is_gone:
             raise ChildGoneError("it has ended")
         future = asyncio.get_running_loop().create_future()
@@ -132,7 +132,7 @@ class Child:
             self._waiting.pop(ask.trajectory_id, None)
 
     async def kill(self) -> None:
-        """End it with whatever it started."""
+        """Kill the child with all that it started."""
         self.is_gone = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -164,8 +164,9 @@ class Child:
 
 @cache
 def _own_packages() -> str:
-    """A folder with the two packages that a child needs, and nothing else of our Python's, whose
-    versions another one may not bear."""
+    """Return a folder with the two packages that a child needs, and no others.
+
+    Another Python may not run the versions of this one's packages."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-child-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for package in (environments, headrace):
@@ -174,10 +175,10 @@ def _own_packages() -> str:
 
 
 async def ready_of(config: EnvironmentConfig) -> Ready:
-    """What an environment says of itself; UserError where it cannot be had."""
+    """Return an environment's own description; UserError where it cannot be loaded."""
     reaper = ProcessReaper()
     try:
-        child = await Child.start(config, reaper)
+        child = await EnvironmentChild.start(config, reaper)
         await child.kill()
     finally:
         reaper.close()
@@ -185,8 +186,8 @@ async def ready_of(config: EnvironmentConfig) -> Ready:
 
 
 @dataclass
-class Episode:
-    """What it takes to build an episode again.
+class EpisodeHistory:
+    """Turns and answers from which an episode can be built again.
 
     Attributes:
         index: of the child that it belongs to. turns: all so far. known: digests of the answers.
@@ -196,40 +197,40 @@ class Episode:
     index: int
     turns: list[PolicyTurn] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
-    built: Child | None = None
+    built: EnvironmentChild | None = None
 
 
-class Pool:
-    """The children of a worker, and the episodes that they hold."""
+class EnvironmentPool:
+    """Children of a worker, and the episodes that they hold."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config, self._reaper = config, ProcessReaper()
-        self._children: list[Child] = []
-        self._episodes: dict[int, Episode] = {}
+        self._children: list[EnvironmentChild] = []
+        self._episodes: dict[int, EpisodeHistory] = {}
         self._renewing = asyncio.Lock()
         self._careful = asyncio.Lock()
-        """What a child has died of is tried again alone."""
+        """Lock under which a request that a child has died of is tried again alone."""
 
     async def start(self) -> None:
         """Start the first child, whose faults are the user's, then the others."""
         for _ in range(self._config.children):
-            self._children.append(await Child.start(self._config, self._reaper))
+            self._children.append(await EnvironmentChild.start(self._config, self._reaper))
 
     async def close(self) -> None:
-        """End all of them."""
+        """Kill all children."""
         for child in self._children:
             await child.kill()
         self._reaper.close()
 
     def end(self, trajectory_ids: list[int]) -> None:
-        """These episodes are over."""
+        """End these episodes."""
         for key in trajectory_ids:
             self._episodes.pop(key, None)
         for child in self._children:
             child.say(Ended(trajectory_ids))
 
     async def reply(self, ask: StepAsk) -> StepReply:
-        """What becomes of an ask."""
+        """Answer a request, or fail it."""
         episode = self._episode(ask)
         whole = msgspec.structs.replace(ask, turns=episode.turns, known=episode.known)
         began, error = time.monotonic(), ""
@@ -254,23 +255,22 @@ class Pool:
             self._episodes.pop(ask.trajectory_id, None)
         return reply
 
-    async def _in_time(self, child: Child, ask: StepAsk, episode: Episode) -> StepReply:
-        """The child's reply; TimeoutError where that takes too long. What it has to do again before
-        has as much time for each turn."""
+    async def _in_time(
+        self, child: EnvironmentChild, ask: StepAsk, episode: EpisodeHistory
+    ) -> StepReply:
+        """Return the child's reply; TimeoutError where it, or a replayed turn, is late."""
         seconds = self._config.timeout_s
         if episode.built is not child:
             seconds = seconds * len(ask.turns) + (self._config.reset_timeout_s or seconds)
         async with asyncio.timeout(seconds):
             return await child.step(ask)
 
-    def _episode(self, ask: StepAsk) -> Episode:
+    def _episode(self, ask: StepAsk) -> EpisodeHistory:
         episode = self._episodes.get(ask.trajectory_id)
         if episode is None or len(ask.known) == ask.turn:
-            held = [0] * len(self._children)
-            for other in self._episodes.values():
-                held[other.index] += 1
-            fewest = min(range(len(held)), key=held.__getitem__)
-            episode = Episode(fewest, list(ask.turns), list(ask.known))
+            held = Counter(other.index for other in self._episodes.values())
+            fewest = min(range(len(self._children)), key=held.__getitem__)
+            episode = EpisodeHistory(fewest, list(ask.turns), list(ask.known))
             self._episodes[ask.trajectory_id] = episode
         else:
             episode.turns.append(ask.turns[-1])
@@ -286,16 +286,16 @@ class Pool:
             error=error,
         )
 
-    async def _renew(self, index: int, child: Child) -> None:
-        """Another child in the place of this one, unless somebody has put one there."""
+    async def _renew(self, index: int, child: EnvironmentChild) -> None:
+        """Replace this child by another one, unless that has been done."""
         async with self._renewing:
             if self._children[index] is child:
                 await child.kill()
-                self._children[index] = await Child.start(self._config, self._reaper)
+                self._children[index] = await EnvironmentChild.start(self._config, self._reaper)
 
 
-async def serve(dealer: Dealer, pool: Pool, messages: AsyncIterator[Message]) -> None:
-    """Answer until there are no more messages."""
+async def serve(dealer: Dealer, pool: EnvironmentPool, messages: AsyncIterator[Message]) -> None:
+    """Answer requests until there are no more messages."""
 
     async def answer(ask: StepAsk) -> None:
         await dealer.send(StepReplies(replies=[await pool.reply(ask)]))

@@ -1,5 +1,5 @@
 """Generators: prompts in, trajectory chunks out.
 
-`engine.py` (what an engine promises) and its implementations in `engines/`; `rollout/`
-(`chunking.py`: tokens to chunks, `loop.py`: the heart); `run.py` (the process).
+`engine.py` (the interface of engines) and its implementations in `engines/`; `rollout/`
+(`chunking.py`: tokens to chunks, `loop.py`: the event loop); `run.py` (the process).
 """

@@ -1,4 +1,4 @@
-"""What an engine promises. In: requests, weight files. Out: tokens with their behaviour logprobs.
+"""Contract of an engine: requests and weights in, tokens with logprobs out.
 
 Every implementation (`vllm_engine`, `torch_engine`, `fake_engine`) keeps all of this; the contract
 tests check each point on each of them:
@@ -39,25 +39,27 @@ class EngineDeadError(Exception):
 
 
 class RequestError(Exception):
-    """One request cannot be served (for example: longer than the model's context)."""
+    """A request cannot be served (for example: longer than the model's context)."""
 
 
 class WeightsRefusedError(Exception):
-    """A weight file was not taken: the engine samples from the version it had before."""
+    """A weight file was not loaded: the engine samples from the version it had before."""
 
 
 class WeightsBrokenError(Exception):
-    """Loading failed half-way and so did going back: the engine stands still until a good load."""
+    """Loading failed half-way, and going back, too: the engine waits for a good load."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One stream of tokens. `prompt_ids` is all that is known (prompt and earlier response);
-    `position` is how many of these are earlier response, so that the draws of a resumed response
-    are not those of its beginning. `top_k` -1: all tokens. `temperature` 0: greedy. `fire`: how a
-    hot first token is drawn, whatever the other sampling settings are. `cache_version`: the weights
-    whose keys and values a prefix cache may answer with; -1: those that are loaded. `media`: the
-    images that placeholders in `prompt_ids` stand for."""
+    """Request for one stream of tokens.
+
+    `prompt_ids` are all known tokens (prompt and earlier response); `position` is the number of
+    these that are earlier response, so that the draws of a resumed response are not those of its
+    beginning. `top_k` -1: all tokens. `temperature` 0: greedy. `fire`: sampling of a hot first
+    token, whatever the other settings are. `cache_version`: the weights whose keys and values a
+    prefix cache may answer with; -1: those that are loaded. `media`: the images of the placeholders
+    in `prompt_ids`."""
 
     request_id: str
     prompt_ids: list[int]
@@ -73,12 +75,13 @@ class GenerationRequest:
 
     @property
     def hot(self) -> FireSampling | None:
-        """How the first token of this request is drawn hot; None: it is like all others."""
+        """Sampling of a hot first token; None: it is drawn like all others."""
         return self.fire if self.position == 0 else None
 
 
 class TokenDelta(NamedTuple):
-    """Some tokens of one stream: ids and natural-log probabilities of equal length, one version.
+    """Tokens of one stream and version, and as many natural-log probabilities.
+
     `hot`: the first of these tokens was drawn by FIRE sampling."""
 
     token_ids: list[int]
@@ -89,15 +92,14 @@ class TokenDelta(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """A weight load: seconds without generation, and seconds of the whole (checks included)."""
+    """Seconds without generation in a weight load, and of the whole, with checks."""
 
     gap_s: float
     load_s: float
 
 
 class EngineStats(NamedTuple):
-    """Live requests, prompt tokens computed so far (again after a recompute, less what a cache
-    gave), and seconds stood still for weights."""
+    """Live requests, prompt tokens computed (cached ones apart), seconds of pauses."""
 
     live: int
     prefill_tokens: int
@@ -105,16 +107,16 @@ class EngineStats(NamedTuple):
 
 
 class Engine(Protocol):
-    """See the module's docstring."""
+    """Interface of engines; see the module's docstring."""
 
     version: int
-    """Of the weights in force; NO_VERSION before the first `load_weights`."""
+    """Version of the loaded weights; NO_VERSION before the first `load_weights`."""
 
     async def start(self) -> None:
         """Build the model and warm up. UserError when model or settings cannot work."""
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
-        """The request's stream; `request_id` is unique among live requests."""
+        """Yield the request's stream; `request_id` is unique among live requests."""
 
     async def abort(self, request_id: str) -> None:
         """End a stream early."""
@@ -123,7 +125,7 @@ class Engine(Protocol):
         """Sample from the safetensors file (Hugging Face names) from now on, as `version`."""
 
     def stats(self) -> EngineStats:
-        """Gauges, cheap enough for once a second."""
+        """Return the gauges; cheap enough for one call per second."""
 
     async def stop(self) -> None:
         """End all streams and free everything."""
@@ -134,8 +136,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(seed: int, position: int) -> int:
-    """A 64-bit hash of a seed and a position: the same position draws the same number, however the
-    response was cut into requests. The mixer is splitmix64 (Steele, Lea, Flood 2014)."""
+    """Return a 64-bit hash of a seed and a position, for any division into requests.
+
+    The mixer is splitmix64 (Steele, Lea, Flood 2014)."""
     z = (seed * _GOLDEN + (position + 1) * 0xD1B54A32D192ED03) & _MASK
     for _ in range(2):
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -145,5 +148,5 @@ def mix(seed: int, position: int) -> int:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits."""
+    """Return a number in [0, 1) with 53 random bits."""
     return (mix(seed, position) >> 11) * 2.0**-53

@@ -1,6 +1,6 @@
-"""The generator process: `python -m generators.run --connect ADDR --name generator-0`.
+"""Generator process: `python -m generators.run --connect ADDR --name generator-0`.
 
-Says Hello, gets the run's configuration with Welcome, builds the engine that it names, says Hello
+It says Hello, gets the run's configuration with Welcome, builds the configured engine, says Hello
 again with its capacity, and runs the loop. Exit codes: 0 done, 1 ours, 2 the user's mistake,
 130 interrupted.
 """
@@ -22,13 +22,12 @@ from msgspec.structs import replace
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.engines.fake_engine import FakeEngine
 from generators.engines.vllm_engine import cache_folder
-from generators.rollout.cpu_affinity import Cores
+from generators.rollout.cpu_affinity import FrontCores
 from generators.rollout.loop import GeneratorLoop
 from headrace.config.device_defaults import (
     ALONE,
     GPU_MEMORY_SHARE,
     GpuSharing,
-    ResolvedConfig,
     resolve_generator,
 )
 from headrace.config.estimates.memory import gpu_memory
@@ -48,7 +47,7 @@ from headrace.run_files.run_folder import MEDIA
 
 _LOG = logging.getLogger("headrace.generator")
 FAKE_STEP = "HEADRACE_FAKE_STEP_S"
-"""Names the seconds that the scripted engine takes for a token, for benchmarks."""
+"""Variable of the scripted engine's seconds per token, for benchmarks."""
 _GREETING_S = 2.0
 _FIRST_ANSWER_S = 120.0
 PROBE = FireSampling(temperature=1e8, top_k=3)
@@ -56,8 +55,7 @@ _TOLERANCE = 1e-3
 
 
 def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
-    """The engine that the configuration names, for the run in that folder; UserError when it cannot
-    work. What is open in it is chosen for this host."""
+    """Build the configured engine, for this host and run; UserError without one."""
     config = chosen_here(config).config
     task, generator, path = config.task, config.generator, config.model.path
     if generator.engine == "fake":
@@ -137,7 +135,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
 
 
 def chosen_here(config: RunConfig, company: GpuSharing = ALONE) -> ResolvedConfig:
-    """The configuration with what it leaves open to generators chosen for this host."""
+    """Choose the generators' open settings of a configuration for this host."""
     gpus, taken = detect().gpus, 0
     if gpus and company.ranks:
         taken = gpu_memory(config, model_shape(Path(config.model.path))).total
@@ -145,14 +143,13 @@ def chosen_here(config: RunConfig, company: GpuSharing = ALONE) -> ResolvedConfi
 
 
 async def check_hot(engine: Engine, *, temperature: float) -> None:
-    """Does this engine really draw hot tokens hot? Nothing fails when it does not: an engine
-    without the logits processor ignores the request, other sampling settings may replace the
-    temperature, and logprobs of the wrong distribution look like any others. At the boundless
-    temperature of `PROBE` the candidates are equally likely whatever the model, so that the hot
-    token's logprob must be -log of their number.
+    """Check that a started engine draws a request's first token hot, and no other.
 
-    UserError unless the first token of a request with `fire` is hot and is alone in that.
-    `temperature`: of the run's other tokens. The engine has been started.
+    UserError where it does not, which nothing else would show: an engine without the logits
+    processor ignores the request, other sampling settings may replace the temperature, and logprobs
+    of the wrong distribution look like any others. At the boundless temperature of `PROBE` the
+    candidates of any model are equally likely, so that the hot token's logprob must be -log of
+    their number. `temperature`: of the run's other tokens.
     """
     request = GenerationRequest(
         "hot-token-check", [1, 2, 3], max_tokens=2, seed=1, temperature=temperature, fire=PROBE
@@ -172,13 +169,13 @@ async def check_hot(engine: Engine, *, temperature: float) -> None:
         )
 
 
-def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Cores:
-    """Keep this process and the engine it starts on some cores; None: the first one allowed, where
-    there is no GPU, so that the learner keeps the others. The result says which of them this
-    process may use later on."""
+def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> FrontCores:
+    """Keep this process and its engine on some cores; return those for later use.
+
+    None: the first one allowed, where there is no GPU, so that the learner keeps the others."""
     if cpus is None:
         if has_gpu():
-            return Cores()
+            return FrontCores()
         cpus = [min(os.sched_getaffinity(0))]
     try:
         os.sched_setaffinity(0, evaluation_cpus or cpus)
@@ -187,7 +184,7 @@ def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Cor
         raise UserError(
             f"cannot run on cores {cpus} ({error}); choose others with generator.cpus"
         ) from error
-    return Cores(cpus, evaluation_cpus or ())
+    return FrontCores(cpus, evaluation_cpus or ())
 
 
 async def greet(dealer: Dealer, hello: Hello) -> Welcome:
@@ -212,7 +209,7 @@ async def generate(
     evaluation_cpus: list[int] | None = None,
     company: GpuSharing = ALONE,
 ) -> int:
-    """The life of a generator; its exit code."""
+    """Run a generator from its Hello to its end, and return the exit code."""
     identity = identity_of(name)
     dealer = Dealer(link, identity)
     hello = Hello(role="generator", name=name, pid=os.getpid(), host=socket.gethostname())
@@ -232,7 +229,7 @@ async def generate(
                 await engine.start()
             if config.generator.fire is not None:
                 await check_hot(engine, temperature=config.generator.temperature)
-            # What start-up made lives as long as the process: no garbage collection looks at it.
+            # Objects of the start-up live as long as the process: keep them out of collections.
             gc.collect()
             gc.freeze()
             loop = GeneratorLoop(
@@ -270,7 +267,7 @@ def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code."""
+    """Run the command line, and return the exit code."""
     parser = argparse.ArgumentParser(prog="generators.run", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
     parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")

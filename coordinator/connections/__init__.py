@@ -1,1 +1,1 @@
-"""Peers, what each may send, and what is refused."""
+"""Connected processes, the messages that each may send, and rejections."""

@@ -1,8 +1,8 @@
-"""What a decoded message may hold: checks that need the run's state or configuration.
+"""Checks of decoded messages against the run's state and configuration.
 
-Comes in: chunks and scores as they were decoded, each field already within its own bounds
-(`headrace.protocol.fields`). Goes out: the reason why a chunk cannot be taken, or a score made fit
-for the journal. Promises: what passes can be applied to the state, replayed and projected to SQL.
+In: decoded chunks and scores, each field already within its own bounds
+(`headrace.protocol.fields`). Out: the reason why a chunk cannot be taken, or a score made fit for
+the journal. Promises: whatever passes can be applied to the state, replayed and projected to SQL.
 """
 
 import math
@@ -15,32 +15,33 @@ from coordinator.connections.versions import Versions
 from coordinator.dispatch.leases import GrantedLease
 from headrace.protocol.messages.control import Score, TrajectoryChunk
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
-from headrace.protocol.records.record_types import ChunkArrived
+from headrace.protocol.records.record_types import ChunkArrived, TrajectoryEnded, TrajectoryStatus
 from headrace.trajectory.checks import stretch_problem
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
 LONGEST_TEXT = 4000
-"""Characters of an error text that the journal keeps."""
+"""Maximum number of characters of an error text in the journal."""
 LARGEST_REWARD = 1e9
 """Rewards beyond it are mistakes: their variance would not fit the learner's floats."""
 LOGPROB_ROUNDING = 0.125
-"""How far above 0 a logprob may be: the spacing of bfloat16 between 16 and 32, where an engine that
-subtracts logits in bfloat16 may round."""
+"""Tolerance of a logprob above 0: the spacing of bfloat16 between 16 and 32.
+
+An engine that subtracts logits in bfloat16 may round by it."""
 _MOST_PARTS = 64
 _LONGEST_PART = 128
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What tokens of a run are within."""
+class TokenLimits:
+    """Maximum response length of a run, and its vocabulary size."""
 
     max_length: int
     vocabulary: int
 
 
 def holds_lease(chunk: TrajectoryChunk, lease: GrantedLease | None, sender: str) -> bool:
-    """Whether the chunk belongs to the lease in force, and the sender has that lease."""
+    """Return whether the sender holds the lease in force, and the chunk is of it."""
     return lease is not None and lease.lease_id == chunk.lease_id and lease.generator == sender
 
 
@@ -49,11 +50,13 @@ def chunk_problem(
     trajectory: Trajectory,
     lease: GrantedLease | None,
     sender: str,
-    limits: Limits,
+    limits: TokenLimits,
     versions: Versions,
 ) -> str | None:
-    """Why a chunk cannot be taken, or None. Logprobs that are not finite pass: the tokens are kept
-    and not trained. A logprob above 0 by more than rounding does not."""
+    """Return the reason why a chunk cannot be taken, or None.
+
+    Logprobs that are not finite pass: their tokens are kept and not trained. A logprob above 0 by
+    more than rounding does not pass."""
     size, start = chunk.token_ids.size, chunk.start
     if lease is None or lease.lease_id != chunk.lease_id:
         return f"lease {chunk.lease_id} is not in force"
@@ -67,7 +70,7 @@ def chunk_problem(
         return "a finished response has at least one token"
     if trajectory.sampled + size > limits.max_length:
         return "longer than max_response_length"
-    # Seen as unsigned, a negative token is a large one.
+    # Read as unsigned, a negative token is a large one.
     if size and int(chunk.token_ids.view(np.uint32).max()) >= limits.vocabulary:
         return f"a token is not in the vocabulary of {limits.vocabulary}"
     if size and not chunk.logprobs.max() <= LOGPROB_ROUNDING and _above_rounding(chunk):
@@ -79,7 +82,7 @@ def chunk_problem(
 
 
 def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
-    """The record of a chunk that is taken."""
+    """Return the record of a chunk that is taken."""
     return ChunkArrived(
         trajectory_id=chunk.trajectory_id,
         lease_id=chunk.lease_id,
@@ -94,15 +97,24 @@ def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
     )
 
 
+def end_record(
+    trajectory: Trajectory, status: TrajectoryStatus, error: str | None = None
+) -> TrajectoryEnded:
+    """Return the record of a trajectory's end; `error`: its reason, or the limit."""
+    key, length = trajectory.trajectory_id, trajectory.length
+    return TrajectoryEnded(trajectory_id=key, status=status, length=length, error=cut(error))
+
+
 def _above_rounding(chunk: TrajectoryChunk) -> bool:
     logprobs = chunk.logprobs[np.isfinite(chunk.logprobs)]
     return bool((logprobs > LOGPROB_ROUNDING).any())
 
 
 def sound_score(score: Score) -> Score:
-    """A score that can be journaled: texts are cut and parts limited in number, and a reward that
-    is not finite, or too large, makes the score `invalid` instead of leaving the trajectory without
-    one. The same holds of a score for one of several lines."""
+    """Return a score fit for the journal, with short texts and a few parts.
+
+    A reward, also of one of several lines, that is not finite or too large makes it `invalid`, so
+    that the trajectory has a score anyway."""
     numbers = [score.reward, *(line for line in score.lines if line is not None)]
     bad = [n for n in numbers if not math.isfinite(n) or abs(n) > LARGEST_REWARD]
     parts = {
@@ -121,7 +133,7 @@ def sound_score(score: Score) -> Score:
 
 
 def diagnostics_problem(diagnostics: list[TokenDiagnostics], windows: list[Window]) -> str | None:
-    """Why diagnostics do not belong to the windows of a batch, or None."""
+    """Return the reason why diagnostics do not fit the windows of a batch, or None."""
     by_id = {window.window_id: window for window in windows}
     for row in diagnostics:
         window = by_id.get(row.window_id)
@@ -136,7 +148,7 @@ def diagnostics_problem(diagnostics: list[TokenDiagnostics], windows: list[Windo
 
 
 def cut(text: str | None) -> str | None:
-    """At most LONGEST_TEXT characters of a text."""
+    """Cut a text to LONGEST_TEXT characters."""
     if text is None or len(text) <= LONGEST_TEXT:
         return text
     return text[:LONGEST_TEXT] + " ..."

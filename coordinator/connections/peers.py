@@ -1,8 +1,8 @@
-"""Who is connected: generators, reward workers, the learner, monitors.
+"""Connected processes: generators, workers, learner, monitors.
 
-Pure bookkeeping: last sign of life, what each generator holds and has loaded, and how much room it
-has, what each worker is scoring, and the seconds each said it worked and waited. No answer about
-room takes longer the more generators there are: a coordinator asks after every message.
+Pure bookkeeping: the last sign of life, the leases, weights and free capacity of each generator,
+the seconds it worked and waited, and the requests of each worker. Queries of free capacity take the
+same time for any number of generators, because the coordinator makes one after every message.
 """
 
 import heapq
@@ -14,20 +14,20 @@ from typing import NamedTuple
 from headrace.protocol.messages.control import GeneratorReport, Hello
 
 
-class Capacity:
-    """Names by how many trajectories each could take."""
+class GeneratorCapacity:
+    """Generator names by the number of trajectories that each could take."""
 
     def __init__(self) -> None:
         self.total = 0
         self._free: dict[str, int] = {}
         self._names: dict[int, dict[str, None]] = {}
-        """By room, in the order in which they came to it."""
+        """Names by free capacity, in the order in which they reached it."""
         self._sizes: list[int] = []
-        """A heap of what `_names` has, largest (negated) first, and of some that it had."""
+        """Heap of the keys of `_names`, negated, largest first; may hold outdated ones."""
         self._idle: set[str] = set()
 
     def set(self, name: str, free: int, *, idle: bool) -> None:
-        """A generator could take `free` (0 or more); `idle`: it holds nothing."""
+        """Set a generator's number of free trajectories; `idle`: it holds none."""
         if self._free.get(name) != free:
             self._forget(name)
             self._free[name] = free
@@ -39,16 +39,16 @@ class Capacity:
         (self._idle.add if idle else self._idle.discard)(name)
 
     def remove(self, name: str) -> None:
-        """A generator is gone, if it was there."""
+        """Remove a generator, if it is known."""
         self._forget(name)
         self._idle.discard(name)
 
     def has(self, name: str) -> bool:
-        """Whether this one has room."""
+        """Return whether this generator has free capacity."""
         return self._free.get(name, 0) > 0
 
     def most(self) -> str:
-        """Who could take most. LookupError: nobody has room."""
+        """Return the generator with most free capacity; LookupError where none has any."""
         if self.total == 0:
             raise LookupError("no generator has room")
         while -self._sizes[0] not in self._names:
@@ -57,7 +57,7 @@ class Capacity:
 
     @property
     def any_idle(self) -> bool:
-        """Whether a generator holds nothing."""
+        """True where a generator holds no trajectory."""
         return bool(self._idle)
 
     def _add_size(self, free: int) -> None:
@@ -83,73 +83,64 @@ class Peer:
     hello: Hello
     last_seen: float = field(default_factory=time.monotonic)
     welcomed: float = -math.inf
-    """When it was last sent a Welcome."""
-
-    def welcomed_within(self, seconds: float) -> bool:
-        """Whether its Welcome is so new."""
-        return time.monotonic() - self.welcomed < seconds
+    """Time of its last Welcome (time.monotonic)."""
 
 
 @dataclass
 class GeneratorPeer(Peer):
     """A generator: the leases it holds, the version it samples from.
 
-    What changes how many trajectories it could take goes through its methods, so that `room`, which
-    all generators share, always knows.
+    Its methods make all changes of its free capacity, so that `room`, which all generators share,
+    is always up to date.
+
+    Attributes:
+        tested: it has passed its self-test, or has none to pass. live: trajectory ids. noticed:
+        announced versions that it has not answered for. not_loaded_at: time at which it could not
+        load the newest version (time.monotonic). leases_until: lease ids below it have been sent to
+        this generator, or never will be. moved: leases that others got while it was silent.
     """
 
     tested: bool = True
-    """It has passed its self-test, or has none to pass."""
-    room: Capacity = field(default_factory=Capacity)
+    room: GeneratorCapacity = field(default_factory=GeneratorCapacity)
     live: set[int] = field(default_factory=set)
-    """Trajectory ids."""
     loaded: int = -1
     noticed: set[int] = field(default_factory=set)
-    """Versions it was given notice of and has not answered for."""
     not_loaded_at: float | None = None
-    """When it said that it could not load the newest version."""
     report: GeneratorReport | None = None
     leases_until: int = -1
-    """Its leases below this id have been sent to it, or never will be."""
     moved: set[int] = field(default_factory=set)
-    """Leases that it had and that were given to others while it was silent."""
-
-    @property
-    def pending(self) -> int:
-        """Tokens that it had sampled and not sent at its last report."""
-        return self.report.pending_tokens if self.report else 0
 
     @property
     def free(self) -> int:
-        """Trajectories it could take now."""
+        """Number of trajectories that it could take now."""
         return max(0, self.hello.capacity - len(self.live)) if self.tested else 0
 
-    def says(self, hello: Hello) -> None:
-        """It said Hello again."""
+    def update_hello(self, hello: Hello) -> None:
+        """Take over a new Hello of the same process."""
         self.hello = hello
-        self._tell()
+        self._update_room()
 
     def passed(self) -> None:
-        """It has passed its self-test."""
+        """Mark its self-test as passed."""
         self.tested = True
-        self._tell()
+        self._update_room()
 
     def add_lease(self, trajectory_id: int) -> None:
-        """It has a lease on a trajectory."""
+        """Add a lease on a trajectory."""
         self.live.add(trajectory_id)
-        self._tell()
+        self._update_room()
 
     def drop_lease(self, trajectory_id: int) -> None:
-        """It has none any more, if it had one."""
+        """Remove its lease on a trajectory, if it has one."""
         self.live.discard(trajectory_id)
-        self._tell()
+        self._update_room()
 
-    def _tell(self) -> None:
+    def _update_room(self) -> None:
         self.room.set(self.hello.name, self.free, idle=not self.live)
 
 
-class Ask(NamedTuple):
-    """What a source is asked about: a trajectory, its lines, or its group."""
+class ScoreKey(NamedTuple):
+    """Key of a request to a reward source: for a trajectory, its lines or its group."""
 
     trajectory_id: int
     source: str
@@ -157,11 +148,11 @@ class Ask(NamedTuple):
 
 @dataclass
 class RewardPeer(Peer):
-    """A reward worker and what it is scoring."""
+    """A reward worker and the requests that it is scoring."""
 
-    scoring: set[Ask] = field(default_factory=set)
+    scoring: set[ScoreKey] = field(default_factory=set)
     auditing: set[int] = field(default_factory=set)
-    """Trajectories that it scores for the audit."""
+    """Ids of trajectories that it scores for the audit."""
 
 
 @dataclass
@@ -169,8 +160,8 @@ class EnvironmentPeer(Peer):
     """An environment worker.
 
     Attributes:
-        asked: by trajectory, the turn in question. knows: episodes that it has been asked about.
-        ended: those of them that have ended, to be sent.
+        asked: turns in flight, by trajectory. knows: episodes that it has been asked about. ended:
+        those of them that have ended, to be sent.
     """
 
     asked: dict[int, int] = field(default_factory=dict)
@@ -180,7 +171,7 @@ class EnvironmentPeer(Peer):
 
 @dataclass
 class Peers:
-    """All of them, by name."""
+    """All connected processes, by name."""
 
     generators: dict[str, GeneratorPeer] = field(default_factory=dict)
     rewards: dict[str, RewardPeer] = field(default_factory=dict)
@@ -188,35 +179,36 @@ class Peers:
     learner: Peer | None = None
     monitors: dict[str, Peer] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
-    """By name, the identity of the socket that speaks for the process."""
-    room: Capacity = field(default_factory=Capacity)
-    """Of the generators."""
+    """Socket identities that speak for the processes, by name."""
+    room: GeneratorCapacity = field(default_factory=GeneratorCapacity)
+    """Free capacity of all generators."""
 
     @property
     def capacity(self) -> int:
-        """Trajectories that all generators hold at a time."""
+        """Maximum number of trajectories that all generators hold at a time."""
         return sum(generator.hello.capacity for generator in self.generators.values())
 
     def join(self, hello: Hello, *, tested: bool) -> None:
-        """A generator is new."""
+        """Add a new generator."""
         generator = GeneratorPeer(hello, tested=tested, room=self.room)
         self.generators[hello.name] = generator
-        generator.says(hello)
+        generator.update_hello(hello)
 
     def leave(self, name: str) -> GeneratorPeer | None:
-        """A generator is gone, if it was there."""
+        """Remove a generator, if it is known, and return it."""
         generator = self.generators.pop(name, None)
         if generator is not None:
             self.room.remove(name)
-            generator.room = Capacity()  # Whoever still knows it says nothing of the others' room.
+            # References to it that remain must not change the capacity of the others.
+            generator.room = GeneratorCapacity()
         return generator
 
     def of(self, name: str, identity: str) -> Peer | None:
-        """The peer of that name, if this is its socket."""
+        """Return the peer of that name, if this is its socket."""
         return self.find(name) if self.identities.get(name) == identity else None
 
     def find(self, name: str) -> Peer | None:
-        """The peer of that name."""
+        """Return the peer of that name."""
         if self.learner and self.learner.hello.name == name:
             return self.learner
         return (
@@ -227,7 +219,7 @@ class Peers:
         )
 
     def everyone(self) -> list[tuple[str, Peer]]:
-        """All peers."""
+        """Return the names and peers of all connected processes."""
         pairs: list[tuple[str, Peer]] = [
             *self.generators.items(),
             *self.rewards.items(),
@@ -239,13 +231,13 @@ class Peers:
         return pairs
 
     def excuse(self, seconds: float) -> None:
-        """Nobody was listened to for so long: that time is nobody's silence."""
+        """Leave a time in which this process did not listen out of every peer's silence."""
         now = time.monotonic()
         for _, peer in self.everyone():
             peer.last_seen = min(now, peer.last_seen + seconds)
 
     def heard(self) -> dict[str, float]:
-        """Seconds since each process was heard; monitors come and go."""
+        """Return the seconds since each process but monitors was heard, by name."""
         now = time.monotonic()
         return {
             name: now - peer.last_seen
@@ -254,6 +246,6 @@ class Peers:
         }
 
     def silent(self, timeout_s: float) -> list[str]:
-        """Names of those who were not heard for so long."""
+        """Return the names of processes that were not heard for `timeout_s`."""
         now = time.monotonic()
         return [name for name, peer in self.everyone() if now - peer.last_seen > timeout_s]

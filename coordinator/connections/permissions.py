@@ -1,9 +1,9 @@
 """Permissions: each role's messages, and the work that each message must refer to.
 
-Comes in: a message, the role under which its sender said Hello, and what the coordinator has told
-that sender. Goes out: the reason why the message is refused, or None. Pure functions over
-arguments; `OutstandingRequests` alone has a memory, and the coordinator's side of the learner keeps
-it. Chunks and scores are checked one by one where they are taken (`intake`, `scoring`).
+In: a message, the role under which its sender said Hello, and the requests sent to that sender.
+Out: the reason why the message is refused, or None. Pure functions over arguments;
+`OutstandingRequests` alone has a memory, and the coordinator's side of the learner keeps it. Chunks
+and scores are checked one by one where they are taken (`intake`, `scoring`).
 """
 
 from collections.abc import Container
@@ -23,12 +23,14 @@ MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
     "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble, m.Progress},
     "monitor": _ALWAYS | {m.StatusRequest, m.Command},
 }
-"""A monitor steers the run: what lets it in are the run's keys. Who has said no Hello may say Hello
-and nothing else, but for the Progress of a learner that loads its models."""
+"""Messages that each role may send; the run's keys let a monitor in, to steer it.
+
+A process that has said no Hello may only say Hello, but for the Progress of a learner that loads
+its models."""
 
 
 class Refusal(NamedTuple):
-    """Why a message is refused."""
+    """Reason for which a message is refused."""
 
     kind: str
     text: str
@@ -36,26 +38,27 @@ class Refusal(NamedTuple):
 
 @dataclass
 class OutstandingRequests:
-    """The learner's unanswered command."""
+    """Requests that the learner has not answered.
+
+    Attributes:
+        update: of the batch in flight. lineage: the one that it continues. publish_as: the version
+        that its weights will have; None where it trains no policy. checkpoint: the update of a
+        checkpoint that was requested by itself. versions: those that the learner may publish, each
+        with the first update that its weights may be from. newest: the last update sent to it.
+    """
 
     update: int | None = None
-    """The batch in flight."""
     lineage: int = 0
-    """The lineage that it continues."""
     batch_id: int | None = None
     windows: list[Window] = field(default_factory=list)
     publish_as: int | None = None
-    """The version that the batch's weights will have; None where it trains no policy."""
     checkpoint_with_update: bool = False
     checkpoint: int | None = None
-    """The update for which a checkpoint was asked for by itself."""
     versions: dict[int, int] = field(default_factory=dict)
-    """Versions it may publish, each with the update from which on its weights may be."""
     newest: int = 0
-    """The last update sent to it."""
 
     def batch_sent(self, batch: m.Batch, windows: list[Window]) -> None:
-        """A batch goes out."""
+        """Note a batch that is sent to the learner."""
         self.update = self.newest = batch.update
         self.lineage, self.batch_id = batch.lineage, batch.batch_id
         self.windows, self.checkpoint_with_update = windows, batch.checkpoint
@@ -65,12 +68,12 @@ class OutstandingRequests:
             self.versions[batch.publish_as] = batch.update
 
     def batch_answered(self) -> None:
-        """The learner has answered for the batch."""
+        """Note that the learner has answered for the batch."""
         self.update = self.batch_id = self.publish_as = None
         self.windows, self.checkpoint_with_update = [], False
 
     def published(self, version: int) -> None:
-        """A version was published: it and those it overtook will not come again."""
+        """Note a published version: it and those it overtook will not come again."""
         self.versions = {v: u for v, u in self.versions.items() if v > version}
         if version == self.publish_as:
             self.publish_as = None
@@ -84,8 +87,7 @@ def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:
 
 
 def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal | None:
-    """Refuse a generator's report of weights that no notice told it to load, or a second report of
-    the same weights."""
+    """Refuse a generator's report of unannounced weights, or a second report."""
     if message.version in noticed:
         return None
     return Refusal("not_asked", f"no notice of weights {message.version} awaits an answer")
@@ -94,8 +96,7 @@ def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal
 def learner_refusal(
     message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: OutstandingRequests
 ) -> Refusal | None:
-    """Refuse a report of a batch that the learner does not have, a version that was not issued to
-    it, and a checkpoint that nobody asked it for."""
+    """Refuse reports of foreign batches, unissued versions, unrequested checkpoints."""
     match message:
         case m.UpdateDone():
             problem = _update_problem(message, orders)
@@ -114,11 +115,8 @@ def _update_problem(message: m.UpdateDone, orders: OutstandingRequests) -> str |
             f"update {message.update} of lineage {message.lineage}, batch {message.batch_id}, was "
             "not expected"
         )
-    notice = message.notice
-    if notice is not None and (notice.version, notice.update) != (
-        orders.publish_as,
-        orders.update,
-    ):
+    notice, expected = message.notice, (orders.publish_as, orders.update)
+    if notice is not None and (notice.version, notice.update) != expected:
         return f"version {notice.version} is not that of update {message.update}"
     if message.checkpoint is not None and not orders.checkpoint_with_update:
         return f"no checkpoint of update {message.update} was asked for"
@@ -136,8 +134,9 @@ def _notice_problem(notice: m.WeightNotice, orders: OutstandingRequests) -> str 
 
 
 def hello_problem(identity: str, hello: m.Hello, given: int) -> str | None:
-    """Why a Hello is refused whatever other processes are connected, or None. `given` is the
-    highest update that the run has ever given to a learner."""
+    """Return the reason to refuse a Hello whatever other processes do, or None.
+
+    `given`: the highest update that the run has ever given to a learner."""
     if hello.protocol != m.PROTOCOL_VERSION:
         return f"this is protocol {m.PROTOCOL_VERSION}"
     if name_of(identity) != hello.name:

@@ -1,10 +1,10 @@
-"""What peers may cause again and again: each is counted, and few are written down.
+"""Rate limits of what peers cause: all rejections are counted, few are recorded.
 
-Comes in: who sent what is refused, of which kind, and why; or what a peer's message makes the
-coordinator write. Goes out: a count by kind, and lines for the run's history. Promises: in a period
-(a minute) at most FIRST rejections of one sender and kind and MOST in all, and at most OF_A_KIND
-lines of any other kind, then one line that says how many more there were; memory does not grow with
-the number of messages or of senders.
+In: the sender, kind and reason of a rejection; the kind of an incident that a peer caused. Out: a
+count by kind, and lines for the run's history. Promises: in a period (a minute) at most FIRST
+rejections per sender and kind and MOST in all, and at most OF_A_KIND lines of any other kind, then
+one line with the number of further ones; memory does not grow with the number of messages or
+senders.
 """
 
 import time
@@ -13,45 +13,43 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 FIRST = 3
-"""Lines for one sender and kind in a period."""
+"""Maximum number of lines per sender and kind in a period."""
 MOST = 20
-"""Lines in a period, the summary apart."""
+"""Maximum number of lines in a period, the summary apart."""
 OF_A_KIND = 30
-"""Incidents of one kind in a period."""
+"""Maximum number of incidents of one kind in a period."""
 COMINGS = 1000
-"""Comings and goings of processes in a period."""
+"""Maximum number of records of processes that come and go in a period."""
 PERIOD_S = 60.0
 LONGEST = 300
-"""Characters of a sender's name or of a reason that are kept."""
+"""Maximum number of characters of a sender's name or of a reason."""
 
 
 @dataclass
 class RejectionLog:
-    """`write` takes a kind and a text; `clock` gives seconds."""
+    """Rejections by kind; `write` takes a kind and a text, `clock` gives seconds."""
 
     write: Callable[[str, str], None]
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
     """All rejections of this process so far, by kind."""
     before: int = 0
-    """Those of the coordinators before it."""
+    """Number of rejections of earlier coordinators."""
     _lines: Counter[tuple[str, str]] = field(default_factory=Counter)
     _unsaid: Counter[str] = field(default_factory=Counter)
     _began: float | None = None
 
     @property
     def total(self) -> int:
-        """All rejections so far."""
+        """Number of all rejections so far."""
         return self.before + self.counts.total()
 
     def count(self, kind: str) -> None:
-        """Count a rejection and write nothing, because such rejections happen in healthy runs
-        too."""
+        """Count a rejection that healthy runs have too, and write nothing."""
         self.counts[kind] += 1
 
     def add(self, sender: str, kind: str, text: str, number: int = 1) -> None:
-        """Count a rejection, or a number of equal ones, and write a line about it while the period
-        has lines left."""
+        """Count a number of equal rejections; write a line if the period has any left."""
         self.write_summary_if_due()
         self.counts[kind] += number
         if self._began is None:
@@ -64,7 +62,7 @@ class RejectionLog:
         self.write(kind, f"{key[0]}: {text[:LONGEST]}")
 
     def write_summary_if_due(self) -> None:
-        """Write the summary of the period if the period is over. Callers call this now and then."""
+        """Write the period's summary if it is over. Callers call this now and then."""
         if self._began is not None and self.clock() - self._began >= PERIOD_S:
             self.close()
 
@@ -79,8 +77,8 @@ class RejectionLog:
 
 
 @dataclass
-class Repeats:
-    """How often something of a kind is written in a period; kinds are names in the program."""
+class RepeatLimiter:
+    """Limit of the incidents of one kind per period; kinds are names in the program."""
 
     clock: Callable[[], float] = time.monotonic
     _seen: Counter[str] = field(default_factory=Counter)
@@ -88,7 +86,7 @@ class Repeats:
     _began: float | None = None
 
     def passes(self, kind: str, most: int = OF_A_KIND) -> bool:
-        """Whether one more of the kind is written; else it is counted for the summary."""
+        """Return whether another one of the kind is written; else count it."""
         if self._began is None:
             self._began = self.clock()
         self._seen[kind] += 1
@@ -98,8 +96,9 @@ class Repeats:
         return False
 
     def summary(self, *, at_once: bool = False) -> str | None:
-        """How many were not written, where the period is over (or `at_once`) and there were some; a
-        new period begins then."""
+        """Return the numbers of unwritten ones, if any, and begin a new period.
+
+        Only where the period is over (or `at_once`); else None."""
         if self._began is None or not (at_once or self.clock() - self._began >= PERIOD_S):
             return None
         parts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._unsaid.items()))

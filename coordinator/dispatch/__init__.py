@@ -1,1 +1,1 @@
-"""Which prompt is asked next, and who has it: prompts, leases."""
+"""Choice of the next prompts, and leases of their trajectories to generators."""

@@ -1,10 +1,10 @@
-"""Who generates what right now: leases, holds, and which trajectories wait for one.
+"""Leases in force, holds, and the trajectories that wait for a lease.
 
-Comes in: the records as they are applied, and the coordinator's messages to generators. Goes out:
-the lease of a trajectory, those of a generator, the trajectories that wait, how many windows are
-being generated. After a replay `restore` takes the leases that the records name as being in force,
-and makes every other unfinished trajectory wait for a new one. Every event costs constant time (a
-logarithm of the waiting trajectories).
+In: the records as they are applied, and the coordinator's messages to generators. Out: the lease of
+a trajectory, those of a generator, the trajectories that wait, the number of windows in generation.
+After a replay `restore` takes the leases that the records name as being in force, and makes every
+other unfinished trajectory wait for a new one. Every event costs constant time (a logarithm of the
+waiting trajectories).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +17,7 @@ from headrace.trajectory.account import Account
 
 @dataclass
 class GrantedLease:
-    """A lease in force. `training`: of a training trajectory. `holding`: its generator was asked to
-    end it."""
+    """A lease in force, in `training` or not; `holding`: it was asked to end."""
 
     lease_id: int
     generator: str
@@ -27,7 +26,7 @@ class GrantedLease:
 
 
 @dataclass
-class Leases:
+class LeaseTable:
     """Leases in force, and the trajectories that wait for one.
 
     Attributes:
@@ -41,24 +40,24 @@ class Leases:
     paused: set[int] = field(default_factory=set)
     open: set[int] = field(default_factory=set)
     _training: int = 0
-    """How many of the leases are of training trajectories."""
+    """Number of leases of training trajectories."""
     _by_generator: dict[str, set[int]] = field(default_factory=dict)
     """Trajectories by generator."""
     _inside: list[int] = field(default_factory=list)
-    """Heap: trajectories that wait for a lease inside a window, and some that do no longer."""
+    """Heap of `_waits_inside`; may hold some that wait no longer, as the other two."""
     _border: list[int] = field(default_factory=list)
-    """Heap: those that wait at a window's border, and some that do no longer."""
-    _waits_inside: set[int] = field(default_factory=set)
-    _waits_at_border: set[int] = field(default_factory=set)
     _evaluation: list[int] = field(default_factory=list)
-    """Heap: those of an evaluation, and some that wait no longer."""
+    _waits_inside: set[int] = field(default_factory=set)
+    """Trajectories that wait inside a window, at a border, to be evaluated."""
+    _waits_at_border: set[int] = field(default_factory=set)
     _waits_evaluation: set[int] = field(default_factory=set)
 
     # -- records ----------------------------------------------------------------------------------
 
     def restore(self, given: Mapping[int, tuple[int, str]]) -> None:
-        """After a replay: leases by trajectory (id and generator) are in force; every other
-        unfinished trajectory waits for one."""
+        """After a replay, put leases (id and generator) by trajectory into force.
+
+        Every other unfinished trajectory waits for one."""
         for key, (lease_id, generator) in given.items():
             self.give(key, lease_id, generator)
         for trajectory in self.account.trajectories.values():
@@ -66,7 +65,7 @@ class Leases:
                 self._wait(trajectory.trajectory_id)
 
     def apply(self, record: r.Record) -> None:
-        """A record was applied to the account."""
+        """Follow a record that was applied to the account."""
         match record:
             case r.GroupIssued():
                 for trajectory_id in record.trajectory_ids:
@@ -91,8 +90,7 @@ class Leases:
     # -- leases -----------------------------------------------------------------------------------
 
     def give(self, trajectory_id: int, lease_id: int, generator: str) -> None:
-        """A lease that was given before is in force again: its trajectory is inside a window, or
-        begins one."""
+        """Put an earlier lease into force again; its trajectory has or begins a window."""
         self._put(trajectory_id, lease_id, generator)
         if self.given[trajectory_id].training:
             self.open.add(trajectory_id)
@@ -106,7 +104,7 @@ class Leases:
         self._by_generator.setdefault(generator, set()).add(trajectory_id)
 
     def release(self, trajectory_id: int) -> None:
-        """The lease is over; an unfinished trajectory waits for the next."""
+        """End the lease; an unfinished trajectory waits for the next."""
         lease = self.given.pop(trajectory_id, None)
         if lease is not None:
             self._training -= lease.training
@@ -116,29 +114,29 @@ class Leases:
             self._wait(trajectory_id)
 
     def release_all(self, generator: str) -> None:
-        """A generator is gone: all its leases are over."""
+        """End all leases of a generator that is gone."""
         for trajectory_id in list(self._by_generator.get(generator, ())):
             self.release(trajectory_id)
         self._by_generator.pop(generator, None)
 
     def held_by(self, generator: str) -> list[int]:
-        """Trajectories whose lease a generator has."""
+        """Return the trajectories whose lease a generator has."""
         return sorted(self._by_generator.get(generator, ()))
 
     def holders(self) -> set[str]:
-        """Generators that have leases."""
+        """Return the generators that have leases."""
         return {name for name, held in self._by_generator.items() if held}
 
     def of(self, trajectory_id: int) -> GrantedLease | None:
-        """The lease in force, if there is one."""
+        """Return the lease in force, if there is one."""
         return self.given.get(trajectory_id)
 
     def training(self) -> Iterator[tuple[int, GrantedLease]]:
-        """Leases of training trajectories."""
+        """Iterate over the leases of training trajectories."""
         return ((key, given) for key, given in self.given.items() if given.training)
 
     def live(self) -> int:
-        """How many training trajectories have a lease."""
+        """Return the number of training trajectories that have a lease."""
         return self._training
 
     # -- waiting ----------------------------------------------------------------------------------
@@ -148,7 +146,7 @@ class Leases:
         return trajectory.purpose == "train" and trajectory.open_tokens > 0
 
     def _wait(self, trajectory_id: int) -> None:
-        """An unfinished trajectory waits for a lease, or for its environment first."""
+        """Let an unfinished trajectory wait for a lease, or for its environment first."""
         if self.account.trajectories[trajectory_id].paused:
             self.paused.add(trajectory_id)
             if self._is_inside(trajectory_id):
@@ -178,7 +176,7 @@ class Leases:
         self.paused.discard(trajectory_id)
 
     def _leave_window(self, trajectory_id: int) -> None:
-        """Its window is complete: it is at a border, or already inside the next one."""
+        """Move a trajectory from a complete window to its border, or into the next one."""
         self.open.discard(trajectory_id)
         if self._is_inside(trajectory_id):
             self.open.add(trajectory_id)
@@ -192,33 +190,33 @@ class Leases:
             self._wait(trajectory_id)
 
     def next_inside(self) -> int | None:
-        """The oldest trajectory that waits inside a window; it no longer waits."""
+        """Pop the oldest trajectory that waits inside a window."""
         return _pop(self._inside, self._waits_inside)
 
     def next_at_border(self) -> int | None:
-        """The oldest trajectory that waits at a border; it no longer waits."""
+        """Pop the oldest trajectory that waits at a border."""
         return _pop(self._border, self._waits_at_border)
 
     def next_evaluation(self) -> int | None:
-        """The oldest trajectory of an evaluation that waits; it no longer waits."""
+        """Pop the oldest waiting trajectory of an evaluation."""
         return _pop(self._evaluation, self._waits_evaluation)
 
     def put_back(self, trajectory_ids: Iterable[int]) -> None:
-        """Trajectories that get no lease after all wait again."""
+        """Let trajectories that get no lease after all wait again."""
         for trajectory_id in trajectory_ids:
             self._wait(trajectory_id)
 
     def waiting(self) -> int:
-        """How many training trajectories wait for a lease."""
+        """Return the number of training trajectories that wait for a lease."""
         return len(self._waits_inside) + len(self._waits_at_border)
 
     def waiting_at_border(self) -> int:
-        """How many of them are at a border, where the bound must let them go on."""
+        """Return the number of those at a border, where the bound must let them go on."""
         return len(self._waits_at_border)
 
 
 def _pop(heap: list[int], waits: set[int]) -> int | None:
-    """The smallest entry that still counts."""
+    """Pop the smallest entry that still waits."""
     while heap:
         trajectory_id = heappop(heap)
         if trajectory_id in waits:

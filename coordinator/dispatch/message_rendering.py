@@ -1,6 +1,6 @@
-"""What an environment says, as token ids behind a turn of the policy.
+"""Rendering of an environment's messages to token ids behind a turn of the policy.
 
-In: messages. Out: ids. Promises: what the policy wrote is never encoded again; a message cannot
+In: messages. Out: ids. Promises: the policy's own text is never encoded again; a message cannot
 forge a special token, so it cannot end its own turn or begin another.
 
 A chat's frame around messages is the difference of two renderings of the model's template: a
@@ -30,21 +30,23 @@ The results follow, and then you go on."""
 _OPENING = [{"role": "user", "content": "a4d1c2"}, {"role": "assistant", "content": _ANSWER}]
 
 
-class Rendered(NamedTuple):
-    """Messages as ids. `cut`: how many were cut off the ends of their texts. `pieces`: source, role
-    and number of ids, in order; a chat's frames are the template's."""
+class RenderedMessages(NamedTuple):
+    """Messages as ids. `cut`: number of ids cut off the ends of their texts.
+
+    `pieces`: source, role and number of ids, in order; a chat's frames are the template's."""
 
     ids: Int32
     cut: int
     pieces: list[tuple[Source, Speaker, int]]
 
 
-class Rendering:
+class MessageRenderer:
     """Messages to ids by a tokenizer and, for chats, its template."""
 
     def __init__(self, tokenizer: Any, *, is_chat: bool, appends: bool = False) -> None:
-        """UserError where the template of a chat drops or changes what stands before a message.
-        With `appends` that is taken: what was sampled stays as it is."""
+        """UserError where a chat's template drops or changes text before a message.
+
+        With `appends` that is accepted: sampled tokens stay as they are."""
         self._tokenizer, self._is_chat, self._appends = tokenizer, is_chat, appends
         if is_chat:
             self._frame([InsertedMessage("user", "")], is_first=False)
@@ -57,10 +59,10 @@ class Rendering:
         is_first: bool = False,
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> "Rendered | None":
-        """At most `most` ids; None where there is no room for any, or for a chat's frame.
-        `is_first`: they follow the prompt. `whole`: they are all there is, and `tools` are shown
-        with them."""
+    ) -> "RenderedMessages | None":
+        """Render at most `most` ids; None where not even a chat's frame fits.
+
+        `is_first`: they follow the prompt. `whole`: they are the whole chat, shown with `tools`."""
         texts = [message.content for message in messages]
         frames = [""] * (len(texts) + 1)
         if self._is_chat:
@@ -81,7 +83,7 @@ class Rendering:
             parts.append(("tool" if role == "tool" else "environment", role, kept))
             parts.append(("template", then, frame))
         ids = np.array([i for _, _, part in parts for i in part], np.int32)
-        return Rendered(ids, cut, [(*who, len(part)) for *who, part in parts if part])  # type: ignore[misc]
+        return RenderedMessages(ids, cut, [(*who, len(part)) for *who, part in parts if part])  # type: ignore[misc]
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         if not text:
@@ -97,7 +99,7 @@ class Rendering:
         whole: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[str]:
-        """What stands before, between and behind the texts of the messages."""
+        """Return the template's texts before, between and behind the messages."""
         marks = [_MARK.format(number) for number in range(len(messages))]
         said = [
             {"role": message.role, "content": mark, "name": "tool"}
@@ -125,7 +127,7 @@ class Rendering:
         return [*frames, rest]
 
     def _behind(self, text: str) -> int:
-        """Where the answer in a conversation ends, its end token included; 0 where it is not."""
+        """Return the end of the answer in a chat, with its end token; 0 without an answer."""
         if _ANSWER not in text:
             return 0
         end = text.rindex(_ANSWER) + len(_ANSWER)
@@ -141,8 +143,9 @@ def chat_text(
     begins_answer: bool,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """A conversation by the tokenizer's template. Where that shows no tools, a system message says
-    what there are, and how Hermes calls them."""
+    """Render a conversation by the tokenizer's template.
+
+    Where that shows no tools, a system message lists them and says how Hermes calls them."""
 
     def by_template(**more: Any) -> str:
         try:

@@ -1,12 +1,12 @@
-"""Which domain of a mixture is asked next, and which of its prompts.
+"""Choice of the next domain of a mixture, and of its next prompt.
 
-Comes in: the task's configuration, and of the journal's records which prompts were asked and what
-they got. Goes out: for each new group a domain and the row in it to begin at, and whether a row is
-asked at all; the shares asked, trained and solved by domain. Promises: the choice depends on the
-group's position, the update and the records alone, so that a coordinator that takes over goes on
-as the one before; among n groups in a row a domain has its weight to within about 2 of n.
-Source: Data scaling (arXiv 2503.22230), mathematics and code first. Changed: the schedule's step is
-the last update committed, and bands ask prompts by their pass rate again.
+In: the task's configuration, and the journal's records of asked prompts and their rewards. Out: for
+each new group a domain and the row in it to begin at, and whether a row is asked at all; the shares
+asked, trained and solved by domain. Promises: the choice depends on the group's position, the
+update and the records alone, so that a coordinator that takes over goes on as the one before; among
+n groups in a row a domain has its weight to within about 2 of n. Source: Data scaling (arXiv
+2503.22230), mathematics and code first. Changed: the schedule's step is the last update committed,
+and bands ask prompts by their pass rate again.
 """
 
 from collections import Counter, defaultdict
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from headrace.trajectory.windows import Window
 
 _GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples are spread as evenly over the unit interval as those of any number."""
+"""Golden ratio: no number's multiples modulo 1 are spread more evenly."""
 
 
-class Rate(msgspec.Struct):
-    """What the answers to a prompt got, those of its last group: how many, and the sum."""
+class PassRate(msgspec.Struct):
+    """Number and total reward of the answers in a prompt's last group."""
 
     group_id: int
     answers: int = 0
@@ -39,51 +39,55 @@ class Rate(msgspec.Struct):
 
 
 class MixtureProgress(msgspec.Struct):
-    """What records say of a mixture: by domain the next row, and the training groups asked since
-    the last update; by prompt its rate, None where no bands ask for it."""
+    """Journaled progress of a mixture.
+
+    Attributes:
+        positions: the next row by domain. asked: training groups since the last update, by domain.
+        rates: by prompt; None where no bands need them.
+    """
 
     positions: dict[str, int] = {}
     asked: dict[str, int] = {}
-    rates: dict[str, Rate] | None = None
+    rates: dict[str, PassRate] | None = None
 
     def issue(self, record: GroupIssued) -> None:
-        """A training group was asked."""
+        """Count a new training group."""
         if record.domain:
             self.positions[record.domain] = record.domain_position + 1
             self.asked[record.domain] = self.asked.get(record.domain, 0) + 1
 
     def score(self, record: RewardArrived, group: "Group") -> None:
-        """A training answer has its reward."""
+        """Add the reward of a training answer to its prompt's rate."""
         assert self.rates is not None, "no bands ask for rates"
         rate = self.rates.get(group.prompt_id)
         if rate is None or rate.group_id != group.group_id:
-            rate = self.rates[group.prompt_id] = Rate(group.group_id)
+            rate = self.rates[group.prompt_id] = PassRate(group.group_id)
         if record.reward is not None:
             rate.answers += 1
             rate.total += success(record)
 
 
 def success(scored: "RewardArrived | Trajectory") -> float:
-    """1 for a right answer, 0 for a wrong one, else its reward."""
+    """Return 1 for a right answer, 0 for a wrong one, else its reward."""
     right, reward = scored.correct, scored.reward
     return float(right if right is not None else reward or 0.0)
 
 
-class Mixture:
+class DomainMixture:
     """The domains of a task; a plain task has a single, unnamed one."""
 
     def __init__(self, task: TaskConfig, seed: int) -> None:
         self._seed = seed
         self._members = members(task)
         self.empty: set[str] = set()
-        """Domains of which no prompt can be asked; the others have their share."""
+        """Domains without a usable prompt; the others have their share."""
         # Many groups are asked at the same update.
         self._weights = lru_cache(maxsize=1)(
             task.weights if task.kind == "mixture" else lambda _: {"": 1.0}
         )
 
     def domain_at(self, position: int, update: int) -> str | None:
-        """The domain of the group at a position; None where no domain has a prompt left."""
+        """Return the domain of the group at a position; None where no prompt is left."""
         weights = {k: w for k, w in self._weights(update).items() if k not in self.empty}
         # Where the schedule names empty domains alone, the others go on.
         weights = weights if sum(weights.values()) > 0 else dict.fromkeys(weights, 1.0)
@@ -95,7 +99,7 @@ class Mixture:
         return next(reversed(weights), None)
 
     def asks(self, domain: str, position: int, prompt_id: str, progress: MixtureProgress) -> bool:
-        """Whether the bands of a domain ask the prompt at a position of it now."""
+        """Return whether the bands of a domain let the prompt at this position be asked."""
         task = self._members[domain]
         rate = (progress.rates or {}).get(prompt_id)
         if task.kind != "dataset" or task.bands is None or rate is None or not rate.answers:
@@ -106,13 +110,12 @@ class Mixture:
 
 
 def needs_rates(task: TaskConfig) -> bool:
-    """Whether bands ask for the rates of prompts."""
+    """Return whether bands need the pass rates of prompts."""
     return any(t.kind == "dataset" and t.bands is not None for t in members(task).values())
 
 
 def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> dict[str, float]:
-    """By domain of a mixture the share of the groups asked since the last update, and the weight
-    that was in force after it."""
+    """Return, by domain, the share of groups since the last update, and its weight."""
     if task.kind != "mixture":
         return {}
     groups = max(1, sum(progress.asked.values()))
@@ -124,7 +127,7 @@ def asked_shares(task: TaskConfig, progress: MixtureProgress, update: int) -> di
 def batch_shares(
     account: "Account", windows: Iterable["Window"], ended: Iterable["Trajectory"]
 ) -> dict[str, float]:
-    """By domain the share of the tokens in a batch, and what the answers got that end in it."""
+    """Return, by domain, the share of a batch's tokens, and its answers' mean success."""
 
     def domain(trajectory: "Trajectory") -> str:
         return account.groups[trajectory.group_id].domain

@@ -1,9 +1,9 @@
 """Prompts from the task to token ids: the source of new groups.
 
-Comes in: the task's rows by position, the policy's tokenizer, what was asked of a mixture. Goes
-out: GroupIssued records. A prompt over the length limit is skipped and counted. Positions are
-consumed in order, so the next position, of a mixture that of each domain, is all that a resume
-needs. An image is decoded once, and what draws prompts writes none: `media.write` does.
+In: the task's rows by position, the policy's tokenizer, the progress of a mixture. Out: GroupIssued
+records. A prompt over the length limit is skipped and counted. Positions are consumed in order, so
+the next position, of a mixture that of each domain, is all that a resume needs. An image is decoded
+once, and drawing a prompt writes none: `media.write` does.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.dispatch.message_rendering import Rendering, chat_text
-from coordinator.dispatch.mixture import Mixture, MixtureProgress
+from coordinator.dispatch.message_rendering import MessageRenderer, chat_text
+from coordinator.dispatch.mixture import DomainMixture, MixtureProgress
 from coordinator.line_rewards.line_ends import LineTokens
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import members
@@ -41,20 +41,21 @@ from tasks.rows import TaskRow, with_images
 
 MAX_SKIPS = 10_000
 MAX_PASSED = 1_000
-"""Maximum number of consecutive prompts skipped by bands; the next one is used regardless."""
+"""Maximum number of consecutive prompts skipped by bands; the next one is used."""
 
 
 def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
-    """Seed of one trajectory's sampling: a hash, so that runs agree and members differ."""
+    """Return a trajectory's sampling seed: a hash, the same in all runs."""
     text = f"{seed}/{purpose}/{position}/{member}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt as text and as token ids. `messages`: JSON of a chat's messages, whose images are
-    named by their SHA-256; `media`: where they stand in the ids by `processor`; `files`: theirs, by
-    SHA-256."""
+    """A prompt as text and as token ids.
+
+    `messages`: JSON of a chat's messages, whose images are named by their SHA-256; `media`: their
+    positions in the ids by `processor`; `files`: the images by SHA-256."""
 
     text: str
     ids: Int32
@@ -68,32 +69,33 @@ class Prompts:
     """Rows to groups, text to ids and back."""
 
     def __init__(self, config: RunConfig, media: MediaStore | None = None) -> None:
-        """`media`: where the images of prompts are stored; None: prompts are text alone."""
+        """`media`: the store of the prompts' images; None: prompts are text alone."""
         self._config, self.media = config, media
-        self._tokenizer: Any = load_tokenizer(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
-        )
-        self.vocabulary = _vocabulary(config, len(self._tokenizer))
-        """Token ids are below it."""
+        path, trust = config.model.path, config.model.trust_remote_code
+        self._tokenizer: Any = load_tokenizer(path, trust_remote_code=trust)
+        known = vocabulary_size(path, trust_remote_code=trust)
+        self.vocabulary = max(len(self._tokenizer), known)
+        """Number of token ids of the model, often more than its tokenizer names."""
         self._images: ImageProcessor | None = None
         self._asides = CriticPrompts(config, self._tokenizer)
         self._source: PromptSource = build_source(config.task, config.seed)
         self._domains: Mapping[str, PromptSource] = {"": self._source}
         if isinstance(self._source, MixtureSource):
             self._domains = self._source.domains
-        self._mixture = Mixture(config.task, config.seed)
+        self._mixture = DomainMixture(config.task, config.seed)
         self._lifted: set[str] = set()
         self.skipped = 0
         self.unasked: list[str] = []
-        """Notices of domains and rows whose prompts were drawn less often than they should."""
+        """Notices about domains and rows whose prompts are drawn too seldom."""
         for task in members(config.task).values():
             if task.kind != "dataset":
                 longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
                 self._check_labels(longest, task.max_terms)
 
     def encode(self, row: TaskRow) -> EncodedPrompt:
-        """The prompt as the policy sees it: through the chat template if there is to be one. Where
-        an agent asks, that has no tokens: the policy sees what the agent makes of it."""
+        """Encode a row's prompt, through the chat template if there is to be one.
+
+        An agent's prompt has no tokens: the policy reads the agent's requests."""
         mode, environment = self._config.model.chat_template, self._config.environment
         if environment is not None and environment.is_agent:
             text = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
@@ -138,7 +140,7 @@ class Prompts:
         return EncodedPrompt(text, expanded, said, media, version, files)
 
     def _files(self, row: TaskRow) -> list[bytes]:
-        """The files of the row's images, which the policy can be shown."""
+        """Return the row's image files; UserError where the policy cannot read them."""
         files = image_files(self._config.task, row)
         if not files:
             return []
@@ -156,27 +158,28 @@ class Prompts:
 
     @property
     def media_folder(self) -> str:
-        """Folder of image files, for processes that share the run's folder; "" without images."""
+        """The folder of image files, for processes that share the run's folder; "" without
+        images."""
         return "" if self.media is None else str(self.media.folder.resolve())
 
     def decode(self, token_ids: Int32) -> str:
-        """Response text without special tokens."""
+        """Decode a response without its special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
     def is_chat(self, messages: str) -> bool:
-        """Whether a prompt with these messages ("": it has none) goes through the template."""
+        """Return whether a prompt with these messages ("": none) needs the template."""
         environment, mode = self._config.environment, self._config.model.chat_template
         asks = environment is not None and environment.is_agent and mode == "auto"
         return bool(messages or mode == "always" or (asks and self._tokenizer.chat_template))
 
-    def rendering(self, *, is_chat: bool) -> Rendering:
-        """How an environment's messages become tokens."""
+    def rendering(self, *, is_chat: bool) -> MessageRenderer:
+        """Return a renderer of an environment's messages to tokens."""
         environment = self._config.environment
         appends = environment is not None and environment.template == "append"
-        return Rendering(self._tokenizer, is_chat=is_chat, appends=appends)
+        return MessageRenderer(self._tokenizer, is_chat=is_chat, appends=appends)
 
     def line_tokens(self) -> LineTokens:
-        """The tokens that end lines; each id of the vocabulary is decoded once."""
+        """Return the tokens that end lines; each id of the vocabulary is decoded once."""
         ids = [[token] for token in range(len(self._tokenizer))]
         texts = self._tokenizer.batch_decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -184,7 +187,7 @@ class Prompts:
         return LineTokens.of(texts, self.vocabulary)
 
     def _check_labels(self, longest: str, terms: int) -> None:
-        """A small vocabulary may lack the labels of the longest prompts."""
+        """UserError where a small vocabulary lacks the labels of the longest prompts."""
         unknown = self._tokenizer.unk_token_id
         if unknown is not None and unknown in self._tokenizer(longest)["input_ids"]:
             raise UserError(
@@ -200,8 +203,10 @@ class Prompts:
         progress: MixtureProgress | None = None,
         update: int = 0,
     ) -> GroupIssued:
-        """The group of the first usable row at or after `position`; of a mixture, of the domain
-        whose turn it is there, after its rows that were asked before."""
+        """Return the group of the first usable row at or after `position`.
+
+        Of a mixture, it is a row of the domain whose turn it is, after its rows that were asked
+        before."""
         progress = progress or MixtureProgress()
         while (domain := self._mixture.domain_at(position, update)) is not None:
             first = progress.positions.get(domain, 0) if domain else position
@@ -222,7 +227,7 @@ class Prompts:
     def _row_from(
         self, domain: str, first: int, progress: MixtureProgress
     ) -> tuple[int, TaskRow, EncodedPrompt] | None:
-        """The first row of a domain that bands ask and that is not too long, with its position."""
+        """Return the first row of a domain that bands ask and that fits, and its position."""
         source, passed = self._domains[domain], 0
         for at in range(first, first + MAX_SKIPS):
             row = source.row_at(at)
@@ -238,7 +243,7 @@ class Prompts:
         return None
 
     def _usable(self, row: TaskRow) -> EncodedPrompt | None:
-        """None, with a notice, if the row is too long or one of its images is invalid."""
+        """Encode a row; None, and a notice, where it is too long or has an invalid image."""
         try:
             encoded = self.encode(row)
         except MediaError as error:
@@ -252,9 +257,10 @@ class Prompts:
     def eval_groups(
         self, group_id: int, trajectory_id: int, lengths: Mapping[int, int] | None = None
     ) -> list[GroupIssued]:
-        """`evaluation.samples` trajectories for every prompt of an evaluation, the same prompts and
-        seeds every time. Those whose last response was longest, by `lengths` of positions, come
-        first: begun last, they would keep everybody waiting."""
+        """Return the groups of an evaluation, the same prompts and seeds every time.
+
+        Prompts whose last response was longest, by `lengths` of positions, come first: begun last,
+        they would keep everybody waiting."""
         asked, source = self._config.evaluation, self._source
         rows = source.eval_rows if asked.rows == "held_out" else source.training_rows
         found = []
@@ -304,19 +310,14 @@ class Prompts:
         )
 
 
-def _vocabulary(config: RunConfig, known: int) -> int:
-    """How many token ids the model knows: often more than its tokenizer names."""
-    trust = config.model.trust_remote_code
-    return max(known, vocabulary_size(config.model.path, trust_remote_code=trust))
-
-
 def _ids(tokens: list[int]) -> Int32:
     return np.array(tokens, np.int32)
 
 
 class CriticPrompts:
-    """The value model's text between a prompt and its answers: the anchor that they have to beat,
-    from the row's source of rewards; cut to the maximum length of an answer."""
+    """Anchors that answers have to beat; the value model reads them first.
+
+    They are of the row's reward source, and cut to the maximum length of an answer."""
 
     def __init__(self, config: RunConfig, tokenizer: Any) -> None:
         """UserError where a file of anchors cannot be read."""
@@ -332,8 +333,8 @@ class CriticPrompts:
                 self._columns[name] = column
 
     def of(self, row: TaskRow, prompt: str) -> Int32 | None:
-        """Token ids, the end token last, of a row whose prompt the policy sees as `prompt`; None
-        without an anchor."""
+        """Return the token ids, end token last, for a row whose prompt the policy reads as
+        `prompt`; None without an anchor."""
         if not self._files and not self._columns:
             return None
         text = self._anchor(row, prompt)
@@ -342,7 +343,7 @@ class CriticPrompts:
         ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         if self._tokenizer.eos_token_id is not None:
             ids.append(int(self._tokenizer.eos_token_id))
-        return np.array(ids[: self._config.task.max_response_length], np.int32)
+        return _ids(ids[: self._config.task.max_response_length])
 
     def _anchor(self, row: TaskRow, prompt: str) -> str | None:
         reward = self._config.reward

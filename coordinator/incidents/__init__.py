@@ -1,1 +1,1 @@
-"""What went wrong or left its healthy range, as data."""
+"""Incidents and alerts: failures, and figures outside their healthy ranges."""

@@ -1,10 +1,9 @@
-"""What a user should know: alerts about rewards, and troubles while they last.
+"""Alerts about rewards, and incidents of processes while they last.
 
-Comes in: what was seen of a source at an update; what the learner says and the recorder waits for.
-Goes out: the texts of the alerts that it crosses; incidents for the run's history, lines for its
-watchers, and what the run waits for now. Promises: one alert for each crossing, not for each
-update; another one only after the figure was back on the good side for a few updates
-(`headrace.metrics.health_ranges.MIN_UPDATES_BACK`).
+In: statistics of a reward source at an update; messages of the learner and waits of the recorder.
+Out: the texts of new alerts; incidents for the run's history, lines for its watchers, and the waits
+of the run's processes. Promises: one alert per crossing, not per update; another one only after the
+figure was back on the good side for a few updates (`health_ranges.MIN_UPDATES_BACK`).
 """
 
 import math
@@ -19,28 +18,28 @@ from headrace.config.sections.reward_monitors import AlertConfig
 from headrace.metrics.health_ranges import BandCrossing
 
 
-class Estimate(NamedTuple):
-    """A mean, its standard error, and of how many."""
+class MeanEstimate(NamedTuple):
+    """A mean, its standard error, and the number of values."""
 
     mean: float
     error: float
     number: int
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of values as an estimate; of one value nothing is known of its error."""
+def estimate(values: Sequence[float]) -> MeanEstimate:
+    """Estimate the mean of values; the error of a single one is infinite."""
     number = len(values)
     error = statistics.stdev(values) / math.sqrt(number) if number > 1 else math.inf
-    return Estimate(statistics.fmean(values), error, number)
+    return MeanEstimate(statistics.fmean(values), error, number)
 
 
 class RewardStatistics(NamedTuple):
-    """What was seen of a source; None where there is not enough of it."""
+    """Statistics of a reward source; None where there is not enough data."""
 
-    gap: Estimate | None = None
-    first_gap: Estimate | None = None
-    length: Estimate | None = None
-    first_length: Estimate | None = None
+    gap: MeanEstimate | None = None
+    first_gap: MeanEstimate | None = None
+    length: MeanEstimate | None = None
+    first_length: MeanEstimate | None = None
     length_correlation: float | None = None
     edit_distance: float | None = None
     entropy: float | None = None
@@ -50,7 +49,7 @@ def _gap(config: AlertConfig, seen: RewardStatistics) -> str | None:
     if config.gap_rise is None or seen.gap is None or seen.first_gap is None:
         return None
     rise = seen.gap.mean - seen.first_gap.mean
-    # A rise within the noise of so few audited answers is none.
+    # A rise within the noise of a few audited answers is none.
     noise = 2 * math.hypot(seen.gap.error, seen.first_gap.error)
     if rise < config.gap_rise or rise <= noise:
         return None
@@ -91,37 +90,27 @@ def _entropy(config: AlertConfig, seen: RewardStatistics) -> str | None:
     return f"the entropy of its answers is {entropy:.4f} nats a token: the policy hardly tries"
 
 
-_RULES: tuple[Callable[[AlertConfig, RewardStatistics], str | None], ...] = (
-    _gap,
-    _length,
-    _spread,
-    _entropy,
-)
+_RULES = (_gap, _length, _spread, _entropy)
 
 
-class Alerts:
-    """Which alerts stand."""
+class RewardAlerts:
+    """Alerts of all reward sources that are raised now."""
 
     def __init__(self, config: AlertConfig) -> None:
         self._config = config
         self._crossings: dict[tuple[str, int], BandCrossing] = {}
 
     def judge(self, source: str, seen: RewardStatistics) -> Iterator[str]:
-        """Texts of the alerts that are new."""
-        for number, rule in enumerate(_RULES):
+        """Yield the texts of new alerts."""
+        figures = (seen.gap, seen.length_correlation, seen.edit_distance, seen.entropy)
+        for number, (rule, figure) in enumerate(zip(_RULES, figures, strict=True)):
             text = rule(self._config, seen)
-            # What was not seen at this update is not back on the good side.
-            if text is None and not _knows(number, seen):
+            # A figure without data at this update is not back on the good side.
+            if text is None and figure is None:
                 continue
             crossing = self._crossings.setdefault((source, number), BandCrossing())
             if crossing.add_update(text is not None) == "begins":
                 yield f"{source}: {text}"
-
-
-def _knows(number: int, seen: RewardStatistics) -> bool:
-    """Whether what a rule looks at was seen."""
-    figures = (seen.gap, seen.length_correlation, seen.edit_distance, seen.entropy)
-    return figures[number] is not None
 
 
 KEPT = 20
@@ -132,8 +121,8 @@ CAUGHT_UP = "SQL has caught up with the journal"
 Level = Literal["info", "warning", "error"]
 
 
-class Wait(NamedTuple):
-    """What somebody waits for, since a time of the monotonic clock."""
+class ProcessWait(NamedTuple):
+    """Reason and begin (time.monotonic) of a process's wait."""
 
     text: str
     since: float
@@ -141,21 +130,21 @@ class Wait(NamedTuple):
 
 @dataclass
 class Incidents:
-    """The same text is reported once; kept and written texts are bounded.
+    """Incidents and waits of processes; each text is reported once, all are bounded.
 
     `write` takes a level, a kind and a text, and puts them into the run's history.
     """
 
     write: Callable[[Level, str, str], None]
-    waits: dict[str, Wait] = field(default_factory=dict)
-    """What each process waits for, by its name."""
+    waits: dict[str, ProcessWait] = field(default_factory=dict)
+    """Waits by the names of their processes."""
     newest: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
     _told: set[str] = field(default_factory=set)
     _written: int = 0
     _lags: bool = False
 
     def report(self, kind: str, text: str, level: Level = "warning") -> None:
-        """Something happened."""
+        """Report an incident, unless its text was reported before."""
         if text in self._told or self._written >= MOST:
             return
         self._told.add(text)
@@ -164,10 +153,10 @@ class Incidents:
         self.write(level, kind, text)
 
     def set_wait(self, name: str, kind: str, text: str) -> None:
-        """A process waits for this from now on; for nothing any more where the text is empty."""
+        """Set the reason for which a process waits; with an empty text it goes on."""
         before = self.waits.pop(name, None)
         if text:
-            self.waits[name] = Wait(text, before.since if before else time.monotonic())
+            self.waits[name] = ProcessWait(text, before.since if before else time.monotonic())
         if text and not before:
             self._told.discard(f"{name} waits: {text}")
             self.report(kind, f"{name} waits: {text}", "error")
@@ -176,7 +165,7 @@ class Incidents:
             self.report(kind, f"{name} goes on", "info")
 
     def set_lag(self, text: str) -> None:
-        """Why the database is behind, empty where it is not; told when it begins and ends."""
+        """Set the reason why the database is behind ("": it is not); report changes."""
         before, self._lags = self._lags, bool(text)
         if before != self._lags:
             self._told -= {text, CAUGHT_UP}

@@ -1,9 +1,9 @@
-"""What the coordinator watches of each source of rewards, to see when they are hacked.
+"""Monitors of each reward source, which show when a reward is hacked.
 
-Comes in: every score of a training answer and every audit, as they arrive; distances within sampled
-groups. Goes out: `rewards/SOURCE/...` metrics for every update, queues as gauges, alerts as events.
-Promises: a score costs one pass of numpy over its answer's logprobs and a few additions, and what
-is kept is bounded. A coordinator that takes over starts with empty statistics.
+In: every score of a training answer and every audit, as they arrive; distances within sampled
+groups. Out: `rewards/SOURCE/...` metrics for every update, queues as gauges, alerts as events.
+Promises: a score costs one pass of numpy over its answer's logprobs and a few additions, and memory
+is bounded. A coordinator that takes over starts with empty statistics.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, estimate
+from coordinator.incidents.alerts import MeanEstimate, RewardAlerts, RewardStatistics, estimate
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.reward_monitors import AlertConfig
 from headrace.protocol.records.record_types import AuditArrived, RewardArrived
@@ -23,7 +23,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 
 @dataclass
-class _Since:
+class _UpdateSums:
     """Sums since the last update."""
 
     answers: int = 0
@@ -38,39 +38,39 @@ class _Since:
     audits_failed: int = 0
 
 
-class _Watched:
-    """One source: sums since the last update, the newest answers, and how it began."""
+class _SourceMonitor:
+    """Monitor of one source: sums since the last update, newest and first answers."""
 
     def __init__(self, config: AlertConfig) -> None:
-        self.since = _Since()
+        self.since = _UpdateSums()
         self.answers: deque[tuple[int, float]] = deque(maxlen=config.answers)
-        """(sampled tokens, reward) of the newest answers."""
+        """Sampled tokens and reward of the newest answers."""
         self.audits: deque[tuple[float, float]] = deque(maxlen=config.answers)
-        """(reward, audited reward) of the newest audited ones."""
-        self.first_length: Estimate | None = None
-        self.first_gap: Estimate | None = None
+        """Reward and audited reward of the newest audited answers."""
+        self.first_length: MeanEstimate | None = None
+        self.first_gap: MeanEstimate | None = None
         self._least_answers = max(2, config.answers // 4)
         self._least_audits = max(2, config.answers // 8)
 
     def answer(self, length: int, reward: float) -> None:
-        """One more good score."""
+        """Add a good score."""
         self.answers.append((length, reward))
         if self.first_length is None and len(self.answers) >= self._least_answers:
             self.first_length = estimate([tokens for tokens, _ in self.answers])
 
     def audit(self, reward: float, truth: float) -> None:
-        """One more good audit."""
+        """Add a good audit."""
         self.audits.append((reward, truth))
         if self.first_gap is None and len(self.audits) >= self._least_audits:
             self.first_gap = self.gap()
 
-    def gap(self) -> Estimate:
-        """Reward minus audited reward of the newest audited answers."""
+    def gap(self) -> MeanEstimate:
+        """Return reward minus audited reward of the newest audited answers."""
         return estimate([reward - truth for reward, truth in self.audits])
 
     def pop_figures(self) -> tuple[dict[str, float], RewardStatistics]:
-        """Figures by the last part of their names, and the input of alerts; resets the sums."""
-        since, self.since = self.since, _Since()
+        """Return figures by the last part of their names, and alert input; reset the sums."""
+        since, self.since = self.since, _UpdateSums()
         figures = {"count": float(since.answers)}
         if since.answers:
             figures["failed"] = since.failed / since.answers
@@ -105,20 +105,20 @@ class _Watched:
         return figures, seen
 
 
-class Monitors:
-    """All sources. `alert` is called with the kind and the text of each alert."""
+class RewardMonitors:
+    """Monitors of all sources. `alert` is called with each alert's kind and text."""
 
     def __init__(self, config: RewardConfig, alert: Callable[[str, str], None]) -> None:
-        self._sources = {name: _Watched(config.alerts) for name in config.each()}
-        self._alerts = Alerts(config.alerts)
+        self._sources = {name: _SourceMonitor(config.alerts) for name in config.each()}
+        self._alerts = RewardAlerts(config.alerts)
         self._alert = alert
         self.queues: Callable[[], Mapping[str, int]] = dict
-        """How many answers each source has to score; `Scoring` says it."""
+        """Number of answers that each source has to score; `Scoring` sets both."""
         self.in_flight: Callable[[], Mapping[str, int]] = dict
-        """How many of them reward workers have."""
+        """Number of answers that reward workers have, by source."""
 
     def scored(self, trajectory: Trajectory, arrived: RewardArrived) -> None:
-        """A score of a training answer is there, good or not."""
+        """Add a score of a training answer, good or not."""
         source = self._sources[arrived.source]
         since = source.since
         since.answers += 1
@@ -132,7 +132,7 @@ class Monitors:
             source.answer(trajectory.sampled, arrived.reward)
 
     def audited(self, source: str, reward: float | None, arrived: AuditArrived) -> None:
-        """A second source scored an answer of `source`, which had earned `reward`."""
+        """Add an audit of an answer of `source` that earned `reward`."""
         watched = self._sources[source]
         watched.since.audits += 1
         watched.since.audits_failed += arrived.status != "ok"
@@ -140,11 +140,11 @@ class Monitors:
             watched.audit(reward, arrived.reward)
 
     def spread(self, source: str, distance: int) -> None:
-        """The largest edit distance between two answers of a sampled group."""
+        """Add the largest edit distance between two answers of a sampled group."""
         self._sources[source].since.distances.append(distance)
 
     def at_commit(self) -> dict[str, float]:
-        """Metrics of all sources at an update's commit; alerts that it crosses are raised."""
+        """Return metrics of all sources at an update's commit, and raise new alerts."""
         metrics = self.gauges()
         for name, source in self._sources.items():
             figures, seen = source.pop_figures()
@@ -154,7 +154,7 @@ class Monitors:
         return metrics
 
     def gauges(self) -> dict[str, float]:
-        """Queues by source, and what of them is with workers."""
+        """Return the queue lengths by source, and the requests in flight."""
         counts = {"queue": self.queues(), "in_flight": self.in_flight()}
         return {
             f"rewards/{name}/{what}": float(number)
@@ -164,15 +164,15 @@ class Monitors:
 
 
 def surprise(logprobs: Float32) -> float:
-    """The sum of negative logprobs, those that are not finite left out. Its mean over answers that
-    were sampled from these logprobs is the entropy of an answer, without bias. Inserted tokens have
-    a logprob of 0 and count nothing."""
-    known = logprobs[np.isfinite(logprobs)]
-    return -float(known.sum(dtype=np.float64))
+    """Return the sum of the finite negative logprobs.
+
+    Its mean over answers that were sampled from these logprobs is the entropy of an answer, without
+    bias. Inserted tokens have a logprob of 0 and count nothing."""
+    return -float(logprobs[np.isfinite(logprobs)].sum(dtype=np.float64))
 
 
 def _correlation(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """Pearson's correlation; None where one side does not vary."""
+    """Return Pearson's correlation; None where one side does not vary."""
     table = np.array(list(pairs), np.float64).reshape(-1, 2)
     if len(table) < 2:
         return None

@@ -1,1 +1,1 @@
-"""Where the lines of an answer end, and the scores of each."""
+"""Ends of an answer's lines, and their scores."""

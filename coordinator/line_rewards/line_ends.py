@@ -1,8 +1,8 @@
-"""Where the lines of an answer end, found on its tokens.
+"""Ends of an answer's lines, by its tokens.
 
 In: a vocabulary as texts, the sampled tokens of an answer. Out: positions. A line ends at the token
-that contains its newline, however many newlines that token holds; what follows the last of them is
-a line too, once the answer has ended, and ends at its last token with a text (an end token has
+that contains its newline, for any number of newlines in that token; the text after the last of them
+is a line too, once the answer has ended, and ends at its last token with a text (an end token has
 none). Promise: the vocabulary is read once, so a chunk costs a look-up of its tokens.
 """
 
@@ -31,7 +31,7 @@ class LineTokens:
 
     @classmethod
     def of(cls, texts: Sequence[str], size: int) -> "LineTokens":
-        """Of a vocabulary of `size` ids whose first ones have these texts, special ones none."""
+        """Build them for `size` ids whose first ones have these texts, special ones none."""
         ends, silent = np.zeros(size, np.bool_), np.ones(size, np.bool_)
         ends[: len(texts)] = ["\n" in text for text in texts]
         silent[: len(texts)] = [not text for text in texts]
@@ -40,7 +40,7 @@ class LineTokens:
 
 @dataclass
 class LineEnds:
-    """The line ends of one trajectory, as far as it has been read."""
+    """Line ends of one trajectory, as far as it has been read."""
 
     tokens: LineTokens
     positions: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class LineEnds:
     _ended: bool = False
 
     def read(self, trajectory: Trajectory) -> list[int]:
-        """All line ends so far, in order."""
+        """Return all line ends so far, in order."""
         if self._read < trajectory.length:
             for start, end in trajectory.sampled_between(self._read, trajectory.length):
                 found = np.flatnonzero(self.tokens.ends[trajectory.tokens[start:end]])
@@ -60,7 +60,7 @@ class LineEnds:
         return self.positions
 
     def _unfinished(self, trajectory: Trajectory) -> Iterable[int]:
-        """The end of the line that no newline ends, if there is one."""
+        """Return the end of the line that no newline ends, if there is one."""
         start = self.positions[-1] + 1 if self.positions else 0
         for first, last in reversed(trajectory.sampled_between(start, trajectory.length)):
             spoken = np.flatnonzero(~self.tokens.silent[trajectory.tokens[first:last]])
@@ -70,7 +70,7 @@ class LineEnds:
 
 
 def sampled_index(trajectory: Trajectory, positions: Sequence[int]) -> list[int]:
-    """Which of the sampled tokens, counted from 0, stand at these positions."""
+    """Return the indices of these positions among the sampled tokens, from 0."""
     if not trajectory.pieces:
         return list(positions)
     runs = trajectory.sampled_between(0, trajectory.length)
@@ -80,6 +80,6 @@ def sampled_index(trajectory: Trajectory, positions: Sequence[int]) -> list[int]
 
 
 def pieces_up_to(tokens: Int32, ends: Sequence[int], start: int) -> list[Int32]:
-    """The tokens of each line, from `start` on; `ends` are the indices of their last tokens."""
+    """Cut tokens into lines from `start` on; `ends`: indices of their last tokens."""
     starts = [start, *(end + 1 for end in ends[:-1])]
     return [tokens[first : last + 1] for first, last in zip(starts, ends, strict=True)]

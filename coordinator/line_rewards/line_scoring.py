@@ -1,23 +1,29 @@
-"""Lines of answers that go on: which are to be scored, what they earn, how long windows wait.
+"""Scores of the lines of unfinished answers: requests, rewards, deadlines.
 
-Comes in: windows that closed, scores of lines, outcomes of answers. Goes out: whose lines somebody
-has to be asked for, LinesScored records, what an answer earns when it is settled. Promises: at most
-one question per trajectory is in flight, and it covers all complete windows; a window waits for its
-lines no longer than their source's deadline, counted from when it closed, and an outcome for the
-last of them; no reward of a token changes once an update has had it.
+In: windows that closed, scores of lines, outcomes of answers. Out: trajectories whose lines need
+scores, LinesScored records, the rewards of a settled answer. Promises: at most one request per
+trajectory is in flight, and it covers all complete windows; a window waits for its lines no longer
+than their source's deadline, counted from its close, and an outcome for the last of them; no reward
+of a token changes once an update has had it.
 """
 
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal
 
 import msgspec
 
 from coordinator.line_rewards.line_ends import LineEnds, LineTokens
-from coordinator.line_rewards.process_rewards import Rates, num_scored, on_account, settled
+from coordinator.line_rewards.process_rewards import (
+    LineRewardRates,
+    num_scored,
+    on_account,
+    settled,
+)
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Score
 from headrace.protocol.records.record_types import LineScore, LinesScored, LinesState
@@ -46,21 +52,22 @@ class LineScoring:
         assert process.source is not None
         self.source = process.source
         self._account, self._tokens = account, tokens
-        self._rates = Rates(process.failing, process.passing)
+        self._rates = LineRewardRates(process.failing, process.passing)
         self._expected = process.lines
         self._by_window = config.schedule.unit == "window"
         self._ends: dict[int, LineEnds] = {}
         self._asked: dict[int, list[int]] = {}
-        """Positions by trajectory; none yet where the question has not gone out."""
+        """Positions by trajectory; empty until the request is sent."""
         self._wanted: deque[int] = deque()
         self._deadlines = Deadlines(source.timeout_s, clock)
         self._numbers: deque[int] = deque(maxlen=REMEMBERED)
 
-    # -- who waits for what -----------------------------------------------------------------------
+    # -- waiting ----------------------------------------------------------------------------------
 
     def state_of(self, window: Window) -> LinesState | Literal["waiting"] | None:
-        """What became of the lines that end in a closed window; None where none does. Lines that
-        nobody was asked for are asked for from now on."""
+        """Return the state of the lines that end in a closed window; None where none does.
+
+        Lines without a request are requested from now on."""
         trajectory = self._account.trajectories[window.trajectory_id]
         if trajectory.complete:
             self.awaits(trajectory)
@@ -71,12 +78,12 @@ class LineScoring:
         if ends[last - 1] >= trajectory.lines_through:
             is_open = trajectory.reward_status != "ok"
             return "waiting" if is_open and self._waits(window.window_id, trajectory) else "late"
-        known, at = trajectory.lines, _position
+        known, at = trajectory.lines, attrgetter("position")
         scored = bisect_left(known, window.end, key=at) - bisect_left(known, window.start, key=at)
         return "scored" if scored == last - first else "failed"
 
     def awaits(self, trajectory: Trajectory) -> bool:
-        """Whether an ended answer has lines whose scores may still come in time."""
+        """Return whether an ended answer has lines whose scores may still come in time."""
         ends = self._line_ends(trajectory)
         is_settled = trajectory.reward_status is not None
         if is_settled or not ends or ends[-1] < trajectory.lines_through:
@@ -90,22 +97,21 @@ class LineScoring:
         return self._deadlines.waits(key)
 
     def expired(self) -> list[Trajectory]:
-        """Trajectories of which a deadline has passed since this was last asked."""
+        """Pop the trajectories of which a deadline has passed."""
         ids = dict.fromkeys(map(_whose, self._deadlines.expired()))
         found = (self._account.trajectories.get(i) for i in ids)
         return [trajectory for trajectory in found if trajectory is not None]
 
-    # -- questions and answers --------------------------------------------------------------------
+    # -- requests and scores ----------------------------------------------------------------------
 
     def wanted(self) -> list[int]:
-        """Trajectories whose lines are to be asked for, each told once."""
+        """Pop the trajectories whose lines need a score request."""
         wanted = list(self._wanted)
         self._wanted.clear()
         return wanted
 
     def question(self, trajectory: Trajectory) -> list[int]:
-        """Where the lines end that are to be scored now: of all that is in complete windows, what
-        nobody has answered for."""
+        """Return the ends of unscored lines in complete windows, which are now requested."""
         ends = self._line_ends(trajectory)
         border = trajectory.length if trajectory.ended else trajectory.open_start
         asked = ends[bisect_left(ends, trajectory.lines_through) : bisect_left(ends, border)]
@@ -113,11 +119,11 @@ class LineScoring:
         return asked
 
     def drop(self, trajectory_id: int) -> None:
-        """A question is not asked after all."""
+        """Drop a request that is not sent after all."""
         self._asked.pop(trajectory_id, None)
 
     def checked(self, score: Score) -> Score:
-        """A score whose lines are those that were asked for; else it is `invalid`."""
+        """Return a score, `invalid` where its lines are not those that were requested."""
         given, asked = len(score.lines), len(self._asked.get(score.trajectory_id, ()))
         if score.status != "ok" or given == asked:
             return score
@@ -125,8 +131,10 @@ class LineScoring:
         return msgspec.structs.replace(score, status="invalid", lines=[], error=error)
 
     def answered(self, trajectory: Trajectory, score: Score, *, settles: bool) -> LinesScored:
-        """The record of a checked score; `settles`: the outcome waits for nothing but lines, so
-        that nothing is paid on account if these are the last ones."""
+        """Return the record of a checked score.
+
+        `settles`: the outcome waits for lines alone, so that nothing is paid on account if these
+        are the last ones."""
         asked = self._asked.pop(trajectory.trajectory_id)
         settles = settles and asked[-1] == self._line_ends(trajectory)[-1]
         lines = [LineScore(*pair) for pair in zip(asked, score.lines, strict=False)]
@@ -144,8 +152,7 @@ class LineScoring:
     # -- rewards ----------------------------------------------------------------------------------
 
     def _on_account(self, trajectory: Trajectory, lines: list[LineScore]) -> list[Reward]:
-        """What lines earn at once: those in windows that may be trained before the outcome is
-        known."""
+        """Return early rewards of lines in windows that may be trained before the outcome."""
         if not self._by_window or trajectory.reward_status == "ok":
             return []
         early = set(_untrained(trajectory, lines, final=False))
@@ -159,8 +166,7 @@ class LineScoring:
         return fmean(self._numbers) if self._numbers else 0.0
 
     def settle(self, trajectory: Trajectory, *, passed: bool) -> list[Reward]:
-        """What an answer's lines earn now that its outcome is known, besides what was paid; scores
-        that come later earn nothing any more."""
+        """Return an answer's further line rewards; scores after its outcome earn nothing."""
         if trajectory.lines:
             self._numbers.append(num_scored(trajectory.lines))
         self._deadlines.forget(_answer(trajectory.trajectory_id))
@@ -185,23 +191,22 @@ class LineScoring:
 
 
 class Deadlines:
-    """How long things are waited for, all equally long. Keys are windows' ids and, below 0,
-    answers."""
+    """Equal deadlines of windows (by id) and answers (by keys below 0)."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds, self._clock = seconds, clock
         self._due: dict[int, float] = {}
-        """In the order in which they pass."""
+        """Times by key, in the order in which they pass."""
         self._over: set[int] = set()
 
     def waits(self, key: int) -> bool:
-        """Whether there is time left; the first time it is asked, time begins."""
+        """Return whether time is left; the first call starts the clock."""
         if key in self._over:
             return False
         return self._clock() < self._due.setdefault(key, self._clock() + self._seconds)
 
     def expired(self) -> list[int]:
-        """Keys whose time has passed, each told once."""
+        """Pop the keys whose time has passed."""
         now, found = self._clock(), []
         for key, due in self._due.items():
             if due > now:
@@ -213,19 +218,20 @@ class Deadlines:
         return found
 
     def forget(self, key: int) -> None:
-        """Nobody waits for it any more."""
+        """Forget a deadline that nobody waits for any more."""
         self._due.pop(key, None)
         self._over.discard(key)
 
     def forget_except(self, alive: Callable[[int], bool]) -> None:
-        """Forget all others."""
+        """Forget all keys that are not `alive`."""
         for key in [key for key in (*self._due, *self._over) if not alive(key)]:
             self.forget(key)
 
 
 def _untrained(trajectory: Trajectory, lines: Iterable[LineScore], *, final: bool) -> Iterable[int]:
-    """Positions of lines in windows that no update has had; the final window is one where `final`
-    says so."""
+    """Yield the positions of lines in windows that no update has had.
+
+    Those in the final window are left out unless `final`."""
     for line in lines:
         number = bisect_left(trajectory.windows, line.position + 1, key=lambda w: w.end)
         if number < len(trajectory.windows):
@@ -235,14 +241,10 @@ def _untrained(trajectory: Trajectory, lines: Iterable[LineScore], *, final: boo
 
 
 def _answer(trajectory_id: int) -> int:
-    """The key of a whole answer."""
+    """Return the key of a whole answer."""
     return -1 - trajectory_id
 
 
 def _whose(key: int) -> int:
-    """The trajectory that a key is about."""
+    """Return the trajectory that a key is about."""
     return -1 - key if key < 0 else trajectory_of(key)[0]
-
-
-def _position(line: LineScore) -> int:
-    return line.position

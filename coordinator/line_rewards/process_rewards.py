@@ -1,10 +1,10 @@
-"""What the lines of an answer earn: process rewards for code (arXiv 2410.17621).
+"""Process rewards of an answer's lines, for code (arXiv 2410.17621).
 
-In: the scores of an answer's lines, whether it passed, what was paid so far. Out: rewards by
+In: the scores of an answer's lines, whether it passed, the rewards paid so far. Out: rewards by
 position. A line earns lambda * score / M: lambda is `failing` for an answer that fails and
 `passing` for one that passes, M the number of its lines that are not neutral; the outcome is earned
 at the last token. While an answer is being written neither is known, so its lines are paid on
-account, and the last token settles. Promise: whatever was paid on account, all rewards of an answer
+account, and the last token settles. Promise: with any payments on account, all rewards of an answer
 together are those of the formula.
 """
 
@@ -17,25 +17,24 @@ from headrace.protocol.token_spans import Reward
 
 
 @dataclass(frozen=True)
-class Rates:
-    """The two lambdas."""
+class LineRewardRates:
+    """The two lambdas of process rewards."""
 
     failing: float
     passing: float
 
     def of(self, *, passed: bool) -> float:
-        """The lambda of an answer."""
+        """Return the lambda of an answer."""
         return self.passing if passed else self.failing
 
 
 def num_scored(lines: Sequence[LineScore]) -> int:
-    """M: the lines that are not neutral."""
+    """Return M, the number of lines that are not neutral."""
     return sum(line.score is not None for line in lines)
 
 
 def line_rewards(lines: Sequence[LineScore], rate: float, num_lines: float) -> list[Reward]:
-    """What lines earn at `rate` in an answer with `num_lines` that are not neutral; a neutral line
-    has no reward."""
+    """Return lines' rewards at `rate`, with M = `num_lines`; a neutral line has none."""
     return [
         Reward(rate * line.score / num_lines, line.position)
         for line in lines
@@ -44,25 +43,27 @@ def line_rewards(lines: Sequence[LineScore], rate: float, num_lines: float) -> l
 
 
 def on_account(
-    lines: Sequence[LineScore], rates: Rates, *, so_far: int, expected: float
+    lines: Sequence[LineScore], rates: LineRewardRates, *, so_far: int, expected: float
 ) -> list[Reward]:
-    """What lines of an answer that goes on are paid before its end is known: as if it failed, with
-    the lines that are `expected` of an answer, or the `so_far` that it has, where those are more.
-    """
+    """Return the early rewards of lines in an unfinished answer.
+
+    They are those of an answer that fails, with the `expected` number of lines, or the number that
+    it has `so_far`, if greater."""
     return line_rewards(lines, rates.failing, max(so_far, expected, 1.0))
 
 
 def settled(
     lines: Sequence[LineScore],
     paid: Sequence[Reward],
-    rates: Rates,
+    rates: LineRewardRates,
     *,
     passed: bool,
     payable: Collection[int],
     last: int,
 ) -> list[Reward]:
-    """What an ended answer earns besides its outcome and what was `paid` on account. A line that
-    was paid nothing earns its own reward where its position is `payable` (no update has trained it
+    """Return an ended answer's rewards besides its outcome and those `paid` so far.
+
+    An unpaid line earns its own reward where its position is `payable` (no update has trained it
     yet); all the rest, a refund perhaps, is earned at position `last`."""
     earned = line_rewards(lines, rates.of(passed=passed), max(num_scored(lines), 1))
     known = {reward.position for reward in paid}

@@ -1,1 +1,1 @@
-"""Who waits for whom, and what people see of it."""
+"""Stalls: the parts that a run waits for, and their report to users."""

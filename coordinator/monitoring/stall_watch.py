@@ -1,9 +1,9 @@
-"""Whom the run waits for, for what, and since when.
+"""Current waits of the run: their owners, reasons and ages.
 
 In: the hub and its parts, looked at ten times a second. Out: sentences that name an owner, each
-with the seconds since what it waits for last moved (or since the wait began); events for the long
-ones; `now.json` in the run's folder; the end of a run in which nobody moves. Promise: whatever can
-hold the run is among them, and the disk holds nobody up.
+with the seconds since its last progress (or since the wait began); events for long waits;
+`now.json` in the run's folder; the end of a run without any progress. Promise: whatever can hold
+the run up is among them, and the disk holds nobody up.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from coordinator.parts import Parts
 from headrace.run_files.run_folder import LIVE_STATE_FILE, write_atomically
 
 LOOK_S = 2.0
-"""From the word that nobody makes progress to the end: time to write down what everyone does."""
+"""Seconds from a stall's report to the run's end, for processes to dump stacks."""
 LONG = 0.2
-"""A wait of this share of `transport.stall_timeout_s` is written down."""
+"""Share of `transport.stall_timeout_s` after which a wait is recorded."""
 NAMED = 3
-"""Of more owners than this, the others are counted."""
+"""Maximum number of owners that are named; the others are counted."""
 
 
-class Wait(NamedTuple):
-    """One wait: what has to move, in words with its owner, and the seconds since it last did."""
+class CurrentWait(NamedTuple):
+    """One wait: the part that has to move, a sentence, seconds without progress."""
 
     mover: Mover
     words: str
@@ -41,23 +41,24 @@ class StallWatch:
         self._hub, self._parts = hub, parts
         self._since: dict[Mover, float] = {}
         self._told: set[Mover] = set()
-        """The long waits that are written down."""
+        """Long waits that are recorded."""
         self._writing: asyncio.Future[None] | None = None
 
-    def now(self) -> list[Wait]:
-        """What is waited for at this moment; what is no longer waited for is forgotten."""
+    def now(self) -> list[CurrentWait]:
+        """Return the waits of this moment, and forget those that are over."""
         found, at = list(self._find()), time.monotonic()
         self._since = {mover: self._since.get(mover, at) for mover, _ in found}
         moved = self._hub.moved
         return [
-            Wait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
+            CurrentWait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
             for mover, words in found
         ]
 
     def watch(self, overdue_s: float) -> None:
-        """Write down each wait that gets long. When nothing makes progress, say so, leave observers
-        time to look at the processes, then end the run. `overdue_s`: seconds since the last
-        progress beyond those that are allowed."""
+        """Record each wait that gets long, and end a run that makes no progress.
+
+        Before its end a stall is recorded, so that observers have time to look at the processes.
+        `overdue_s`: seconds since the last progress beyond those that are allowed."""
         hub, waits = self._hub, self.now()
         limit_s = hub.config.transport.stall_timeout_s
         long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}
@@ -76,8 +77,7 @@ class StallWatch:
             hub.failed = hub.failed or hub.stalled
 
     def show(self, phase: str) -> None:
-        """Put what is waited for, and when each process was heard, into the run's folder, unless
-        the last time is not done yet."""
+        """Write waits and peers' silences into the run's folder, if no write is under way."""
         if self._writing is not None and not self._writing.done():
             return
         waits = [{"for": wait.words, "age_s": round(wait.age_s, 1)} for wait in self.now()]
@@ -91,7 +91,7 @@ class StallWatch:
         self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
 
     async def write_last(self, phase: str) -> None:
-        """The last word, when everything is written down."""
+        """Write them a last time, when all records are on disk."""
         if self._writing is not None:
             await self._writing
         self.show(phase)
@@ -121,13 +121,13 @@ class StallWatch:
             yield "rewards", f"{rewards} rewards" + (f" of {names(busy)}" if busy else "")
         for words in parts.self_test.waits():
             yield "phase", words
-        if live := parts.generation.live():
+        if live := hub.leases.live():
             busy = [name for name, one in peers.generators.items() if one.live]
             whose = f" of {names(busy)}" if busy else ""
             yield "trajectories", f"{live} trajectories{whose} to go on"
 
     def _how_far(self, *names: str) -> str:
-        """What the first of these says of itself; a learner that loads has said no Hello yet."""
+        """Return progress text of the first of these; a loading learner is no peer yet."""
         doing = self._hub.doing.items()
         return next((f" ({text})" for name, text in doing if text and name.startswith(names)), "")
 
@@ -145,13 +145,13 @@ class StallWatch:
 
 
 def _write(path: Path, text: str) -> None:
-    """A disk that takes nothing keeps the text of before; the recorder says that it is full."""
+    """Write the text, unless the disk is full: the recorder reports that."""
     with contextlib.suppress(OSError):
         write_atomically(path, text)
 
 
 def names(owners: Iterable[str]) -> str:
-    """Some names, and how many more."""
+    """Return the first names, and the number of further ones."""
     ordered = sorted(owners)
     shown, more = ordered[:NAMED], len(ordered) - NAMED
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

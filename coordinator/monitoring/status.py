@@ -1,4 +1,4 @@
-"""The coordinator's status for a monitor: the run's position and what it waits for."""
+"""Status of the coordinator for a monitor: the run's position and its waits."""
 
 import time
 
@@ -9,13 +9,13 @@ from headrace.protocol.messages.control import Status
 
 
 def status(hub: Hub, parts: Parts, waits: StallWatch, phase: str) -> Status:
-    """The run's phase, its gauges and ledger, and what is waited for."""
+    """Return the run's phase, its gauges and ledger, and its waits."""
     state = hub.state
     ledger = hub.account.ledger
     scored, total = parts.evaluation.progress()
     gauges = (
         parts.gauges.latest
-        | parts.gauges.now(parts.generation.live(), parts.scoring.waiting())
+        | parts.gauges.now(hub.leases.live(), parts.scoring.waiting())
         | {
             "train_time_s": hub.clock.now(),
             "eval/scored": float(scored),

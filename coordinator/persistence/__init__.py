@@ -1,1 +1,1 @@
-"""State, its snapshots, and the recorder that writes records to disk."""
+"""State of the coordinator, its snapshots, and the recorder of records."""

@@ -1,10 +1,10 @@
-"""Group commit: records gather for some milliseconds, then one write, one fsync, one transaction.
+"""Group commit: records of some milliseconds in one write, fsync and transaction.
 
-Comes in: records from the event loop, each already applied to the state. Goes out: RunStore.append
-in a worker thread; after it, the callbacks that make effects visible (acknowledgements, batches).
-Promises: nothing that a callback sends can be lost by a crash, because what it rests on is on disk;
-records reach the disk in the order of `write`. When the disk takes no more, records wait until it
-does, and `waits_for` says for what; when it is slow, too.
+In: records from the event loop, each already applied to the state. Out: RunStore.append in a worker
+thread; after it, the callbacks that make effects visible (acknowledgements, batches). Promises: a
+crash loses nothing that a callback has sent, because its records are on disk; records reach the
+disk in the order of `write`. When the disk is full or slow, records wait, and `waits_for` gives the
+reason.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ from headrace.protocol.messages.control import JournalEnd
 from headrace.protocol.records.record_types import Record
 
 log = logging.getLogger(__name__)
-Effect = Callable[[], Awaitable[None]]
+Effect = Callable[[], Awaitable[object]]
 DISK_RETRY_S = 2.0
 EFFECTS_AT_ONCE = 100
 SLOW_S = 5.0
-"""A commit that takes longer is worth a word."""
+"""Seconds after which a commit is reported as slow."""
 
 
-class Store(Protocol):
-    """What the recorder needs of storage.run_store.RunStore."""
+class RecordStore(Protocol):
+    """Methods of storage.run_store.RunStore that the recorder needs."""
 
     @property
     def end(self) -> JournalEnd:
-        """Where the journal ends."""
+        """End of the journal."""
 
     @property
     def behind(self) -> str:
-        """Why the database does not follow the journal; empty while it does."""
+        """Reason why the database does not follow the journal; empty while it does."""
 
     @property
     def behind_s(self) -> float:
@@ -42,25 +42,26 @@ class Store(Protocol):
 
     @property
     def place(self) -> str:
-        """Where records go at this moment."""
+        """Place to which records go at this moment."""
 
     @property
     def wants_snapshot(self) -> bool:
-        """A snapshot among the next records would make restarts faster."""
+        """True where a snapshot among the next records would make restarts faster."""
 
     def append(self, records: list[Record]) -> None:
         """Make records durable; raise StorageBlockedError where the disk takes none now."""
 
 
 class Recorder:
-    """The only way from the coordinator to the disk.
+    """Writer of records: the only way from the coordinator to the disk.
 
     Attributes:
-        waits_for: what the disk lacks, with place and bytes; empty while it takes what comes.
-        snapshot: writes a snapshot of the state, of which all records have been written.
+        end: of the journal, after the last commit. waits_for: what the disk lacks, with place and
+        bytes; empty while it takes what comes. snapshot: writes a snapshot of the state, of which
+        all records have been written.
     """
 
-    def __init__(self, store: Store, *, interval_s: float) -> None:
+    def __init__(self, store: RecordStore, *, interval_s: float) -> None:
         self._store = store
         self._interval_s = interval_s
         self._records: list[Record] = []
@@ -68,18 +69,13 @@ class Recorder:
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._end = store.end
+        self.end = store.end
         self.waits_for = ""
         self.snapshot: Callable[[], None] = lambda: None
 
     @property
-    def end(self) -> JournalEnd:
-        """Where the journal ended after the last commit."""
-        return self._end
-
-    @property
     def behind(self) -> str:
-        """Why the database does not follow the journal; empty while it does."""
+        """Reason why the database does not follow the journal; empty while it does."""
         return self._store.behind
 
     @property
@@ -94,8 +90,9 @@ class Recorder:
         self._wake.set()
 
     def after(self, effect: Effect, *, hurry: bool = False) -> None:
-        """Run once everything written so far is on disk; with `hurry` nothing more is gathered
-        first, because somebody has nothing else to do."""
+        """Run an effect once all records so far are on disk.
+
+        `hurry`: gather no more records first, because somebody has nothing else to do."""
         self._effects.append(effect)
         self._idle.clear()
         self._wake.set()
@@ -154,4 +151,4 @@ class Recorder:
             )
             log.warning("the run waits: %s", self.waits_for)
         await commit
-        self._end = self._store.end
+        self.end = self._store.end

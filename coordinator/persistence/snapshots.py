@@ -1,10 +1,9 @@
-"""Snapshots of the coordinator's state: where a restart begins, so that it reads no more of the
-journal than the state still needs, however long the run is.
+"""Snapshots of the coordinator's state, from which a restart begins.
 
-Comes in: the state; or the journal's snapshots and records. Goes out: a Snapshot record; or the
-state that a successor begins with. Promises: it is the state that folding all records gives; a
-snapshot that cannot be used is reported and replaced by the one before it, and without any the
-whole journal is folded.
+It reads no more of the journal than the state still needs, however long the run is. In: the state;
+or the journal's snapshots and records. Out: a Snapshot record; or the state that a successor begins
+with. Promises: it is the state that folding all records gives; a snapshot that cannot be used is
+reported and replaced by the one before it, and without any the whole journal is folded.
 """
 
 import logging
@@ -25,29 +24,31 @@ from headrace.trajectory.snapshots import NEEDED, AccountValues, account_of, val
 
 log = logging.getLogger(__name__)
 FORMAT = 3
-"""Raise it when a field of the state, or what a record does to one, changes its meaning: snapshots
-of before are then passed over."""
+"""Version of snapshots; older ones are passed over.
+
+Raise it when a field of the state, or a record's effect on one, changes its meaning."""
 SAY_EVERY_S = 10.0
 """Seconds between progress messages of a long replay, which keep the supervisor waiting."""
 MOST = 200_000
-"""A state with more trajectories, some hundred MiB of values, gets no snapshot. Only a run that has
-no checkpoint to go back to comes to that."""
+"""Maximum number of trajectories in a snapshot, some hundred MiB of values.
+
+Only a run without a checkpoint to go back to exceeds it."""
 
 
-class Journaled(Protocol):
-    """What a restart needs of storage.run_store.RunStore."""
+class RecordSource(Protocol):
+    """Methods of storage.run_store.RunStore that a restart needs."""
 
     def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
-        """Snapshots and their offsets, the newest first."""
+        """Iterate over offsets and snapshots, the newest first."""
 
     def replay(
         self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
     ) -> Iterator[Record]:
-        """The records with these offsets, in order; only of these kinds, as far as that is easy."""
+        """Iterate over these offsets' records; of kinds `only`, as far as that is easy."""
 
 
 class StateValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `State` holds, by the same names; milestones stand in the record."""
+    """Values of a `State`, by the same names; milestones stand in the record."""
 
     format: int
     account: AccountValues
@@ -77,7 +78,7 @@ _AS_THEY_ARE = set(StateValues.__struct_fields__) - {"format", "account"}
 
 
 def _no_array(value: Any) -> bytes:
-    """Arrays are what the journal says again."""
+    """Leave arrays out, because the journal has them."""
     assert isinstance(value, np.ndarray)
     return b""
 
@@ -91,8 +92,9 @@ _DECODER = msgspec.msgpack.Decoder(StateValues, dec_hook=_from_plain)
 
 
 def snapshot_of(state: State, end: int) -> Snapshot | None:
-    """A snapshot of the state; None where it is too large. The journal has `end` records, and what
-    is on its way there is in the state."""
+    """Return a snapshot of the state, or None where it is too large.
+
+    The journal has `end` records; those on their way there are in the state, too."""
     if len(state.account.trajectories) > MOST:
         return None
     values = StateValues(
@@ -100,22 +102,19 @@ def snapshot_of(state: State, end: int) -> Snapshot | None:
         account=values_of(state.account),
         **{name: getattr(state, name) for name in _AS_THEY_ARE},
     )
-    return Snapshot(
-        state=_ENCODER.encode(values),
-        milestones=_milestones(state, end),
-    )
+    return Snapshot(state=_ENCODER.encode(values), milestones=_milestones(state, end))
 
 
 def _milestones(state: State, end: int) -> list[Milestone]:
-    """Those from the last one on that lies before everything the state still needs."""
+    """Return the milestones from the last one before all that the state still needs."""
     known = [*state.milestones, Milestone(end, state.next_group)]
     oldest = min(state.account.groups, default=state.next_group)
     before = [number for number, each in enumerate(known) if each.group <= oldest]
     return known[before[-1] :]
 
 
-def restored(config: RunConfig, journal: Journaled) -> State:
-    """The state after all records of a journal."""
+def restored(config: RunConfig, journal: RecordSource) -> State:
+    """Return the state after all records of a journal."""
     began = time.monotonic()
     state, begin = State(config), 0
     for offset, snapshot in journal.snapshots():
@@ -127,9 +126,8 @@ def restored(config: RunConfig, journal: Journaled) -> State:
         begin = offset + 1
         break
     followed, said_at = 0, began
-    for record in journal.replay(begin):
+    for followed, record in enumerate(journal.replay(begin), 1):
         state.apply(record)
-        followed += 1
         if followed % 1024 == 0 and time.monotonic() - said_at > SAY_EVERY_S:
             said_at = time.monotonic()
             log.info("%d records of the journal are read", followed)
@@ -139,8 +137,8 @@ def restored(config: RunConfig, journal: Journaled) -> State:
     return state
 
 
-def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset: int) -> State:
-    """The state stored in the snapshot at `offset`."""
+def _state_of(config: RunConfig, snapshot: Snapshot, journal: RecordSource, offset: int) -> State:
+    """Return the state stored in the snapshot at `offset`."""
     values = _DECODER.decode(snapshot.state)
     if values.format != FORMAT:
         raise ValueError(f"it has format {values.format}, and this version of Headrace {FORMAT}")
@@ -148,12 +146,10 @@ def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset:
     for name in _AS_THEY_ARE:
         setattr(state, name, getattr(values, name))
     state.milestones = snapshot.milestones
-    needed = journal.replay(snapshot.milestones[0].record, offset, only=NEEDED)
-    has_value = config.algorithm.value is not None
     state.account = account_of(
         values.account,
-        needed,
-        has_value=has_value,
+        journal.replay(snapshot.milestones[0].record, offset, only=NEEDED),
+        has_value=config.algorithm.value is not None,
         has_environment=config.environment is not None,
     )
     return state

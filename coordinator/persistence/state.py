@@ -1,10 +1,10 @@
-"""The coordinator's state: a fold over the journal's records.
+"""State of the coordinator: a fold over the journal's records.
 
-Comes in: records, live or replayed. Goes out: the account of all sequences, versions and their age,
-counters of the run. Promise: `apply` is the only way in which anything here changes, so that
-replaying the journal, from a snapshot of it or from the beginning, rebuilds the state of a
-coordinator that died, memory included. Of leases it has who was given which; who waits for one is
-worked out from that (`coordinator.dispatch.leases`).
+In: records, live or replayed. Out: the account of all sequences, versions and their age, counters
+of the run. Promise: only `apply` changes anything here, so that replaying the journal, from a
+snapshot of it or from the beginning, rebuilds the state of a coordinator that died, memory
+included. It holds the leases given; `coordinator.dispatch.leases` derives from them which
+trajectories wait for one.
 """
 
 from collections import Counter
@@ -17,25 +17,23 @@ from headrace.trajectory.account import Account
 
 
 class State:
-    """Everything that survives the coordinator's death.
+    """All that survives the coordinator's death.
 
     Attributes:
-        account: trajectories, windows, queues and the ledger. versions: which update each weight
-        version is from. update: the update in flight at the learner, else the last one committed.
-        given: the highest update that any learner of the run was ever given. lineage: the line of
-        updates that the learner is on; a rollback begins a new one. line: the places on it that a
-        learner can still go back to: by update, the batch that was
-            trained in it (None: the starting model, or a batch from before they had ids).
-        first_policy_update: the first update on this lineage that trained the policy. checkpoints:
-        updates of the checkpoints on this lineage, oldest first. leases: the last lease of each
-        trajectory that has not answered it: id and generator. It may
-            be over, where a generator was lost.
-        mixture: which prompts were asked by domain, and what they got.
-        discarded: by generator, its process and what that had thrown away at holds. issued, ended:
-        training trajectories so far, the ended ones by status. rejected: messages of peers that
-        were refused, as last sampled. cpu_s: CPU seconds that the run had used by then. milestones:
-        where in the journal groups began; the first one is that of the oldest group
-            that is not forgotten, or lies before it.
+        account: trajectories, windows, queues and the ledger. versions: weight versions and their
+        updates. update: the update in flight at the learner, else the last one committed. given:
+        the highest update that any learner of the run was ever given. lineage: the line of updates
+        that the learner is on; a rollback begins a new one. line: the places on it that a learner
+        can still go back to: by update, its batch (None: the starting model, or a batch from before
+        they had ids). first_policy_update: the first update on this lineage that trained the
+        policy. checkpoints: updates of the checkpoints on this lineage, oldest first. leases: id
+        and generator of each trajectory's last lease without an answer; it may be over, where a
+        generator was lost. mixture: prompts asked and their rewards, by domain. discarded: by
+        generator, its process id and the number of tokens thrown away at holds. issued, ended:
+        training trajectories so far, the ended ones by status. rejected: refused messages of peers,
+        as last sampled. cpu_s: CPU seconds that the run had used by then. milestones: journal
+        offsets at which groups began; the first is that of the oldest group that is not forgotten,
+        or lies before it.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -65,12 +63,11 @@ class State:
 
     @property
     def committed(self) -> int:
-        """The last update that is in."""
+        """The last committed update."""
         return self.update - (self.account.taken is not None)
 
     def is_on_line(self, update: int, batch_id: int | None) -> bool:
-        """Whether weights of this update, of which that batch was the last one trained, are a place
-        on the surviving line. A batch that somebody does not name is taken to be the line's."""
+        """Return whether weights after this update and batch (None: any) are on the line."""
         if update not in self.line:
             return False
         ours = self.line[update]
@@ -157,11 +154,11 @@ class State:
             self.first_policy_update = None
 
     def _forget_leases(self) -> None:
-        """Those of evaluations that are no more."""
+        """Forget the leases of evaluations that are over."""
         known = self.account.trajectories
         self.leases = {key: lease for key, lease in self.leases.items() if key in known}
 
     def _oldest_version(self) -> int:
-        """The oldest version that a token still to be trained may have."""
+        """Return the oldest version that a token still to be trained may have."""
         first = (t.spans[0].version for t in self.account.trajectories.values() if t.spans)
         return min(first, default=self.versions.current)

@@ -1,1 +1,1 @@
-"""Generation and evaluation: leases out, chunks in."""
+"""Generation, episodes and evaluations: leases out, chunks in."""

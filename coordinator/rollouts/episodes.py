@@ -1,11 +1,11 @@
-"""The coordinator's side of environments: turns out, answers in.
+"""Episodes of environments: turns out, answers in.
 
-Comes in: trajectories whose turn ended, StepReplies. Goes out: StepRequests; an environment's
-answer as a chunk that it has written, then the end of the episode and its reward where it is over.
-Promises: nothing follows from an answer before it is recorded; an answer counts once, even if it is
-asked for again; a worker that is lost costs nothing but time, because another one builds its
-episodes again from their seeds and turns and has to say the same; what cannot be answered ends as
-failed, with the reason, and never as a reward of 0.
+In: trajectories whose turn ended, StepReplies. Out: StepRequests; an environment's answer as a
+chunk of its own, then the end of the episode and its reward where it is over. Promises: nothing
+follows from an answer before it is recorded; an answer counts once, even if it is requested again;
+a worker that is lost costs only time, because another one rebuilds its episodes from their seeds
+and turns and has to answer the same; a turn that cannot be answered ends its episode as failed,
+with the reason, and never as a reward of 0.
 """
 
 import json
@@ -14,9 +14,9 @@ from collections import deque
 
 import numpy as np
 
-from coordinator.connections.message_checks import LARGEST_REWARD, cut
+from coordinator.connections.message_checks import LARGEST_REWARD, cut, end_record
 from coordinator.connections.peers import EnvironmentPeer
-from coordinator.dispatch.message_rendering import Rendered, Rendering
+from coordinator.dispatch.message_rendering import MessageRenderer, RenderedMessages
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import limit_of_episode
@@ -30,41 +30,41 @@ from headrace.trajectory.trajectories import Group, Trajectory
 
 NO_LEASE = -1
 BRANCH_OF = "environment.branch_of"
-"""In the info of a group whose only trajectory is a branch: which one's agent began it."""
-NOTHING = Rendered(np.zeros(0, np.int32), 0, [])
+"""Key in the info of a group that is a branch, for the trajectory that it left."""
+NOTHING = RenderedMessages(np.zeros(0, np.int32), 0, [])
 MOST_OUT = 64
-"""Episodes that one worker is asked about at a time."""
+"""Maximum number of episodes that one worker is asked about at a time."""
 
 
 def branch_of(group: Group) -> int:
-    """The trajectory that this group's is a branch of; -1: it is none."""
+    """Return the trajectory that this group's is a branch of; -1: it is none."""
     return int(json.loads(group.info)[BRANCH_OF]) if BRANCH_OF in group.info else -1
 
 
-class Episodes:
-    """Asks environments and records what they say."""
+class EpisodeManager:
+    """Step requests to environment workers, and the records of their answers."""
 
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         assert hub.config.environment is not None
         self._hub, self._prompts, self._config = hub, prompts, hub.config.environment
-        self._rendering: dict[bool, Rendering] = {}
+        self._rendering: dict[bool, MessageRenderer] = {}
         self._queue: deque[int] = deque()
         self._workers = hub.peers.environments
         self._branches: dict[int, list[int]] = {}
-        """Of a trajectory whose agent has rewritten its history."""
+        """Branches by trajectory, where its agent has rewritten its history."""
         hub.on_record = self._follow
 
     # -- workers ----------------------------------------------------------------------------------
 
     def join(self, hello: Hello) -> None:
-        """A worker said Hello; the same process may say it again and keeps what it was asked."""
+        """Add a worker; the same process may say Hello again and keeps its requests."""
         known = self._workers.get(hello.name)
         if known is None or known.hello.pid != hello.pid:
             self.forget_worker(hello.name)
             self._workers[hello.name] = EnvironmentPeer(hello)
 
     def forget_worker(self, name: str) -> None:
-        """A worker is gone: others are asked what it had not answered."""
+        """Remove a worker that is gone, and give its unanswered requests to others."""
         worker = self._workers.pop(name, None)
         if worker is not None:
             self._queue.extendleft(reversed(worker.asked))
@@ -72,7 +72,7 @@ class Episodes:
     # -- out --------------------------------------------------------------------------------------
 
     def _follow(self, record: r.Record) -> None:
-        """Who begins, or has ended a turn, waits for the environment."""
+        """Queue trajectories that begin, or have ended a turn, for the environment."""
         match record:
             case r.GroupIssued(trajectory_ids=keys, group_id=group_id):
                 self._queue.extend(keys)
@@ -82,7 +82,7 @@ class Episodes:
                 self._queue.append(key)
 
     def restore(self) -> None:
-        """After a restart: ask again what was not answered, and end what an answer has ended."""
+        """After a restart, repeat unanswered requests, and end episodes that are over."""
         for group in self._hub.account.groups.values():
             if (first := branch_of(group)) >= 0:
                 self._branches.setdefault(first, []).extend(group.trajectory_ids)
@@ -96,11 +96,11 @@ class Episodes:
                 self._reward(trajectory)
 
     def waiting(self) -> int:
-        """Trajectories that wait for an environment."""
+        """Return the number of trajectories that wait for an environment."""
         return len(self._queue) + sum(len(worker.asked) for worker in self._workers.values())
 
     async def dispatch(self) -> None:
-        """Hand the queue to workers: to the one that has the episode, if it has room."""
+        """Send the queue to workers, each episode to the one that has it, if it has room."""
         out: dict[str, list[StepAsk]] = {}
         while self._queue and (free := self._with_room()):
             key = self._queue.popleft()
@@ -125,7 +125,7 @@ class Episodes:
                 await self._hub.send(name, StepRequest(asks=asks, ended=ended))
 
     def _with_room(self) -> list[str]:
-        """Workers that can be asked, the idlest first. Who waits for its branches takes no room."""
+        """Return workers with room, the idlest first; waits for branches take no room."""
         asked = {
             name: len(worker.asked.keys() - self._branches.keys())
             for name, worker in self._workers.items()
@@ -133,7 +133,7 @@ class Episodes:
         return sorted((n for n, out in asked.items() if out < MOST_OUT), key=asked.__getitem__)
 
     def _home(self, trajectory: Trajectory) -> str | None:
-        """Who plays one that has branches, or is one: they have one agent."""
+        """Return the worker of a trajectory's branches or origin, whose agent plays all."""
         first = branch_of(self._hub.account.groups[trajectory.group_id])
         first = trajectory.trajectory_id if first < 0 else first
         family = {first, *self._branches.get(first, ())}
@@ -177,7 +177,7 @@ class Episodes:
     # -- in ---------------------------------------------------------------------------------------
 
     def receive(self, name: str, message: StepReplies) -> list[Trajectory]:
-        """Record answers; the trajectories that ended by them."""
+        """Record answers, and return the trajectories that ended by them."""
         worker, touched = self._workers[name], []
         for reply in message.replies:
             trajectory = self._hub.account.trajectories.get(reply.trajectory_id)
@@ -186,10 +186,11 @@ class Episodes:
                 self._hub.rejections.add(name, "not_asked", text)
                 continue
             del worker.asked[reply.trajectory_id]
-            waits = trajectory is not None and trajectory.paused and not trajectory.ended
-            if trajectory is not None and waits and reply.status == "branched":
-                self._branch(name, trajectory)
-            elif trajectory is not None and waits and len(trajectory.steps) == reply.turn:
+            if trajectory is None or trajectory.ended or not trajectory.paused:
+                continue
+            if reply.status == "branched":
+                self._branch(trajectory)
+            elif len(trajectory.steps) == reply.turn:
                 self._take(name, trajectory, reply)
                 touched.append(trajectory)
         self._hub.settle_windows(touched)
@@ -201,9 +202,10 @@ class Episodes:
             worker.ended.append(trajectory.trajectory_id)
         return ended
 
-    def _branch(self, name: str, trajectory: Trajectory) -> None:
-        """Its agent has rewritten its history: what it asks is a trajectory in a group of its own,
-        and the same agent is asked about both."""
+    def _branch(self, trajectory: Trajectory) -> None:
+        """Begin a branch, where the agent has rewritten its history.
+
+        It is a trajectory in a group of its own, and the same agent is asked about both."""
         state, group = self._hub.state, self._hub.account.groups[trajectory.group_id]
         info = json.loads(group.info) | {BRANCH_OF: trajectory.trajectory_id}
         key = state.next_trajectory
@@ -219,7 +221,7 @@ class Episodes:
         self._count([key])
 
     def _count(self, keys: list[int]) -> None:
-        """Branches may begin whatever is in play, because what they branch from waits for them."""
+        """Count branches as in play at once, because their origin waits for them."""
         known = self._hub.account.trajectories
         self._hub.scheduler.issued([known[i] for i in keys if known[i].purpose == "train"])
 
@@ -245,9 +247,10 @@ class Episodes:
         self._record(name, trajectory, reply, said)
         self._end_if_over(trajectory)
 
-    def _render(self, trajectory: Trajectory, step: Step) -> Rendered:
-        """What follows a turn, or at first the prompt: a chat's begins its answer even where a
-        reset says nothing."""
+    def _render(self, trajectory: Trajectory, step: Step) -> RenderedMessages:
+        """Render the messages behind a turn, or at first the prompt.
+
+        A chat's frame begins the answer even where a reset says nothing."""
         group, is_first = self._hub.account.groups[trajectory.group_id], not trajectory.steps
         is_chat, is_agent = self._prompts.is_chat(group.messages), self._config.is_agent
         if not step.messages and not (is_chat and is_first):
@@ -266,11 +269,13 @@ class Episodes:
             text = f"trajectory {trajectory.trajectory_id}: its environment says more than that"
             limits = "environment.max_inserted, environment.max_context"
             self._hub.incident("info", "environment_cut", f"{text} ({limits})")
-            found = NOTHING if is_agent else found  # What it asks is not answered in part.
+            found = NOTHING if is_agent else found  # An agent's request is not answered in part.
         return found or NOTHING
 
-    def _record(self, name: str, trajectory: Trajectory, reply: StepReply, said: Rendered) -> None:
-        """The answer is one record: its tokens and all that is known of it."""
+    def _record(
+        self, name: str, trajectory: Trajectory, reply: StepReply, said: RenderedMessages
+    ) -> None:
+        """Record an answer with all its data as one chunk."""
         step, start = reply.step, trajectory.length
         pieces, at = [], start
         for source, role, size in said.pieces:
@@ -313,8 +318,9 @@ class Episodes:
             self._end(trajectory, "truncated", limit)
 
     def end(self, trajectories: list[Trajectory]) -> None:
-        """Trajectories ended without their environment, by a limit of tokens or a failure; those
-        that were cut short earned what they had earned so far."""
+        """Note trajectories that a limit of tokens or a failure ended.
+
+        Those that were cut short have the reward that they had earned so far."""
         cut_short = [trajectory for trajectory in trajectories if trajectory.complete]
         for trajectory in cut_short:
             self._reward(trajectory)
@@ -327,14 +333,7 @@ class Episodes:
         self._hub.settle_windows(cut_short)
 
     def _end(self, trajectory: Trajectory, status: r.TrajectoryStatus, error: str = "") -> None:
-        self._hub.record_event(
-            r.TrajectoryEnded(
-                trajectory_id=trajectory.trajectory_id,
-                status=status,
-                length=trajectory.length,
-                error=cut(error) or None,
-            )
-        )
+        self._hub.record_event(end_record(trajectory, status, error or None))
         self._branches.pop(trajectory.trajectory_id, None)
         if status != "failed":
             self._reward(trajectory)
@@ -345,8 +344,7 @@ class Episodes:
         self._end(trajectory, "failed", problem)
 
     def _reward(self, trajectory: Trajectory) -> None:
-        """The episode's reward is the sum of its turns', which are paid where they were earned;
-        one that is scored besides has to wait."""
+        """Record the sum of an episode's rewards, paid at its turns, unless it is scored."""
         if self._config.scored:
             return
         total = sum(step.reward for step in trajectory.steps)

@@ -1,9 +1,9 @@
 """Evaluations: the same prompts on one version that every generator has loaded.
 
-Comes in: a quiet pipeline (no training lease, no batch out). Goes out: evaluation leases, then
-one EvaluationDone record. Accuracy is the share of responses whose score says that they are
-correct. A response that failed or could not be scored counts as wrong, and is counted. After the
-first one an alert says where a source's answer marker stands in no answer.
+In: a quiet pipeline (no training lease and no batch in flight). Out: evaluation leases, then one
+EvaluationDone record. Accuracy is the share of responses that their score calls correct. A response
+that failed or could not be scored counts as wrong, and in `failed`. After the first evaluation an
+alert names each source whose answer marker stands in no answer.
 """
 
 import statistics
@@ -20,43 +20,39 @@ from headrace.trajectory.trajectories import Group, Trajectory
 
 Label = Literal["before", "during", "after"]
 MOST_READ = 256
-"""Answers of a source in which its answer marker is looked for."""
+"""Maximum number of answers of a source in which its answer marker is looked for."""
 
 
 def can_wait(now: float, step: float, last: float, spacing: float, *, begin: float = 0.0) -> bool:
-    """Whether an evaluation in `step` seconds of training would still be near enough to the one at
-    `last`: no further away than `spacing` of the training time `now`, or of `begin` before that."""
+    """Return whether an evaluation in `step` seconds would be near enough to `last`.
+
+    It may be at most `spacing` of the training time `now` away, or of `begin` before that."""
     return now + step - last <= spacing * max(now, begin)
 
 
-class Evaluation:
-    """One evaluation at a time. One that a coordinator before this one began goes on, where its
-    answers were kept."""
+class Evaluator:
+    """Evaluation under way, if any; it goes on after a restart with the kept answers."""
 
     def __init__(
-        self,
-        hub: Hub,
-        prompts: Prompts,
-        generation: Generation,
-        source_of: Callable[[Group], str],
+        self, hub: Hub, prompts: Prompts, generation: Generation, source_of: Callable[[Group], str]
     ) -> None:
         """`source_of`: the source of rewards of a prompt."""
         self._hub, self._source_of = hub, source_of
         self._prompts = prompts
         self._generation = generation
         self._asked: list[tuple[int, list[int]]] = []
-        """Of each prompt its position and trajectories."""
+        """Position and trajectories of each prompt."""
         self._open: list[int] = []
-        """Trajectories that may not be scored yet; looked at from the end."""
+        """Trajectories that may not be scored yet, checked from the end."""
         self._lengths: dict[int, int] = {}
-        """Of the last evaluation's responses, by position: a guess at the next one's."""
+        """Response lengths of the last evaluation by position: estimates for the next one."""
         self._is_issued = False
         self._label: Label = "before"
         self._began = 0.0
         self.running = False
 
     def start(self, label: Label) -> None:
-        """Begin; the first `advance` issues the prompts that are not out yet."""
+        """Begin; the first `advance` issues the prompts that are not issued yet."""
         self._label, self._began, self.running = label, time.monotonic(), True
         self._is_issued = False
 
@@ -77,13 +73,12 @@ class Evaluation:
         self._is_issued = True
 
     def progress(self) -> tuple[int, int]:
-        """How many responses are scored, and how many there are."""
+        """Return the numbers of scored and of all responses."""
         trajectories = self._trajectories()
         return sum(map(self._settled, trajectories)), len(trajectories)
 
     async def advance(self) -> EvaluationDone | None:
-        """Lease the trajectories that have no lease; returns the result once everything is
-        scored."""
+        """Lease the trajectories without a lease; return the result once all are scored."""
         if not self._is_issued:
             with self._hub.drawing_prompts():
                 await self._issue()

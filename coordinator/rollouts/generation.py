@@ -1,14 +1,16 @@
 """Leases and weights: the messages to generators.
 
-Comes in: free slots, the scheduler's choice, weight notices. Goes out: Leases, Hold, WeightNotice,
-none before it is in the journal, so that a coordinator that takes over knows them. A generator that
-is lost gives its trajectories back: the tokens that were acknowledged are kept and resumed
-elsewhere. One that is heard again goes on with those that nobody has taken.
+In: free slots, the scheduler's choice, weight notices. Out: Leases, Hold, WeightNotice, none before
+it is in the journal, so that a coordinator that takes over knows them. A generator that is lost
+gives its trajectories back: acknowledged tokens are kept and resumed elsewhere. One that is heard
+again goes on with those that nobody has taken.
 """
 
 import time
 from functools import partial
 from typing import Literal
+
+import msgspec
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
@@ -28,40 +30,36 @@ class Generation:
         self.reconciliation = LeaseReconciliation(hub)
         self.notice: m.WeightNotice | None = None
         self.draining = False
-        fire = hub.config.generator.fire
-        self._fire: m.FireSampling | None = None
-        if fire is not None:
-            self._fire = m.FireSampling(
-                temperature=fire.temperature,
-                top_k=fire.top_k,
-                top_p=fire.top_p,
-                ban_eos=fire.ban_eos,
-            )
+        self._fire: m.FireSampling | None = msgspec.convert(
+            hub.config.generator.fire, m.FireSampling | None, from_attributes=True
+        )
         self._newest_loaded: dict[str, int] = {}
-        """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
+        """Versions by name. A crash loop that loads the same version again is no progress."""
         self._cached_at: dict[int, str] = {}
-        """By trajectory, where there are turns: who sampled last."""
+        """Names of the last generators of trajectories that have turns."""
         self._processor = ""
-        """What made tokens of the last prompt's images."""
+        """Version of the image processor of the last prompt."""
         self._all_held = False
-        """Every training lease in force was asked to end."""
+        """True where every training lease in force was asked to end."""
         self._awaited_until: float | None = None
-        """After a restart: until then generators that have leases may come back for them."""
+        """Time until which generators may come back for their leases after a restart."""
 
     # -- generators come and go -------------------------------------------------------------------
 
     async def join(self, hello: m.Hello) -> None:
-        """A generator said Hello. The same process may say it again (its engine is ready now, or it
-        heard nothing for a while) and keeps its leases, also where a restart or a long silence lies
-        between; a different process under the same name starts without any."""
+        """Take in a generator that said Hello.
+
+        The same process may say it again (its engine is ready now, or it received nothing for a
+        while) and keeps its leases, also where a restart or a long silence lies between; another
+        process under the same name starts without any."""
         known = self._hub.peers.generators.get(hello.name)
         if hello.chosen and (known is None or known.hello.chosen != hello.chosen):
             self._hub.incident("info", "generator_settings", f"{hello.name}: {hello.chosen}")
         if known is not None and known.hello.pid == hello.pid:
-            known.says(hello)
+            known.update_hello(hello)
         else:
             self.forget_generator(hello.name, died=True)
-            # Who has heard of leases in a run that trains has been tested.
+            # A generator that has received leases in a run that trains was tested.
             comes_back = hello.leases_until >= 0 and self._hub.state.given > 0
             tested = comes_back or not self._hub.config.self_tests
             self._hub.peers.join(hello, tested=tested)
@@ -70,12 +68,11 @@ class Generation:
             self._notify(hello.name, self.notice)
 
     def resume(self) -> None:
-        """A new coordinator took over: generators that have leases are on their way back."""
+        """Wait for the generators that have leases, after a new coordinator took over."""
         self._awaited_until = time.monotonic() + self._hub.config.transport.heartbeat_timeout_s
 
     def expire(self) -> None:
-        """Wait no longer for generators that had leases before a restart and did not come back, and
-        send the newest weights again to those that could not load them."""
+        """Give up generators that did not return after a restart; retry failed loads."""
         patience = self._hub.config.transport.heartbeat_timeout_s
         for name, generator in self._hub.peers.generators.items():
             failed_at = generator.not_loaded_at
@@ -88,18 +85,16 @@ class Generation:
             self._hub.leases.release_all(name)
 
     def forget_generator(self, name: str, *, died: bool) -> None:
-        """A generator is gone: its leases return. One that `died` took with it what it had not
-        sent; one that left has sent all it had."""
+        """Take back the leases of a generator, whose unsent tokens are lost if it `died`."""
         generator = self._hub.peers.leave(name)
         if generator is None:
             return
         self._hub.leases.release_all(name)
-        if died:
-            self._note_lost(name, generator.pending, "died")
+        if died and generator.report is not None:
+            self._record_lost(name, generator.report.pending_tokens, "died")
 
     def report(self, name: str, report: m.GeneratorReport) -> None:
-        """Once a second: how it works and waits, what it threw away at holds since, and which
-        leases it has. One that was sent and never came is over."""
+        """Take in a report: work and waits, tokens thrown away, and leases in hand."""
         generator = self._hub.peers.generators.get(name)
         if generator is None:
             return
@@ -108,27 +103,14 @@ class Generation:
         pid, total = generator.hello.pid, report.discarded_tokens
         process, known = self._hub.state.discarded.get(name, (pid, 0))
         new = total - known if process == pid else total
-        self._note_lost(name, new, "held", pid=pid, total=total)
+        self._record_lost(name, new, "held", pid=pid, total=total)
 
-    def _note_lost(
-        self,
-        name: str,
-        tokens: int,
-        reason: Literal["held", "died"],
-        *,
-        pid: int = 0,
-        total: int = 0,
+    def _record_lost(
+        self, name: str, tokens: int, reason: Literal["held", "died"], **process: int
     ) -> None:
         if tokens > 0:
-            self._hub.record_event(
-                TokensLost(
-                    generator=name,
-                    tokens=tokens,
-                    reason=reason,
-                    pid=pid,
-                    total=total,
-                )
-            )
+            lost = TokensLost(generator=name, tokens=tokens, reason=reason, **process)
+            self._hub.record_event(lost)
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -145,7 +127,7 @@ class Generation:
         self._hub.send_after(name, notice, hurry=True)
 
     def loaded(self, name: str, message: m.WeightsLoaded) -> None:
-        """A generator samples from new weights, or could not load them."""
+        """Note that a generator samples from new weights, or could not load them."""
         generator = self._hub.peers.generators[name]
         # A notice that was overtaken is never answered.
         generator.noticed = {v for v in generator.noticed if v > message.version}
@@ -157,17 +139,12 @@ class Generation:
         if message.version > self._newest_loaded.get(name, -1):
             self._newest_loaded[name] = message.version
             self._hub.progress("weights")
-        self._hub.recorder.write(
-            VersionLoaded(
-                generator=name,
-                version=message.version,
-                gap_s=message.gap_s,
-                load_s=message.load_s,
-            )
-        )
+        gap_s, load_s = message.gap_s, message.load_s
+        loaded = VersionLoaded(generator=name, version=message.version, gap_s=gap_s, load_s=load_s)
+        self._hub.recorder.write(loaded)
 
     def all_loaded(self) -> bool:
-        """At least one generator, and all sample from the newest version."""
+        """Return whether there are generators, and all sample from the newest version."""
         generators, newest = self._hub.peers.generators.values(), self._hub.state.versions.current
         return bool(generators) and all(g.loaded == newest for g in generators)
 
@@ -182,7 +159,7 @@ class Generation:
             return
         chosen, groups = self._hub.scheduler.next_leases(free)
         if self._hub.config.environment is not None:
-            # As many as there are slots may wait for environments: more would only get old.
+            # At most one trajectory per slot may wait for environments: more would only get old.
             spare = self._hub.peers.capacity - len(self._hub.leases.paused)
             groups = min(groups, max(0, spare) // self._hub.config.schedule.num_generations)
         await self._lease([t for t in chosen if not t.paused][:free])
@@ -211,7 +188,7 @@ class Generation:
         return trajectories
 
     def _look_at_processor(self, now: str) -> None:
-        """Say where images were processed in another way before a restart."""
+        """Report images that were processed in another way before a restart."""
         known = reversed(self._hub.account.groups.values())
         before = next((group.processor for group in known if group.processor), now)
         self._processor = now
@@ -249,8 +226,7 @@ class Generation:
             self._hub.recorder.after(partial(self._send_leases, name, leases), hurry=idle)
 
     def _choose(self, trajectory: Trajectory) -> str:
-        """Who samples it: the one with most room, but for later turns the one that has the earlier
-        ones cached, if it has room."""
+        """Return the generator with earlier turns cached, if it has room, or most room."""
         room, known = self._hub.peers.room, self._hub.account.trajectories
         if self._hub.config.environment is None:
             return room.most()
@@ -262,12 +238,10 @@ class Generation:
         return name
 
     async def _send_leases(self, name: str, leases: list[m.Lease]) -> None:
-        """Send those that are still in force."""
+        """Send the leases that are still in force."""
         given = self._hub.leases.given
         now = [
-            lease
-            for lease in leases
-            if (mine := given.get(lease.trajectory_id)) and mine.lease_id == lease.lease_id
+            x for x in leases if (own := given.get(x.trajectory_id)) and own.lease_id == x.lease_id
         ]
         if now:
             await self._hub.send(name, m.Leases(leases=now))
@@ -310,8 +284,7 @@ class Generation:
     # -- stopping ---------------------------------------------------------------------------------
 
     def hold_all(self) -> None:
-        """Take back every training lease; tokens that exist are kept. Further calls do nothing
-        until a new lease."""
+        """Take back all training leases with their tokens; a no-op until the next lease."""
         if self._all_held:
             return
         self._all_held = True
@@ -323,7 +296,3 @@ class Generation:
         for name, leases in by_generator.items():
             # After the leases, which may be on their way to the disk.
             self._hub.send_after(name, m.Hold(leases=leases))
-
-    def live(self) -> int:
-        """Training trajectories with a lease."""
-        return self._hub.leases.live()

@@ -1,40 +1,46 @@
 """Chunks in: checked, made records, acknowledged once they are on disk.
 
-A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
-again. Where a chunk comes too early its generator is asked for those before it, which a connection
-that broke may have lost; if they do not come the lease is over. A chunk of a lease that was taken
-back or is another generator's, or one that skips a position, is refused (`values.chunk_problem`)
-and counted: as moved where another generator was given the trajectory while this one was silent,
-else as refused, which a healthy generator's never are. Only what is taken counts as progress.
+A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged again.
+Where a chunk comes too early its generator is asked for those before it, which a broken connection
+may have lost; if they do not come the lease is over. A chunk of a lease that was taken back or is
+another generator's, or one that skips a position, is refused (`message_checks.chunk_problem`) and
+counted: as moved where another generator got the trajectory while this one was silent, else as
+refused, which a healthy generator's never are. Only chunks that are taken count as progress.
 """
 
 import time
 
 import numpy as np
 
-from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut, holds_lease
+from coordinator.connections.message_checks import (
+    TokenLimits,
+    arrival,
+    chunk_problem,
+    end_record,
+    holds_lease,
+)
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import tokens_left
 from headrace.protocol.messages.control import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
-from headrace.protocol.records.record_types import TrajectoryEnded
+from headrace.protocol.records.record_types import TrajectoryStatus
 from headrace.trajectory.trajectories import Trajectory
 
 MAX_FAILURES = 3
 GAP_S = 2.0
-"""A generator that is asked for chunks which it has sent before answers sooner than that."""
+"""Seconds in which a healthy generator sends missing chunks again."""
 
 
-class Intake:
-    """From the wire to the state."""
+class ChunkIntake:
+    """Intake of chunks, from the wire to the state."""
 
     def __init__(self, hub: Hub, vocabulary: int) -> None:
         self._hub = hub
-        self._limits = Limits(hub.config.task.max_response_length, vocabulary)
+        self._limits = TokenLimits(hub.config.task.max_response_length, vocabulary)
         self._gaps: dict[int, tuple[str, TrajectoryChunk, float]] = {}
-        """By lease: who was asked for chunks before this one, and when."""
+        """By lease: the generator that was asked for chunks before this one, and the time."""
 
     async def receive(self, sender: str, message: Chunks) -> list[Trajectory]:
-        """Take what is good; return the trajectories that ended."""
+        """Take the valid chunks, and return the trajectories that ended."""
         hub = self._hub
         acked: list[tuple[int, int]] = []
         touched: dict[int, Trajectory] = {}
@@ -66,13 +72,13 @@ class Intake:
             await hub.send(sender, Hold(leases=holds))
         if early:
             await hub.send(sender, Resend())
-        hub.recorder.after(lambda: self._acknowledge(sender, acked))
+        hub.send_after(sender, ChunkAck(acked=acked))
         if touched:
             hub.progress("trajectories")
         return [trajectory for trajectory in touched.values() if trajectory.ended]
 
     async def expire(self) -> None:
-        """Chunks that were asked for did not come: their leases are over."""
+        """End the leases of missing chunks that did not come."""
         limit = time.monotonic() - GAP_S
         for lease_id, (sender, chunk, asked_at) in list(self._gaps.items()):
             if asked_at > limit:
@@ -84,14 +90,14 @@ class Intake:
                 index, next_chunk = chunk.chunk_index, trajectory.next_chunk
                 problem = f"chunk {index} came, and those from {next_chunk} on never did"
                 self._refuse(sender, chunk, problem)
-                generator = self._hub.peers.generators.get(sender)
-                if generator is not None:
+                if (generator := self._hub.peers.generators.get(sender)) is not None:
                     generator.drop_lease(chunk.trajectory_id)
                 await self._hub.send(sender, Hold(leases=[(lease_id, -1)]))
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
-        """Count a chunk that cannot be taken. If its lease is in force, the lease ends here: the
-        tokens acknowledged so far are kept, and another lease resumes them."""
+        """Count a chunk that cannot be taken, and end its lease if that is in force.
+
+        Another lease resumes the tokens acknowledged so far."""
         hub = self._hub
         generator = hub.peers.generators.get(sender)
         if tokens := chunk.token_ids.size:
@@ -103,21 +109,16 @@ class Intake:
         hub.rejections.add(sender, "chunk_rejected", text)
         self._release(sender, chunk)
 
-    async def _acknowledge(self, sender: str, acked: list[tuple[int, int]]) -> None:
-        await self._hub.send(sender, ChunkAck(acked=acked))
-
     def _take(self, sender: str, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         if not np.isfinite(chunk.logprobs).all():
             versions = sorted({span.version for span in chunk.spans})
-            self._hub.incident(
-                "error",
-                "non_finite_logprobs",
+            text = (
                 f"{sender} sent non-finite behaviour logprobs under weight versions {versions} "
-                f"(trajectory {trajectory.trajectory_id}); those tokens are not trained",
+                f"(trajectory {trajectory.trajectory_id}); those tokens are not trained"
             )
+            self._hub.incident("error", "non_finite_logprobs", text)
         self._hub.record_event(arrival(sender, chunk))
-        if chunk.finish is not None:
-            self._release(sender, chunk)
+        self._release(sender, chunk)
         self._end_if_over(trajectory, chunk)
 
     def _release(self, sender: str, chunk: TrajectoryChunk) -> None:
@@ -126,40 +127,28 @@ class Intake:
             generator.drop_lease(chunk.trajectory_id)
 
     def _end_if_over(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
-        status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
+        ends: dict[str, TrajectoryStatus] = {"stop": "finished", "length": "truncated"}
+        status = ends.get(chunk.finish or "")
         if trajectory.paused:
-            status = None  # A turn ended, and the environment says what follows.
+            status = None  # A turn ended, and the environment answers.
         left = tokens_left(trajectory, self._hub.config)
         full = [name for name, amount in left.items() if amount <= 0]
         if status is None and chunk.finish in ("window", "held") and full:
             status = "truncated"
         if chunk.finish == "failed":
-            self._hub.incident(
-                "warning",
-                "generation_failed",
-                f"trajectory {trajectory.trajectory_id}: {chunk.error or 'no reason given'}",
-            )
+            text = f"trajectory {trajectory.trajectory_id}: {chunk.error or 'no reason given'}"
+            self._hub.incident("warning", "generation_failed", text)
             status = "failed" if trajectory.failures >= MAX_FAILURES else None
         if status is not None:
             limit = full[0] if full and self._hub.config.environment is not None else None
-            self._hub.record_event(
-                TrajectoryEnded(
-                    trajectory_id=trajectory.trajectory_id,
-                    status=status,  # type: ignore[arg-type]
-                    length=trajectory.length,
-                    error=cut(chunk.error) or limit,
-                )
-            )
+            self._hub.record_event(end_record(trajectory, status, chunk.error or limit))
 
     def _hold(self, trajectory: Trajectory) -> tuple[int, int] | None:
-        """Ask the scheduler whether a trajectory that has reached a window's border may go on.
-        Returns its lease and the border if it may not, else None."""
-        lease = self._hub.leases.of(trajectory.trajectory_id)
+        """Return lease and border of a trajectory that the scheduler stops, or None."""
+        lease, scheduler = self._hub.leases.of(trajectory.trajectory_id), self._hub.scheduler
         if lease is None or lease.holding or trajectory.purpose == "eval":
             return None
-        if self._hub.scheduler.lockstep or trajectory.open_tokens:
-            return None
-        if self._hub.scheduler.goes_on(trajectory):
+        if scheduler.lockstep or trajectory.open_tokens or scheduler.goes_on(trajectory):
             return None
         lease.holding = True
         return lease.lease_id, trajectory.length

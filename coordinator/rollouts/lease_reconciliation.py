@@ -1,9 +1,9 @@
-"""Which leases a generator really has, whatever was lost or late on the way.
+"""Reconciliation of leases in force with those that a generator has.
 
-Comes in: what a generator says in Hello and in its reports. Goes out: the leases in force brought
-to that, and heartbeats that say how far leases have been sent. Promises: a lease that is on its way
-to a generator that says Hello (it stood still, or the network did) stays in force and goes on; one
-that never came is over as soon as the generator has heard a heartbeat that was sent behind it.
+In: the leases in a generator's Hello and reports. Out: the leases in force adapted to them, and
+heartbeats that say how far leases have been sent. Promises: a lease that is on its way to a
+generator that says Hello (it stood still, or the network did) stays in force and goes on; one that
+never came is over as soon as the generator has received a heartbeat that was sent behind it.
 """
 
 from functools import partial
@@ -20,9 +20,10 @@ class LeaseReconciliation:
         self._hub = hub
 
     async def agree(self, hello: Hello) -> None:
-        """Bring the leases in force to those that a generator which has joined says it has. What it
-        lacks is over, but for leases that may be on their way to it. It is asked to end leases that
-        it has lost."""
+        """Adapt the leases in force to those that a joining generator has.
+
+        Leases that it lacks are over, but for those that may be on their way to it. It is asked to
+        end leases that others got."""
         hub, name = self._hub, hello.name
         generator, theirs = hub.peers.generators[name], set(hello.leases)
         # A trajectory's last lease is the only one that `known` has.
@@ -42,25 +43,24 @@ class LeaseReconciliation:
         hub.recorder.after(mark, hurry=True)
 
     async def _mark(self, name: str, generator: GeneratorPeer, until: int) -> None:
-        """Whatever lease was given before this generator joined has been sent."""
+        """Note that all leases from before this generator joined have been sent."""
         if self._hub.peers.generators.get(name) is generator:
             self.sent(name, until)
             await self.beat(name)
 
     def sent(self, name: str, until: int) -> None:
-        """A generator's leases below an id have been sent."""
+        """Note that a generator's leases below an id have been sent."""
         generator = self._hub.peers.generators.get(name)
         if generator is not None:
             generator.leases_until = max(generator.leases_until, until)
 
     async def beat(self, name: str) -> None:
-        """A generator's heartbeat: it says how far leases have been sent."""
+        """Send a generator's heartbeat, which says how far leases have been sent."""
         until = self._hub.peers.generators[name].leases_until
         await self._hub.send(name, Heartbeat(leases_until=until))
 
     def report(self, name: str, report: GeneratorReport) -> None:
-        """End leases that were sent before what a generator has heard, and that it does not
-        have."""
+        """End leases that a generator should have received by now and does not have."""
         leases, theirs = self._hub.leases, set(report.leases)
         for key in leases.held_by(name):
             lease = leases.of(key)

@@ -1,8 +1,7 @@
-"""How much more a policy may sample, and which limit says so.
+"""Limits of a trajectory's tokens and of an episode.
 
-In: a trajectory, the configuration. Out: tokens that are left, by the key of the limit; the limits
-that an episode has come to. Promise: a lease ends where the nearest limit is, so a trajectory never
-goes beyond one.
+In: a trajectory, the configuration. Out: tokens that are left, by the key of the limit; the limit
+that ends an episode. Promise: a lease ends at the nearest limit, so no trajectory exceeds one.
 """
 
 from headrace.config.sections.run import RunConfig
@@ -10,7 +9,7 @@ from headrace.trajectory.trajectories import Trajectory
 
 
 def tokens_left(trajectory: Trajectory, config: RunConfig) -> dict[str, int]:
-    """Tokens that the policy may still sample in this turn, by limit."""
+    """Return the number of tokens left for the policy in this turn, by limit."""
     task, environment = config.task, config.environment
     left = {"task.max_response_length": task.max_response_length - trajectory.sampled}
     if environment is None:
@@ -24,13 +23,13 @@ def tokens_left(trajectory: Trajectory, config: RunConfig) -> dict[str, int]:
 
 
 def limit_of_episode(trajectory: Trajectory, config: RunConfig) -> str | None:
-    """The limit that ends an episode whose environment has answered; None: it goes on."""
+    """Return the limit that ends an episode after an answer; None: it goes on."""
     environment, step = config.environment, trajectory.steps[-1]
     assert environment is not None
     told = trajectory.pieces[-1].turn if trajectory.pieces else -1
     left = tokens_left(trajectory, config) | {
         "environment.max_turns": environment.max_turns - step.turn,
-        # What goes on has been told something, unless there was no room for it.
+        # An episode that goes on got an answer to read, unless there was no room for it.
         "environment.max_inserted": int(
             told == step.turn or not (step.turn or environment.is_agent)
         ),

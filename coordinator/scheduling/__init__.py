@@ -1,1 +1,1 @@
-"""Which windows may begin, and which train next: one scheduler per mode."""
+"""Schedulers, one per mode: windows that may begin, and windows of the next batch."""

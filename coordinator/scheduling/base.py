@@ -1,9 +1,9 @@
-"""What the two schedulers share: batches, the value model's share of them, its warm-up.
+"""Base of the schedulers: batches, the value model's share of them, its warm-up.
 
-Comes in: the state. Goes out: selections of windows and trajectories. Promises: a trajectory goes
-to the value model with, or after, its last window, so that no window's advantages come from a
-critic that has trained on its outcome; in a warm-up, where the policy trains nothing, at once.
-`coordinator.scheduling.streaming` and `coordinator.scheduling.synchronous` decide when.
+In: the state. Out: selections of windows and trajectories. Promises: a trajectory goes to the value
+model with, or after, its last window, so that no window's advantages come from a critic that has
+trained on its outcome; in a warm-up, where the policy trains nothing, at once.
+`coordinator.scheduling.streaming` and `coordinator.scheduling.synchronous` choose the time.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from headrace.config.sections.run import RunConfig
 from headrace.trajectory.trajectories import Trajectory
@@ -20,8 +20,8 @@ from headrace.trajectory.windows import Window
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What the next batch is made of."""
+class BatchSelection:
+    """Windows and trajectories of the next batch."""
 
     windows: list[Window]
     value_trajectories: list[Trajectory]
@@ -29,7 +29,7 @@ class Selection:
 
 
 class Warmup:
-    """The updates that train the value model alone, before the policy moves."""
+    """Updates that train the value model alone, before the policy moves."""
 
     def __init__(self, config: RunConfig, state: State) -> None:
         self._value = config.algorithm.value
@@ -46,14 +46,14 @@ class Warmup:
 
     @property
     def prompts(self) -> int:
-        """Prompts whose answers the update that comes waits for; 0: it takes what has ended."""
+        """Number of prompts whose answers the next update needs; 0: it takes ended ones."""
         value = self._value
         if not self.on or value is None or self._state.committed:
             return 0
         return value.warmup_prompts or 0
 
     def committed(self, explained_variance: float | None) -> None:
-        """An update is in, and the warm-up may be over."""
+        """Note a committed update, which may end the warm-up."""
         value = self._value
         if not self.on or value is None:
             return
@@ -65,18 +65,19 @@ class Warmup:
 
 
 class BatchSelector:
-    """Which of the windows and trajectories that wait go into a batch."""
+    """Choice of waiting windows and trajectories for a batch."""
 
     def __init__(self, config: RunConfig, state: State, *, by_arrival: bool) -> None:
         self._config, self._schedule = config, config.schedule
         self._state, self._account = state, state.account
         self._by_arrival = by_arrival
         self._looked_at = (-1, -1)
-        """Update and order of the ready windows whose age was looked at last."""
+        """Update and order of the ready windows whose age was checked last."""
 
     def too_stale(self) -> list[Window]:
-        """stale = mask: ready windows of which every token is over the bound already. Each window
-        is looked at once for each update, not at every event."""
+        """Return ready windows whose tokens are all over the bound, with stale = mask.
+
+        Each window is checked once per update, not at every event."""
         if self._schedule.stale != "mask":
             return []
         update, mark = self._state.update, self._looked_at[1]
@@ -91,9 +92,10 @@ class BatchSelector:
         bound, age = self._schedule.max_staleness, self._state.versions.age
         return [window for window in new if age(window.max_version, update) > bound]
 
-    def again(self) -> Selection | None:
-        """The first batch that came back, as far as it can still be trained: the surviving lineage
-        goes the way of the one that was given up, batch by batch."""
+    def again(self) -> BatchSelection | None:
+        """Return the first batch that came back, as far as it can still be trained.
+
+        The surviving lineage repeats the batches of the abandoned one, one by one."""
         account, value = self._account, self._config.algorithm.value
         for batch in account.again:
             ids = [window.window_id for window in batch.windows]
@@ -103,12 +105,11 @@ class BatchSelector:
                 epochs = self._config.learner.value.epochs
                 if value is not None and not ids:
                     epochs = value.warmup_epochs
-                return Selection(windows, values, epochs)
+                return BatchSelection(windows, values, epochs)
         return None
 
     def is_behind(self) -> bool:
-        """Whether a rollback has so long a queue of updates to repeat that tokens sampled now would
-        be too old for theirs."""
+        """Return whether tokens sampled now would be too old after a rollback's updates."""
         account = self._account
         if not account.again:
             return False
@@ -116,7 +117,7 @@ class BatchSelector:
         return 0 < left >= self._schedule.max_staleness
 
     def windows(self) -> list[Window]:
-        """What a full batch takes of the ready windows: the oldest ones."""
+        """Return the oldest ready windows, up to a full batch."""
 
         def age(window: Window) -> tuple[int, int, int]:
             arrival = window.order if self._by_arrival else 0
@@ -129,7 +130,7 @@ class BatchSelector:
         return sorted(chosen, key=lambda w: w.window_id)
 
     def _whole_groups(self, ready: list[Window], size: int) -> list[Window]:
-        """Oldest groups first, whole ones only, until the batch is full."""
+        """Return whole groups, the oldest first, until the batch is full."""
         chosen: dict[int, list[Window]] = {}
         taken = 0
         for window in ready:
@@ -140,18 +141,19 @@ class BatchSelector:
         return [window for windows in chosen.values() for window in windows]
 
     def values(self, beside: list[Window]) -> list[Trajectory]:
-        """Scored trajectories for the value model beside these windows, the oldest first, up to the
-        last token budget that they fill."""
+        """Return scored trajectories for the value model beside these windows.
+
+        They are the oldest, up to the last token budget that they fill."""
         going = {window.window_id for window in beside}
         queue = [t for t in self.waiting() if all(_is_past(w, going) for w in t.windows)]
         return self._whole_budgets(queue)
 
     def warmup_values(self) -> list[Trajectory]:
-        """The same where the policy trains nothing: no window's advantages are still to come."""
+        """Return them where the policy trains nothing, and needs no advantages."""
         return self._whole_budgets(self.waiting())
 
     def warmup_set(self, prompts: int) -> list[Trajectory] | None:
-        """All scored answers to the first prompts; None while one of them is still to come."""
+        """Return all scored answers to the first prompts; None while one is missing."""
         account = self._account
         # Groups stand in the order in which they were issued.
         groups = (g.group_id for g in account.groups.values() if g.purpose == "train")
@@ -161,7 +163,7 @@ class BatchSelector:
         return [t for t in self.waiting() if t.group_id in first]
 
     def waiting(self) -> list[Trajectory]:
-        """All scored trajectories that no value batch has had, the oldest first."""
+        """Return all scored trajectories that no value batch has had, the oldest first."""
         return [trajectory for _, trajectory in sorted(self._account.values.items())]
 
     def _whole_budgets(self, queue: list[Trajectory]) -> list[Trajectory]:
@@ -179,20 +181,20 @@ class BatchSelector:
 
 
 def _is_past(window: Window, going: set[int]) -> bool:
-    """Its advantages are made before, or in the very update in which the critic sees its end."""
+    """Return whether a window's advantages come before the critic learns its outcome."""
     return window.state in ("taken", "trained", "dropped") or window.window_id in going
 
 
 class Scheduler(ABC):
-    """Who may generate and what is trained next."""
+    """Scheduler of generation and of training batches."""
 
     lockstep: ClassVar[bool]
-    """Nothing is generated while the learner trains."""
+    """True where nothing is generated while the learner trains."""
 
     def __init__(
-        self, config: RunConfig, state: State, leases: Leases, *, by_arrival: bool
+        self, config: RunConfig, state: State, leases: LeaseTable, *, by_arrival: bool
     ) -> None:
-        """`by_arrival`: of windows of one version those that came first are trained first."""
+        """`by_arrival`: windows of one version are trained in the order of their arrival."""
         self._config, self._schedule = config, config.schedule
         self._state, self._account, self._leases = state, state.account, leases
         self._warmup = Warmup(config, state)
@@ -202,27 +204,27 @@ class Scheduler(ABC):
 
     @property
     def warming(self) -> bool:
-        """The value model is being warmed up: batches have no policy half."""
+        """True while the value model is being warmed up: batches have no policy half."""
         return self._warmup.on
 
     def restart(self) -> None:
-        """The learner is at another update than it was: begin the round and the warm-up there."""
+        """Begin the round and the warm-up at the learner's update, which has changed."""
         self._warmup.restart()
 
     @abstractmethod
     def resume(self) -> None:
-        """A new coordinator took over: leases are in force already."""
+        """Resume after a new coordinator took over, with the leases in force."""
 
     def is_behind(self) -> bool:
-        """Whether sampling pauses because the run replays updates after a rollback."""
+        """Return whether sampling pauses because the run replays updates after a rollback."""
         return self._selector.is_behind()
 
     @abstractmethod
     def stops_at_border(self) -> bool:
-        """Whether a request ends with its window."""
+        """Return whether a request ends with its window."""
 
     def in_play(self) -> int:
-        """Windows being generated, waiting, ready or with the learner."""
+        """Return the number of windows in generation, waiting, ready or with the learner."""
         account = self._account
         # A warm-up consumes trajectories, not windows: those that wait for it fill the bound.
         ready = len(account.values) if self.warming else len(account.ready)
@@ -232,23 +234,22 @@ class Scheduler(ABC):
 
     @abstractmethod
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
-        """Trajectories to go on with, and how many new groups to issue, for `free` slots. The
-        caller gives leases to the trajectories at once."""
+        """Return trajectories to lease at once, and a number of groups, for `free` slots."""
 
     @abstractmethod
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """New trajectories exist: they hold a window from now on."""
+        """Count a window for each new trajectory from now on."""
 
     @abstractmethod
     def goes_on(self, trajectory: Trajectory) -> bool:
-        """A trajectory that is being generated came to a border: may it begin the next window?"""
+        """Return whether a generating trajectory at a border may begin the next window."""
 
     def too_stale(self) -> list[Window]:
-        """Ready windows that can no longer be trained."""
+        """Return ready windows that can no longer be trained."""
         return self._selector.too_stale()
 
-    def next_batch(self) -> Selection | None:
-        """The next batch, or None when the learner has to wait."""
+    def next_batch(self) -> BatchSelection | None:
+        """Return the next batch, or None when the learner has to wait."""
         if self._account.taken is not None:
             return None
         if again := self._selector.again():
@@ -259,21 +260,21 @@ class Scheduler(ABC):
             prompts = self._warmup.prompts
             found = self._selector.warmup_set(prompts) if prompts else None
             trajectories = found or self._warmup_half()
-            return Selection([], trajectories, value.warmup_epochs) if trajectories else None
+            return BatchSelection([], trajectories, value.warmup_epochs) if trajectories else None
         windows = self._policy_half()
         if not windows:
             return None
         values = self._selector.values(windows)
-        return Selection(windows, values, self._config.learner.value.epochs)
+        return BatchSelection(windows, values, self._config.learner.value.epochs)
 
     @abstractmethod
     def _policy_half(self) -> list[Window]:
-        """The windows of the next batch; none: the learner has to wait."""
+        """Return the windows of the next batch; none: the learner has to wait."""
 
     @abstractmethod
     def _warmup_half(self) -> list[Trajectory]:
-        """The trajectories of the next batch of a warm-up; none: the learner has to wait."""
+        """Return the trajectories of a warm-up's next batch; none: the learner waits."""
 
     def committed(self, explained_variance: float | None) -> None:
-        """An update is in."""
+        """Note a committed update."""
         self._warmup.committed(explained_variance)

@@ -1,16 +1,15 @@
-"""The scheduler of `streaming`: generators wait when the staleness bound is reached, and never for
-the learner itself.
+"""Scheduler of `streaming`: generators wait at the staleness bound alone.
 
-Promises: windows in play (being generated, waiting, ready, or with the learner) never exceed
-`ScheduleConfig.bound` except by windows that were already under way when their trajectory was held;
-a stream of staleness 0 makes the same batches in any order of arrival. Each event costs constant
-time, but for the prompts that a warm-up waits for; only a batch that is about to leave looks at all
-windows.
+They never wait for the learner itself. Promises: windows in play (being generated, waiting, ready,
+or with the learner) never exceed `ScheduleConfig.bound` except by windows that were already under
+way when their trajectory was held; a stream of staleness 0 makes the same batches in any order of
+arrival. Each event costs constant time, but for the prompts that a warm-up waits for; only a batch
+that is about to leave looks at all windows.
 """
 
 from collections.abc import Iterable
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
 from headrace.config.sections.run import RunConfig
@@ -23,30 +22,30 @@ class StreamingScheduler(Scheduler):
 
     lockstep = False
 
-    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+    def __init__(self, config: RunConfig, state: State, leases: LeaseTable) -> None:
         super().__init__(config, state, leases, by_arrival=config.schedule.max_staleness > 0)
         full = self._schedule.warm_start == "full" and state.update == 0
         self._opening: set[int] | None = set() if full else None
-        """warm_start = full: trajectories of the first leases that may lack a complete window."""
+        """Trajectories of first leases without a complete window, with warm_start = full."""
 
     def resume(self) -> None:
-        """A new coordinator took over: trajectories with a lease are in play already."""
+        """Do nothing: trajectories with a lease are in play already."""
 
     # -- generation -------------------------------------------------------------------------------
 
     def stops_at_border(self) -> bool:
-        """Where no next window begins before new weights, a request ends with its window. A warm-up
-        has the same weights all along, and needs whole responses."""
+        """Return whether requests end with their windows: the next need new weights.
+
+        A warm-up has the same weights all along, and needs whole responses."""
         return self._schedule.max_staleness == 0 and not self.warming
 
     def _may_begin(self, in_play: int, windows: int = 1) -> bool:
-        # The set that a warm-up waits for comes on top: the policy does not move meanwhile.
+        # A warm-up's set of prompts comes on top: the policy does not move meanwhile.
         first = self._warmup.prompts * self._schedule.num_generations
         return in_play + windows <= self.bound + first
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
-        """Trajectories inside a window first, then those at a border as far as the bound allows,
-        then new groups."""
+        """Return trajectories inside windows, then at borders in the bound, then groups."""
         chosen: list[int] = []
         while len(chosen) < free and (key := self._leases.next_inside()) is not None:
             chosen.append(key)
@@ -65,14 +64,14 @@ class StreamingScheduler(Scheduler):
         return [self._account.trajectories[key] for key in chosen], groups
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """New trajectories exist: they hold a window from now on."""
+        """Count a window for each new trajectory from now on."""
         for trajectory in trajectories:
             self._leases.may_begin(trajectory.trajectory_id)
             if self._opening is not None and self._state.update == 0:
                 self._opening.add(trajectory.trajectory_id)
 
     def goes_on(self, trajectory: Trajectory) -> bool:
-        """A trajectory that is being generated came to a border: may it begin the next window?"""
+        """Return whether a generating trajectory at a border may begin the next window."""
         if trajectory.trajectory_id in self._leases.open:
             return True
         if not self._may_begin(self.in_play()) or self.is_behind():
@@ -91,21 +90,18 @@ class StreamingScheduler(Scheduler):
         return self._selector.windows()
 
     def _warmup_half(self) -> list[Trajectory]:
-        """As many finished trajectories as a batch has windows, or enough to fill token budgets;
-        fewer where the stream would otherwise wait for ever."""
-        if self._warmup.prompts:
-            chosen = []
-        elif self._schedule.value_batch_tokens is not None:
+        """Return trajectories of a full batch; fewer where the stream would wait for ever."""
+        chosen, size = list[Trajectory](), self._schedule.batch_windows
+        if self._schedule.value_batch_tokens is not None and not self._warmup.prompts:
             chosen = self._selector.warmup_values()
-        elif len(self._account.values) >= self._schedule.batch_windows:
-            chosen = self._selector.waiting()[: self._schedule.batch_windows]
-        else:
-            chosen = []
+        elif len(self._account.values) >= size and not self._warmup.prompts:
+            chosen = self._selector.waiting()[:size]
         return self._selector.waiting() if not chosen and self._nothing_to_come() else chosen
 
     def _nothing_to_come(self) -> bool:
-        """Nothing is under way, and what waits fills the bound so far that nobody may begin
-        (trajectories that could not be scored left holes): waiting would be for ever."""
+        """Return whether waiting would be for ever.
+
+        Nothing is under way, and the bound lets nothing begin: unscored trajectories left holes."""
         active = len(self._account.active)
         if self._leases.waiting_at_border() < active:
             return False
@@ -113,7 +109,7 @@ class StreamingScheduler(Scheduler):
         return not self._may_begin(self.in_play(), begins)
 
     def _opening_waits(self) -> bool:
-        """warm_start = full: a trajectory of the first leases has no complete window yet."""
+        """Return whether a first trajectory lacks a whole window, with warm_start = full."""
         if self._opening is None:
             return False
         while self._opening:
@@ -126,7 +122,7 @@ class StreamingScheduler(Scheduler):
         return False
 
     def _stale_unit_waits(self) -> bool:
-        """stale = wait: a window under way would be over the bound after one more update."""
+        """Return whether a window would be too old after the update, with stale = wait."""
         if self._schedule.stale != "wait":
             return False
         bound, update = self._schedule.max_staleness, self._state.update

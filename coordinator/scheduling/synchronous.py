@@ -1,13 +1,13 @@
-"""The scheduler of `synchronous` and `windowed`: generate a round, train it, publish, repeat.
+"""Scheduler of `synchronous` and `windowed`: generate a round, train it, publish.
 
 Promises: a round has batch_windows windows (fewer by less than a group where carried trajectories
-leave no room for one), carried trajectories first, all sampled by one version; what a batch holds,
-and in which order, does not depend on who arrived first. Each event costs constant time.
+leave no room for one), carried trajectories first, all sampled by one version; a batch's contents
+and their order do not depend on the order of arrival. Each event costs constant time.
 """
 
 from collections.abc import Iterable
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
 from headrace.config.sections.run import RunConfig
@@ -20,33 +20,34 @@ class SynchronousScheduler(Scheduler):
 
     lockstep = True
 
-    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+    def __init__(self, config: RunConfig, state: State, leases: LeaseTable) -> None:
         super().__init__(config, state, leases, by_arrival=False)
         self._round: set[int] = set()
         """Trajectories of the round that is being generated."""
         self._pending: set[int] = set()
-        """Those of them that may not be through yet."""
+        """Trajectories of the round that may not be through yet."""
 
     def restart(self) -> None:
-        """The learner is at another update than it was."""
+        """Find the round and the warm-up of the learner's update, which has changed."""
         super().restart()
         self._find_round()
 
     def resume(self) -> None:
-        """A new coordinator took over."""
+        """Find the round under way, after a new coordinator took over."""
         self._find_round()
 
     def committed(self, explained_variance: float | None) -> None:
-        """An update is in. Its round is over, unless the batch was one that came back."""
+        """Note a committed update, which ends its round, unless its batch had come back."""
         if self._round_over():
             self._end_round()
         super().committed(explained_variance)
 
     def _find_round(self) -> None:
-        """The round that is under way, as the account shows it: unfinished trajectories without a
-        window that waits to be trained, and finished ones whose windows are not ready. There is one
-        if a window was begun or completed that no batch has had; otherwise trajectories at a border
-        wait for the next round."""
+        """Find the round that is under way in the account.
+
+        It has unfinished trajectories without a window that waits to be trained, and finished ones
+        whose windows are not ready. There is one if a window was begun or completed that no batch
+        has had; otherwise trajectories at a border wait for the next round."""
         self._end_round()
         account = self._account
         again = {window.window_id for batch in account.again for window in batch.windows}
@@ -76,11 +77,11 @@ class SynchronousScheduler(Scheduler):
     # -- generation -------------------------------------------------------------------------------
 
     def stops_at_border(self) -> bool:
-        """A warm-up has the same weights all along, and needs whole responses."""
+        """Return whether requests end with their window: not in a warm-up."""
         return not self.warming
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
-        """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
+        """Return a round's carried trajectories, then new groups; later the unleased rest."""
         if self._selector.again():
             return [], 0
         keys, groups = self._rest(free), 0
@@ -89,8 +90,9 @@ class SynchronousScheduler(Scheduler):
         return [self._account.trajectories[key] for key in keys], groups
 
     def _rest(self, free: int) -> list[int]:
-        """Trajectories of the round without a lease. A trajectory that has reached its border waits
-        for the next weights, except in a warm-up."""
+        """Return the round's trajectories without a lease.
+
+        A trajectory at its border waits for the next weights, except in a warm-up."""
         due: list[int] = []
         others: list[int] = []
         queues = [self._leases.next_inside]
@@ -123,19 +125,19 @@ class SynchronousScheduler(Scheduler):
         return carried[:free], groups if carried else max(1, groups)
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """New trajectories exist: they join the round."""
+        """Let new trajectories join the round."""
         for trajectory in trajectories:
             self._join_round(trajectory.trajectory_id)
 
     def goes_on(self, trajectory: Trajectory) -> bool:
-        """Always true: in a round every lease is used up."""
+        """Return True: in a round every lease is used up."""
         self._leases.may_begin(trajectory.trajectory_id)
         return True
 
     # -- batches ----------------------------------------------------------------------------------
 
     def _policy_half(self) -> list[Window]:
-        """Windows left over from a warm-up or a dead learner need no new round."""
+        """Return the round's windows, or those left over from a warm-up or a dead learner."""
         if self._under_way():
             return []
         windows: list[Window] = [] if self._refills() else self._selector.windows()
@@ -155,12 +157,12 @@ class SynchronousScheduler(Scheduler):
         return bool(self._round) and not self._round_over()
 
     def _refills(self) -> bool:
-        """Dynamic sampling: the round goes on until it has a batch."""
+        """Return whether dynamic sampling lets the round go on until it has a batch."""
         admits_all = self._config.algorithm.admit == "all"
         return not admits_all and len(self._account.ready) < self._schedule.batch_windows
 
     def _round_over(self) -> bool:
-        """Every trajectory of the round is through, and scored if it ended."""
+        """Return whether every trajectory of the round is through, and scored if it ended."""
         while self._pending:
             key = next(iter(self._pending))
             if not self._is_through(key):
@@ -169,8 +171,7 @@ class SynchronousScheduler(Scheduler):
         return True
 
     def _is_through(self, key: int) -> bool:
-        """Whether the trajectory has done its part in the round: one window, or in a warm-up the
-        whole response."""
+        """Return whether a trajectory has its window, or in a warm-up its whole response."""
         trajectory = self._account.trajectories.get(key)
         if trajectory is None:
             return True

@@ -1,15 +1,15 @@
-"""What follows from what happened: which windows close, become ready or are dropped.
+"""Lifecycle of windows: when they close, become ready or are dropped.
 
-Comes in: trajectories that something happened to. Goes out: the records that say what becomes of
-their windows; the caller applies each before it asks for the next. Promises: the rules stand here
-and nowhere else, and readers of the records need none of them; asking twice gives no record twice.
+In: trajectories that have changed. Out: the records about their windows; the caller applies each
+before it takes the next. Promises: the rules stand here and nowhere else, and readers of the
+records need none of them; calling twice gives no record twice.
 
 A window closes after `window` sampled tokens, or where its trajectory ends, or a turn of it where
-windows do not go across turns. It is ready as soon as
-what its training unit needs is there: `window` only the reward of the answer's last one,
-`trajectory` the reward, `group` the rewards of the whole group. Where a source scores lines, a
-window that goes on waits for those that end in it, until their deadline. A window that ends with a
-turn waits for the environment's word. Windows of a trajectory get ready in order.
+windows do not go across turns. It is ready as soon as its training unit is scored: with `window`
+only the answer's last one needs a reward, with `trajectory` each its own reward, with `group` those
+of the whole group. Where a source scores lines, a window that goes on waits for those that end in
+it, until their deadline. A window that ends with a turn waits for the environment's answer. Windows
+of a trajectory get ready in order.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from headrace.trajectory.windows import Window, window_id
 
 
 class WindowLifecycle:
-    """The rules, for one run's window size and training unit."""
+    """Rules of windows, for one run's window size and training unit."""
 
     def __init__(
         self, config: RunConfig, account: Account, lines: LineScoring | None = None
@@ -34,7 +34,7 @@ class WindowLifecycle:
         self._lines = lines
 
     def next_records(self, trajectories: Iterable[Trajectory]) -> Iterator[r.Record]:
-        """Records that follow from what these training trajectories are now."""
+        """Yield the records about windows of these trajectories that are due now."""
         known = {t.trajectory_id: t for t in trajectories if t.purpose == "train"}
         closed = [window for t in known.values() for window in self._closings(t)]
         if closed:
@@ -58,7 +58,7 @@ class WindowLifecycle:
                 waits = state == "waiting" or trajectory.trajectory_id in held
                 waits |= _awaits_step(trajectory, window)
                 if self._is_ready(trajectory, window, waits=waits):
-                    # An outcome waits for lines itself: what it has not waited for came too late.
+                    # An outcome waits for lines itself: those it has not waited for came too late.
                     ready[window.window_id] = "late" if state == "waiting" else state
                 else:
                     held.add(trajectory.trajectory_id)
@@ -67,52 +67,38 @@ class WindowLifecycle:
             yield r.WindowsReady(window_ids=sorted(ready), lines=lines)
 
     def drop_for_warmup(self, trajectory_ids: Iterable[int]) -> Iterator[r.Record]:
-        """Records that drop the windows of trajectories that a warm-up has used: the value model
-        has seen how they end, so the policy is not trained on them."""
-        ids = [
-            window.window_id
-            for trajectory_id in trajectory_ids
-            for window in self._account.trajectories[trajectory_id].windows
-            if window.state in ("closed", "ready")
-        ]
-        if ids:
-            yield r.WindowsDropped(window_ids=ids, reason="value_warmup")
+        """Return records that drop the windows of a warm-up's trajectories.
+
+        The value model has trained on their outcomes, so the policy is not trained on them."""
+        known = self._account.trajectories
+        return drop_windows([known[i] for i in trajectory_ids], "value_warmup")
 
     def discard(self, trajectory: Trajectory, reason: r.DropReason) -> Iterator[r.Record]:
-        """Records that drop all of a trajectory that no update has, its last tokens included."""
+        """Yield records that drop all tokens of a trajectory that no update has."""
         if trajectory.open_tokens:
-            rest = self._window(trajectory, trajectory.spans[-1].end, final=False)
+            start, end = trajectory.open_start, trajectory.spans[-1].end
+            rest = self._window(trajectory, len(trajectory.windows), start, end)
             yield r.WindowsClosed(windows=[rest])
-        left = [w.window_id for w in trajectory.windows if w.state in ("closed", "ready")]
-        if left:
-            yield r.WindowsDropped(window_ids=left, reason=reason)
+        yield from drop_windows([trajectory], reason)
 
     # -- closing ----------------------------------------------------------------------------------
 
     def _closings(self, trajectory: Trajectory) -> Iterator[r.ClosedWindow]:
-        """The complete windows that follow the last closed one."""
+        """Yield the complete windows that follow the last closed one."""
         index, start, left = len(trajectory.windows), trajectory.open_start, trajectory.open_tokens
         while left > self._size or (left == self._size and not trajectory.ended):
             end = trajectory.position_after(start, self._size)
-            yield self._window(trajectory, end, index=index, start=start)
+            yield self._window(trajectory, index, start, end)
             index, start, left = index + 1, end, left - self._size
         turn_ended = trajectory.paused and not self._across_turns
         if left and (trajectory.ended or turn_ended):
-            # What was inserted behind the last sampled token is in no window, however it came in.
+            # Tokens inserted behind the last sampled one are in no window, however they came in.
             end, final = trajectory.spans[-1].end, trajectory.complete
-            yield self._window(trajectory, end, index=index, start=start, final=final)
+            yield self._window(trajectory, index, start, end, final=final)
 
     def _window(
-        self,
-        trajectory: Trajectory,
-        end: int,
-        *,
-        index: int | None = None,
-        start: int | None = None,
-        final: bool = False,
+        self, trajectory: Trajectory, index: int, start: int, end: int, *, final: bool = False
     ) -> r.ClosedWindow:
-        index = len(trajectory.windows) if index is None else index
-        start = trajectory.open_start if start is None else start
         spans = trajectory.spans_between(start, end)
         versions = [span.version for span in spans]
         return r.ClosedWindow(
@@ -130,15 +116,14 @@ class WindowLifecycle:
     # -- ready or lost ----------------------------------------------------------------------------
 
     def _is_lost(self, trajectory: Trajectory, window: Window) -> bool:
-        """Whether the window will never get what it needs."""
+        """Return whether the window will never get the rewards that it needs."""
         if trajectory.ended and not trajectory.complete:
             return True
         failed = trajectory.reward_status not in (None, "ok")
         return failed and (window.final or self._unit != "window")
 
     def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
-        """Whether the window has all it needs; `waits`: scores of its lines, or of lines before it,
-        may still come."""
+        """Return whether the window has all its rewards; `waits`: lines may still come."""
         if self._unit == "window" and not window.final:
             return not waits
         if trajectory.reward_status != "ok":
@@ -149,8 +134,18 @@ class WindowLifecycle:
         )
 
 
+def drop_windows(
+    trajectories: Iterable[Trajectory], reason: r.DropReason
+) -> Iterator[r.WindowsDropped]:
+    """Yield a record that drops these trajectories' windows that no update has had."""
+    windows = (window for trajectory in trajectories for window in trajectory.windows)
+    ids = [window.window_id for window in windows if window.state in ("closed", "ready")]
+    if ids:
+        yield r.WindowsDropped(window_ids=ids, reason=reason)
+
+
 def _closed(trajectory: Trajectory) -> list[Window]:
-    """Its windows that are closed and not ready, in order; they are among the last ones."""
+    """Return its closed windows that are not ready, in order, among the last ones."""
     found: list[Window] = []
     for window in reversed(trajectory.windows):
         if len(found) == trajectory.closed:
@@ -161,15 +156,16 @@ def _closed(trajectory: Trajectory) -> list[Window]:
 
 
 def _awaits_step(trajectory: Trajectory, window: Window) -> bool:
-    """Whether a turn ends with the window, and its environment has yet to say what that earns, and
-    whether anything follows."""
+    """Return whether a turn ends with the window, and has no answer yet."""
     at_end = bool(trajectory.spans) and window.end >= trajectory.spans[-1].end
     return trajectory.paused and not trajectory.ended and at_end
 
 
 def _recalls(trajectory: Trajectory) -> Iterator[Window]:
-    """The last window, if the trajectory turned out to end with it: the end came only after the
-    chunk that filled the window. A window that the learner has had is not changed any more."""
+    """Yield the last window, if the trajectory turned out to end with it.
+
+    The end came only after the chunk that filled the window. A window that the learner has had is
+    not changed any more."""
     if trajectory.complete and trajectory.windows and not trajectory.open_tokens:
         last = trajectory.windows[-1]
         if not last.final and last.state in ("closed", "ready"):

@@ -1,1 +1,1 @@
-"""Trajectories, groups and lines to the reward workers, scores back."""
+"""Score requests for trajectories, groups and lines, and their scores."""

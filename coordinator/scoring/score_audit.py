@@ -1,10 +1,10 @@
-"""The audit: a second source scores a share of the answers too, and nothing trains on what it says.
+"""Audit of rewards: a second source scores a share of answers, without training.
 
-Comes in: training answers that have their reward, and scores of audits. Goes out: ScoreRequest
-batches marked as audits, AuditArrived records. Promises: an audit follows its answer's reward and
-delays none; which prompts are audited depends on the prompt's id and the seed alone; failures are
-counted and told once in a row, and nobody waits for an audit, an evaluation and the end of the run
-included. An answer that is forgotten before its turn has no audit.
+In: training answers that have their reward, and scores of audits. Out: ScoreRequest batches marked
+as audits, AuditArrived records. Promises: an audit follows its answer's reward and delays none; the
+choice of prompts depends on the prompt's id and the seed alone; failures are counted and reported
+once in a row, and nothing waits for an audit, an evaluation and the end of the run included. An
+answer that is forgotten before its turn has no audit.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ from headrace.protocol.records.record_types import AuditArrived
 from headrace.trajectory.trajectories import Group, Trajectory
 
 MOST_WAITING = 1024
-"""Answers that may wait for their audit; beyond it the oldest have none."""
+"""Maximum number of answers that wait for audits; the oldest are dropped."""
 
 
 class ScoreAudit:
-    """The coordinator's side of `[reward.audit]`."""
+    """Requests and scores of `[reward.audit]`."""
 
     def __init__(self, hub: Hub, source_of: Callable[[Group], str]) -> None:
         self._hub = hub
@@ -35,11 +35,11 @@ class ScoreAudit:
 
     @property
     def waits(self) -> bool:
-        """Whether an answer waits for its audit."""
+        """True where an answer waits for its audit."""
         return bool(self._waiting)
 
     def add(self, trajectory: Trajectory) -> None:
-        """A trajectory has its reward: it waits for its audit, if its prompt is audited."""
+        """Queue a trajectory that has its reward, if its prompt is audited."""
         audit = self._config
         scored = trajectory.reward_status == "ok" and trajectory.audit_status is None
         if audit is None or not scored or trajectory.purpose != "train":
@@ -51,11 +51,11 @@ class ScoreAudit:
             self._waiting.append(trajectory.trajectory_id)
 
     def requeue(self, worker: RewardPeer) -> None:
-        """A worker is gone: others audit what it had."""
+        """Queue the audits of a worker that is gone again."""
         self._waiting.extendleft(sorted(worker.auditing, reverse=True))
 
     def queued(self) -> dict[str, int]:
-        """Answers that the audit's source has yet to look at."""
+        """Return the number of answers that the audit's source has yet to score."""
         if self._config is None:
             return {}
         out = sum(len(worker.auditing) for worker in self._hub.peers.rewards.values())
@@ -64,7 +64,7 @@ class ScoreAudit:
     async def dispatch(
         self, name: str, worker: RewardPeer, item_of: Callable[[Trajectory, str], ScoreItem]
     ) -> None:
-        """Hand a worker what waits, at most two batches a child at once."""
+        """Send a worker the audits that wait, at most two batches per child in flight."""
         audit, reward = self._config, self._hub.config.reward
         if audit is None or not self._waiting:
             return
@@ -78,7 +78,7 @@ class ScoreAudit:
             await self._hub.send(name, ScoreRequest(items=items))
 
     def _next(self, number: int) -> Iterable[Trajectory]:
-        """The next trajectories of those that are still known."""
+        """Pop the next trajectories that are still known."""
         while number > 0 and self._waiting:
             trajectory = self._hub.account.trajectories.get(self._waiting.popleft())
             if trajectory is not None:
@@ -86,7 +86,7 @@ class ScoreAudit:
                 yield trajectory
 
     def receive(self, worker: RewardPeer | None, score: Score) -> None:
-        """Take an audit's score; one that was not asked for is ignored."""
+        """Record an audit's score; one without a request is ignored."""
         if self._config is None or worker is None or score.trajectory_id not in worker.auditing:
             self._hub.rejections.count("score_not_asked")
             return
@@ -108,10 +108,8 @@ class ScoreAudit:
             source = self._source_of(self._hub.account.groups[trajectory.group_id])
             self._hub.monitors.audited(source, trajectory.reward, arrived)
         if not ok and not self._failing:
-            self._hub.incident(
-                "warning",
-                "audit_failed",
-                f"the audit of trajectory {score.trajectory_id} by {arrived.source}: {score.status}"
-                f"{': ' + score.error if score.error else ''}; nothing waits for it",
-            )
+            text = f"the audit of trajectory {score.trajectory_id} by {arrived.source}"
+            reason = f"{score.status}{': ' + score.error if score.error else ''}"
+            incident = f"{text}: {reason}; nothing waits for it"
+            self._hub.incident("warning", "audit_failed", incident)
         self._failing = not ok

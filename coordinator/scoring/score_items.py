@@ -1,7 +1,7 @@
-"""Items for a reward worker: whole answers, groups of them, lines of unfinished answers.
+"""Items for reward workers: answers, groups of them, lines of unfinished answers.
 
-Comes in: trajectories. Goes out: score items. Promise: token ids are those that were sampled, and
-come along where a function asks for them, and with lines always.
+In: trajectories. Out: score items. Promise: token ids are those that were sampled, and come along
+where a function needs them, and with lines always.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 
 READS_CHATS = ("function", "judge", "pairwise", "bradley_terry")
-"""Kinds that look at the messages of a prompt that is a chat."""
+"""Kinds of rewards that read the messages of a prompt that is a chat."""
 
 
 class ScoreItems:
-    """Makes items; texts are decoded here."""
+    """Factory of score items, which decodes their texts."""
 
     def __init__(self, config: RewardConfig, account: Account, prompts: Prompts) -> None:
         self._account, self._prompts = account, prompts
@@ -30,17 +30,16 @@ class ScoreItems:
     def whole(
         self, trajectory: Trajectory, source: str, model: ModelVersion | None = None
     ) -> ScoreItem:
-        """An answer that ended; of an episode its last turn. `model`: the version that scores."""
+        """Return the item of an ended answer, of an episode's last turn, for `model`."""
         own = trajectory.turn(-1) if trajectory.steps else trajectory.sampled_tokens()
         return self._item(trajectory, source, own, with_ids=self._with_ids, model=model)
 
     def group(
         self, siblings: Sequence[Trajectory], source: str, model: ModelVersion | None = None
     ) -> ScoreItem:
-        """All answers to a prompt that have an end."""
-        first = siblings[0]
-        none = first.tokens[:0]
-        shared = self._item(first, source, none, with_ids=self._with_ids, model=model)
+        """Return the item of all ended answers to a prompt."""
+        first, ids = siblings[0], self._with_ids
+        shared = self._item(first, source, first.tokens[:0], with_ids=ids, model=model)
         return msgspec.structs.replace(
             shared,
             trajectory_id=self._account.groups[first.group_id].trajectory_ids[0],
@@ -49,7 +48,7 @@ class ScoreItems:
         )
 
     def lines(self, trajectory: Trajectory, source: str, positions: Sequence[int]) -> ScoreItem:
-        """The lines of an answer that end at these positions, with all that stands before."""
+        """Return the item of the lines that end at these positions, with all before."""
         ends = sampled_index(trajectory, positions)
         sampled = trajectory.sampled_tokens()[: ends[-1] + 1]
         (begin,) = sampled_index(trajectory, [trajectory.lines_through])

@@ -1,11 +1,11 @@
-"""Trajectories, their groups and their lines to the reward workers, and the scores back.
+"""Score requests to reward workers, and the scores of answers, groups and lines.
 
-Comes in: trajectories that ended, lines in windows that closed, Scores. Goes out: ScoreRequest
-batches, RewardArrived and LinesScored records. Each prompt has a source of rewards, by its row, and
-a second one may score lines; sources queue apart, so that a slow one does not hold the others up. A
-worker that is lost gives what it had back to the queues. An outcome whose lines are still being
-scored is kept until they are, or their deadline has passed. Too many failures of a source in a row
-stop the run with the reason.
+In: trajectories that ended, lines in windows that closed, Scores. Out: ScoreRequest batches,
+RewardArrived and LinesScored records. Each prompt has a reward source, by its row, and a second one
+may score lines; sources queue apart, so that a slow one does not hold the others up. The requests
+of a worker that is lost return to the queues. An outcome whose lines are still being scored is kept
+until they are, or their deadline has passed. Too many failures of a source in a row stop the run
+with the reason.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from coordinator.connections.message_checks import sound_score
-from coordinator.connections.peers import Ask, RewardPeer
+from coordinator.connections.peers import RewardPeer, ScoreKey
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.line_rewards.line_scoring import LineScoring
@@ -35,16 +35,16 @@ _SCORED = {
 
 
 class Scoring:
-    """The coordinator's side of the reward workers."""
+    """Queues of score requests, and the records of their scores."""
 
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self._hub = hub
         self._items = ScoreItems(hub.config.reward, hub.account, prompts)
         self._sources = hub.config.reward.each()
-        self._queues: dict[str, deque[Ask]] = {name: deque() for name in self._sources}
-        self._asked_groups: set[Ask] = set()
+        self._queues: dict[str, deque[ScoreKey]] = {name: deque() for name in self._sources}
+        self._asked_groups: set[ScoreKey] = set()
         self._outcomes: dict[int, Score] = {}
-        """Of answers whose lines are still being scored, by trajectory."""
+        """Scores of answers whose lines are still being scored, by trajectory."""
         self._rewarded: list[Trajectory] = []
         self._failures_in_a_row: Counter[str] = Counter()
         self.seconds = 0.0
@@ -53,15 +53,14 @@ class Scoring:
         hub.monitors.queues, hub.monitors.in_flight = self.queues, self.in_flight
 
     def add(self, trajectory: Trajectory) -> None:
-        """A trajectory that ended waits for its reward, or its group does once all of it ended;
-        one that has its reward waits for its audit."""
+        """Queue an ended trajectory or its whole group to be scored, or audited."""
         if not trajectory.ended:
             return
         source = self.source_of(self._hub.account.groups[trajectory.group_id])
         if self._sources[source].unit == "group":
             self._add_group(trajectory.group_id, source)
         elif trajectory.complete and trajectory.reward_status is None:
-            self._queues[source].append(Ask(trajectory.trajectory_id, source))
+            self._queues[source].append(ScoreKey(trajectory.trajectory_id, source))
         self._audits.add(trajectory)
 
     def _add_group(self, group_id: int, source: str) -> None:
@@ -69,13 +68,13 @@ class Scoring:
         if not all(member.ended for member in members):
             return
         unscored = [m for m in members if m.complete and m.reward_status is None]
-        ask = Ask(members[0].trajectory_id, source)
+        ask = ScoreKey(members[0].trajectory_id, source)
         if unscored and ask not in self._asked_groups:
             self._asked_groups.add(ask)
             self._queues[source].append(ask)
 
     def source_of(self, group: Group) -> str:
-        """The source of rewards of a prompt; UserError where the route leads nowhere."""
+        """Return the reward source of a prompt; UserError where the route leads nowhere."""
         reward, task = self._hub.config.reward, self._hub.config.task
         if not reward.sources:
             return DEFAULT_SOURCE
@@ -85,15 +84,14 @@ class Scoring:
         return found
 
     def join(self, hello: Hello) -> None:
-        """A worker said Hello; the same process may say it again and keeps what it is scoring."""
+        """Add a worker; the same process may say Hello again and keeps its requests."""
         known = self._hub.peers.rewards.get(hello.name)
-        if known is not None and known.hello.pid == hello.pid:
-            return
-        self.forget_worker(hello.name)
-        self._hub.peers.rewards[hello.name] = RewardPeer(hello)
+        if known is None or known.hello.pid != hello.pid:
+            self.forget_worker(hello.name)
+            self._hub.peers.rewards[hello.name] = RewardPeer(hello)
 
     def forget_worker(self, name: str) -> None:
-        """A worker is gone: others score what it had."""
+        """Remove a worker that is gone, and queue its requests again."""
         worker = self._hub.peers.rewards.pop(name, None)
         if worker:
             for ask in sorted(worker.scoring, reverse=True):
@@ -101,7 +99,7 @@ class Scoring:
             self._audits.requeue(worker)
 
     def queues(self) -> dict[str, int]:
-        """What waits for a score, by source, audits included."""
+        """Return the number of waiting requests by source, in flight and audits included."""
         out, audits = self.in_flight(), self._audits.queued()
         return {
             name: len(queue) + out[name] + audits.get(name, 0)
@@ -109,20 +107,20 @@ class Scoring:
         }
 
     def in_flight(self) -> dict[str, int]:
-        """What reward workers have and have not answered, by source, audits apart."""
+        """Return the number of requests in flight by source, without audits."""
         out = Counter(a.source for w in self._hub.peers.rewards.values() for a in w.scoring)
         return {name: out[name] for name in self._sources}
 
     def waiting(self) -> int:
-        """Rewards that are waited for; nobody waits for an audit."""
+        """Return the number of missing rewards; nothing waits for an audit."""
         queued = sum(len(queue) for queue in self._queues.values())
         out = sum(len(worker.scoring) for worker in self._hub.peers.rewards.values())
         return queued + out + len(self._outcomes)
 
     async def dispatch(self) -> None:
-        """Hand the queues to workers, at most two batches of a source out at each child."""
+        """Send the queues to workers, at most two batches of a source in flight per child."""
         if (lines := self._hub.lines) is not None:
-            self._queues[lines.source].extend(Ask(i, lines.source) for i in lines.wanted())
+            self._queues[lines.source].extend(ScoreKey(i, lines.source) for i in lines.wanted())
         if not any(self._queues.values()) and not self._audits.waits:
             return
         size = self._hub.config.reward.batch
@@ -138,8 +136,8 @@ class Scoring:
                     await self._hub.send(name, ScoreRequest(items=items))
             await self._audits.dispatch(name, worker, self._items.whole)
 
-    def _asking(self, worker: RewardPeer, ask: Ask) -> Iterator[ScoreItem]:
-        """The item of a question that goes to a worker; none where there is nothing to ask."""
+    def _asking(self, worker: RewardPeer, ask: ScoreKey) -> Iterator[ScoreItem]:
+        """Yield the item of a request to a worker; none where it is obsolete."""
         trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
         lines = self._hub.lines
         if lines is not None and ask.source == lines.source:
@@ -159,31 +157,30 @@ class Scoring:
             yield self._items.whole(trajectory, ask.source, model)
         worker.scoring.add(ask)
 
-    def _siblings(self, ask: Ask) -> list[Trajectory]:
-        """Whom the source of a group sees: all that have an end."""
+    def _siblings(self, ask: ScoreKey) -> list[Trajectory]:
+        """Return the members of a group that its source scores: all that have an end."""
         group_id = self._hub.account.trajectories[ask.trajectory_id].group_id
         return [member for member in self._hub.account.members(group_id) if member.complete]
 
     # -- scores -----------------------------------------------------------------------------------
 
     def receive(self, name: str, message: Scores) -> list[Trajectory]:
-        """Take scores and return the trajectories whose reward has come; scores that were not asked
-        for are ignored."""
+        """Take requested scores; return the trajectories that have their reward now."""
         worker = self._hub.peers.rewards.get(name)
         touched: list[Trajectory] = []
         for score in map(sound_score, message.scores):
             if score.audit:
                 self._audits.receive(worker, score)
                 continue
-            ask = Ask(score.trajectory_id, score.source)
+            ask = ScoreKey(score.trajectory_id, score.source)
             if worker is None or ask not in worker.scoring:
-                # What a worker is asked before it is lost, it may answer after.
+                # A worker may answer requests of the time before it was lost.
                 self._hub.rejections.count("score_not_asked")
                 continue
             worker.scoring.remove(ask)
             self.seconds += score.seconds
             outdated = self._hub.rankers.is_outdated(ask)
-            # What has scored a part of a group scores the rest.
+            # The version that scored a part of a group scores the rest.
             if outdated and not any(t.reward_model for t in self._siblings(ask)):
                 self._hub.rejections.count("score_outdated")
                 self._queues[ask.source].appendleft(ask)
@@ -192,37 +189,37 @@ class Scoring:
         self._hub.settle_windows(touched)
         if touched:
             self._hub.progress("rewards")
-        return self._told()
+        return self._pop_rewarded()
 
     def expire(self) -> list[Trajectory]:
-        """Wait no longer for lines whose deadline has passed; trajectories whose reward has come
-        with that."""
+        """Give up lines whose deadline has passed; return trajectories that now have their
+        reward."""
         lines = self._hub.lines
         late = [] if lines is None else lines.expired()
         for trajectory in late:
-            self._note_held(trajectory)
+            self._record_outcome(trajectory)
         self._hub.settle_windows(late)
         if late:
             self._hub.progress("rewards")
-        return self._told()
+        return self._pop_rewarded()
 
-    def _told(self) -> list[Trajectory]:
-        """The trajectories whose reward has come since this was last asked."""
+    def _pop_rewarded(self) -> list[Trajectory]:
+        """Pop the trajectories that have their reward."""
         rewarded, self._rewarded = self._rewarded, []
         return rewarded
 
-    def _take(self, ask: Ask, score: Score) -> list[Trajectory]:
-        """Note what a score says; the trajectories that it says something new about."""
+    def _take(self, ask: ScoreKey, score: Score) -> list[Trajectory]:
+        """Note a score, and return the trajectories that it changes."""
         if (lines := self._hub.lines) is not None and ask.source == lines.source:
             return self._take_lines(lines, ask, score)
         if self._sources[ask.source].unit == "group":
             return self._take_group(ask, score)
         self._count(ask, score)
         trajectory = self._hub.account.trajectories[ask.trajectory_id]
-        self._outcome(trajectory, ask.source, score)
+        self._keep_outcome(trajectory, ask.source, score)
         return [trajectory]
 
-    def _take_lines(self, lines: LineScoring, ask: Ask, score: Score) -> list[Trajectory]:
+    def _take_lines(self, lines: LineScoring, ask: ScoreKey, score: Score) -> list[Trajectory]:
         score = lines.checked(score)
         self._count(ask, score)
         trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
@@ -231,10 +228,10 @@ class Scoring:
             return []
         settles = ask.trajectory_id in self._outcomes
         self._hub.record_event(lines.answered(trajectory, score, settles=settles))
-        self._note_held(trajectory)
+        self._record_outcome(trajectory)
         return [trajectory]
 
-    def _take_group(self, ask: Ask, score: Score) -> list[Trajectory]:
+    def _take_group(self, ask: ScoreKey, score: Score) -> list[Trajectory]:
         self._asked_groups.discard(ask)
         siblings = self._siblings(ask)
         score = _of_siblings(score, siblings)
@@ -243,22 +240,22 @@ class Scoring:
         pairs = zip(siblings, each, strict=True)
         new = [(t, own) for t, own in pairs if t.reward_status is None]
         for trajectory, own in new:
-            self._outcome(trajectory, ask.source, own)
+            self._keep_outcome(trajectory, ask.source, own)
         return [trajectory for trajectory, _ in new]
 
-    def _outcome(self, trajectory: Trajectory, source: str, score: Score) -> None:
-        """Note the score of a whole answer, or keep it until its lines are scored."""
+    def _keep_outcome(self, trajectory: Trajectory, source: str, score: Score) -> None:
+        """Record the score of a whole answer, or keep it until its lines are scored."""
         self._outcomes[trajectory.trajectory_id] = msgspec.structs.replace(score, source=source)
-        self._note_held(trajectory)
+        self._record_outcome(trajectory)
 
-    def _note_held(self, trajectory: Trajectory) -> None:
-        """Note an outcome that was kept, if there is one and nothing is missing any more."""
+    def _record_outcome(self, trajectory: Trajectory) -> None:
+        """Record a kept outcome, if there is one and no line is missing any more."""
         lines, score = self._hub.lines, self._outcomes.get(trajectory.trajectory_id)
         if score is None:
             return
         ok, rewards, reward = score.status == "ok", score.rewards, score.reward
         if ok and trajectory.steps:
-            # What its environment has paid stands at its turns already.
+            # The rewards of its environment stand at its turns already.
             rewards = [Reward(score.reward, trajectory.last_sampled)]
             reward += sum(step.reward for step in trajectory.steps)
         if ok and lines is not None and trajectory.purpose == "train":
@@ -281,16 +278,12 @@ class Scoring:
         )
         self._hub.record_event(arrived)
         self._rewarded.append(trajectory)
-        self._watch(trajectory, arrived)
-
-    def _watch(self, trajectory: Trajectory, arrived: RewardArrived) -> None:
-        """What follows from a score for those who watch rewards."""
         if trajectory.purpose == "train":
             self._hub.monitors.scored(trajectory, arrived)
             self.spread.add(arrived.source, self._hub.account.members(trajectory.group_id))
             self._audits.add(trajectory)
 
-    def _count(self, ask: Ask, score: Score) -> None:
+    def _count(self, ask: ScoreKey, score: Score) -> None:
         """Count and report failures in a row; too many of one source end the run."""
         source, ok = ask.source, score.status == "ok"
         self._failures_in_a_row[source] = 0 if ok else self._failures_in_a_row[source] + 1
@@ -312,7 +305,7 @@ class Scoring:
 
 
 def _of_siblings(score: Score, siblings: Sequence[Trajectory]) -> Score:
-    """A score of a group whose siblings are those that were asked for; else it is `invalid`."""
+    """Return a group's score, `invalid` where its siblings are not the requested ones."""
     if score.status != "ok" or len(score.siblings) == len(siblings):
         return score
     error = f"{len(score.siblings)} scores for {len(siblings)} siblings"

@@ -1,1 +1,1 @@
-"""The coordinator's side of the learner: batches out, updates in."""
+"""Batches to the learner, its updates, and metrics about them."""

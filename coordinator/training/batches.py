@@ -1,10 +1,9 @@
-"""A selection, compiled into the parts that the learner's ranks get and the record that says so.
+"""Compilation of a selection into shards for the learner's ranks, and its record.
 
-Comes in: a selection, the state, the rules of the recipe. Goes out: for each rank its shards, each
-of which fits into one message; the BatchTaken record; figures about the batch. Promises: masks and
-record are made from the same arrays; the windows of one trajectory go to one rank and share one
-sequence; ranks are balanced by tokens, context included, unless a trajectory has to stay with its
-rank.
+In: a selection, the state, the rules of the recipe. Out: for each rank its shards, each of which
+fits into one message; the BatchTaken record; figures about the batch. Promises: masks and record
+are made from the same arrays; the windows of one trajectory go to one rank and share one sequence;
+ranks are balanced by tokens, context included, unless a trajectory has to stay with its rank.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.persistence.state import State
-from coordinator.scheduling.base import Selection
+from coordinator.scheduling.base import BatchSelection
 from coordinator.training.loss_masks import WindowMask, mask_window
 from headrace.config.validation.batch_rules import BatchRules
 from headrace.protocol.messages.batches import (
@@ -37,7 +36,7 @@ _NO_LOGPROBS = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """One batch, ready to be written down and sent: `parts[r]` are the shards of rank r."""
+    """One batch, ready to be recorded and sent: `parts[r]` are the shards of rank r."""
 
     parts: list[list[Shard]]
     taken: BatchTaken
@@ -45,13 +44,13 @@ class PreparedBatch:
 
     @property
     def trains_policy(self) -> bool:
-        """Whether it has windows with tokens in the loss."""
+        """True where it has windows with tokens in the loss."""
         return any(shard.windows for shards in self.parts for shard in shards)
 
 
 @dataclass
-class _Item:
-    """What a batch has of one trajectory. `rivals`: how many scores its advantages may need."""
+class _BatchItem:
+    """Share of a trajectory in a batch. `rivals`: number of scores of its advantages."""
 
     trajectory: Trajectory
     rivals: int = 0
@@ -60,18 +59,18 @@ class _Item:
 
     @property
     def end(self) -> int:
-        """The position up to which its segments read."""
+        """End of the positions that its segments read."""
         ends = [window.end for window, _ in self.windows]
         return max([*ends, self.trajectory.length if self.value else 0])
 
     @property
     def size(self) -> int:
-        """Tokens of its sequence, context included."""
+        """Number of tokens of its sequence, context included."""
         return self.trajectory.opening.size + self.end
 
 
 def prepare(
-    selection: Selection,
+    selection: BatchSelection,
     state: State,
     rules: BatchRules,
     *,
@@ -79,9 +78,9 @@ def prepare(
     max_bytes: int,
     batch_id: int | None = None,
 ) -> PreparedBatch:
-    """Compile a batch; each part takes at most `max_bytes` on the wire."""
+    """Compile a batch whose parts take at most `max_bytes` each on the wire."""
     trajectories = state.account.trajectories
-    policy: dict[int, _Item] = {}
+    policy: dict[int, _BatchItem] = {}
     taken: list[TakenWindow] = []
     ages: list[npt.NDArray[np.int64]] = []
     for window in selection.windows:
@@ -93,9 +92,9 @@ def prepare(
         if masked.trained.any():
             ages.append(age[masked.trained])
             rivals = len(state.account.groups[trajectory.group_id].trajectory_ids)
-            item = policy.setdefault(window.trajectory_id, _Item(trajectory, rivals))
+            item = policy.setdefault(window.trajectory_id, _BatchItem(trajectory, rivals))
             item.windows.append((window, masked))
-    values = {t.trajectory_id: _Item(t, value=True) for t in selection.value_trajectories}
+    values = {t.trajectory_id: _BatchItem(t, value=True) for t in selection.value_trajectories}
     record = BatchTaken(
         update=state.update + 1,
         lineage=state.lineage,
@@ -110,35 +109,36 @@ def prepare(
 
 
 def _deal(
-    policy: dict[int, _Item], values: dict[int, _Item], ranks: int, *, stays: bool
-) -> list[list[_Item]]:
-    """What each rank computes: the longest first, always to the rank with the fewest tokens so far
-    of that half, because the ranks go through the halves one after the other. Where a trajectory
-    `stays` with its rank, its number decides about its windows: members of a group and what was
-    issued in a row go to different ranks, and nothing has to be remembered."""
-    dealt: list[dict[int, _Item]] = [{} for _ in range(ranks)]
+    policy: dict[int, _BatchItem], values: dict[int, _BatchItem], ranks: int, *, stays: bool
+) -> list[list[_BatchItem]]:
+    """Deal the items to ranks: the longest first, to the rank with the fewest tokens.
+
+    Each half is balanced for itself, because the ranks compute them one after the other. Where a
+    trajectory `stays` with its rank, its id determines the rank of its windows: members of a group,
+    and trajectories issued in a row, go to different ranks, and nothing has to be remembered."""
+    dealt: list[dict[int, _BatchItem]] = [{} for _ in range(ranks)]
     for half in (policy, values):
         load = [0] * ranks
         for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
             rank = key % ranks if stays and half is policy else load.index(min(load))
             load[rank] += item.size
-            known = dealt[rank].setdefault(key, _Item(item.trajectory, item.rivals))
+            known = dealt[rank].setdefault(key, _BatchItem(item.trajectory, item.rivals))
             known.windows += item.windows
             known.value |= item.value
     return [list(items.values()) for items in dealt]
 
 
-def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int) -> list[Shard]:
-    """Items in their order, as many to a shard as fit; a rank without any gets none."""
+def _cut(
+    items: Iterable[_BatchItem], state: State, rules: BatchRules, max_bytes: int
+) -> list[Shard]:
+    """Pack items, in their order, into as few shards as hold them; none without items."""
     shards: list[Shard] = []
     room = 0
     for item in items:
         number = len(shards[-1].sequences) if shards else 0
         piece = _piece(item, number, state, rules)
-        size = sum(part_bytes(sequence) for sequence in piece.sequences)
-        size += sum(part_bytes(window) for window in piece.windows)
-        size += sum(part_bytes(value) for value in piece.values)
-        size += sum(part_bytes(group) for group in piece.groups)
+        size = sum(map(part_bytes, piece.sequences)) + sum(map(part_bytes, piece.windows))
+        size += sum(map(part_bytes, piece.values)) + sum(map(part_bytes, piece.groups))
         if size > room:
             shards.append(Shard(sequences=[], windows=[], values=[], groups=[]))
             room = max_bytes - PART_BYTES
@@ -152,8 +152,8 @@ def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int
     return shards
 
 
-def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
-    """One item as it stands in a shard, where its sequence has this number."""
+def _piece(item: _BatchItem, number: int, state: State, rules: BatchRules) -> Shard:
+    """Return one item as a shard in which its sequence has this number."""
     trajectory = item.trajectory
     group = state.account.groups[trajectory.group_id]
     kl = rules.kl_of_prompt(group.info)
@@ -215,8 +215,10 @@ def _window(
 
 
 def _rewards(trajectory: Trajectory, window: Window) -> list[Reward]:
-    """What its positions earned. What was earned behind the last sampled token of all (a tool's
-    answer ended the sequence) counts at that token."""
+    """Return the rewards of a window's positions.
+
+    A reward behind the last sampled token of all (a tool's answer ended the sequence) counts at
+    that token."""
     last = window.end - 1
     return [
         Reward(reward.value, min(reward.position, last))
@@ -242,8 +244,10 @@ def _value(
 
 
 def _confidence(trajectory: Trajectory, end: int) -> list[float]:
-    """[5] the state of the sampler's logprobs before position `end`. A token that FIRE drew hot
-    counts as certain, for that it was unlikely says nothing of the answer."""
+    """Return [5] the state of the sampler's logprobs before position `end`.
+
+    A token that FIRE drew hot counts as certain, because its low probability says nothing about
+    the answer."""
     logprobs = trajectory.logprobs[:end].copy()
     for mark in trajectory.marks:
         if mark.name == "hot":
@@ -255,15 +259,16 @@ def _confidence(trajectory: Trajectory, end: int) -> list[float]:
 def _coefficients(
     trajectory: Trajectory, start: int, end: int, kl: float | None
 ) -> list[Coefficient]:
-    """Those of positions [start, end). `kl` is that of the prompt's source and comes first, so that
-    what the stream says of single tokens holds for them."""
+    """Return the coefficients of positions [start, end), the source's `kl` first.
+
+    The stream's values for single tokens follow and override it."""
     of_source = [] if kl is None else [Coefficient(KL, kl, start, end)]
     own = (c for c in trajectory.coefficients if c.start < end and c.end > start)
     return [*of_source, *own]
 
 
 def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupScores:
-    """Whose scores the trajectory's advantages are made from."""
+    """Return the scores from which the trajectory's advantages are made."""
     rivals = [trajectory]
     if rules.compares == "group":
         members = state.account.members(trajectory.group_id)
@@ -277,7 +282,7 @@ def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupSco
 
 
 def _group_id(trajectory: Trajectory, rules: BatchRules) -> int:
-    """The group it is compared in: that of its prompt, or one of its own."""
+    """Return the group in which it is compared: that of its prompt, or one of its own."""
     alone = rules.compares == "itself"
     return -1 - trajectory.trajectory_id if alone else trajectory.group_id
 

@@ -1,9 +1,7 @@
-"""The coordinator's own metrics: ledger, lengths, rewards and their sources, rates, who waits for
-whom.
+"""Metrics of the coordinator: ledger, lengths, rewards, rates, waits.
 
-Comes in: the state and what ended since the last update. Goes out: metrics by name
-(headrace.metrics.registry says what each means), for every committed update and about once a second
-in between.
+In: the state and the trajectories that ended since the last update. Out: metrics by name (see
+headrace.metrics.registry), for every committed update and about once a second in between.
 """
 
 import os
@@ -15,22 +13,22 @@ from typing import NamedTuple
 
 from coordinator.dispatch.mixture import batch_shares
 from coordinator.hub import Hub
-from coordinator.training.host_use import HostUse
+from coordinator.training.host_use import HostUsage
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages.control import GeneratorReport
 from headrace.protocol.records.record_types import BatchTaken
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import Ledger
 from headrace.trajectory.trajectories import Trajectory
-from headrace.trajectory.windows import Window, trajectory_of
+from headrace.trajectory.windows import Window
 
 LOOK_EVERY_S = 5.0
-"""Between two looks at all processes of the host."""
+"""Seconds between two measurements of all processes of the host."""
 COORDINATOR = "coordinator"
 
 
-class _Totals(NamedTuple):
-    """Tokens of the ledger at a time (time.monotonic)."""
+class _TokenTotals(NamedTuple):
+    """Token numbers of the ledger at a time (time.monotonic)."""
 
     at: float
     generated: int
@@ -38,36 +36,36 @@ class _Totals(NamedTuple):
     stale: int
 
 
-def _totals(ledger: Ledger) -> _Totals:
+def _totals(ledger: Ledger) -> _TokenTotals:
     trained = ledger.accounts["trained_policy"]
-    return _Totals(time.monotonic(), ledger.generated, trained, ledger.dropped["stale"])
+    return _TokenTotals(time.monotonic(), ledger.generated, trained, ledger.dropped["stale"])
 
 
 class Gauges:
-    """Counters between two updates."""
+    """Counters and gauges between two updates."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._arrived: list[int] = []
         self._idle_before = 0.0
-        self._last = _Totals(time.monotonic(), 0, 0, 0)
-        """At the last commit, or when training began or went on."""
+        self._last = _TokenTotals(time.monotonic(), 0, 0, 0)
+        """Totals at the last commit, or when training began or went on."""
         self._reports: dict[str, GeneratorReport] = {}
-        """The last report of each generator since training began or went on."""
+        """Last report of each generator since training began or went on."""
         self._idle_s = self._whole_s = 0.0
-        """Seconds of generators in training: with nothing to generate, and all."""
+        """Seconds of generators in training: idle ones, and all."""
         self.latest: dict[str, float] = {}
-        self._host_use = HostUse(hub.state.cpu_s)
+        self._host_use = HostUsage(hub.state.cpu_s)
         self._cpu_seen: dict[int, float] = {}
         self._used: dict[str, float] = {}
         self._looked_at = float("-inf")
 
     def scored(self, trajectory: Trajectory) -> None:
-        """A training trajectory has its reward."""
+        """Count a training trajectory that has its reward."""
         self._arrived.append(trajectory.sampled)
 
     def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
-        """A batch leaves: what it holds, and what the scheduler sees."""
+        """Return metrics of a batch that is sent, and of the scheduler."""
         account, idle = self._hub.account, self._hub.clock.idle()
         metrics = {
             "schedule/batch_windows": float(len(taken.windows)),
@@ -77,21 +75,20 @@ class Gauges:
             "timing_s/wait_for_batch": idle - self._idle_before,
         }
         self._idle_before = idle
-        ids = [window.window_id for window in taken.windows]
-        ending = [account.trajectories[trajectory_of(i)[0]] for i in ids if account.window(i).final]
-        if taken.windows:
-            unfinished = len(taken.windows) - len(ending)
-            metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
+        windows = [account.window(window.window_id) for window in taken.windows]
+        ending = [account.trajectories[w.trajectory_id] for w in windows if w.final]
+        if windows:
+            metrics["schedule/unfinished_share"] = (len(windows) - len(ending)) / len(windows)
         else:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
         if self._hub.config.task.kind == "mixture":
-            metrics |= batch_shares(account, [account.window(i) for i in ids], ending)
+            metrics |= batch_shares(account, windows, ending)
         if self._hub.lines is not None:
-            metrics |= _process_rewards(account, [account.window(i) for i in ids])
+            metrics |= _process_rewards(account, windows)
         return metrics | _outcomes(ending)
 
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
-        """Metrics of the coordinator at an update's commit; resets the counters."""
+        """Return the coordinator's metrics at an update's commit, and reset the counters."""
         own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
         own |= self._hub.monitors.at_commit() | self._cpu()
         if self._arrived:
@@ -116,13 +113,14 @@ class Gauges:
         return rates
 
     def mark_training(self) -> None:
-        """Training begins or goes on: rates and generator idle time count from here."""
+        """Count rates and generators' idle time from now on: training begins or goes on."""
         self._last = _totals(self._hub.account.ledger)
         self._reports.clear()
 
     def reported(self, name: str, report: GeneratorReport) -> None:
-        """A generator says how long it worked and waited so far. What lies between two reports of
-        training counts; evaluations, and the second around each, do not."""
+        """Add a generator's work and waits between two reports of training.
+
+        Evaluations, and the second around each, do not count."""
         if self._hub.clock.running:
             before = self._reports.get(name)
             if before is not None and before.idle_s <= report.idle_s:
@@ -131,7 +129,7 @@ class Gauges:
             self._reports[name] = report
 
     def idle_shares(self) -> dict[str, float]:
-        """Shares of the training time in which learner and generators had nothing to do."""
+        """Return the shares of training time in which learner and generators were idle."""
         clock = self._hub.clock
         return {
             "idle/learner": clock.idle() / clock.own() if clock.own() > 0 else 0.0,
@@ -139,8 +137,7 @@ class Gauges:
         }
 
     def _use(self) -> dict[str, float]:
-        """Memory, processors and GPUs of the processes on this host, looked at every few
-        seconds."""
+        """Return memory, CPU and GPU use of this host's processes in the last seconds."""
         now, host = time.monotonic(), socket.gethostname()[:255]
         if now - self._looked_at >= LOOK_EVERY_S:
             peers = self._hub.peers
@@ -166,12 +163,12 @@ class Gauges:
         return self._used
 
     def _cpu(self) -> dict[str, float]:
-        """CPU seconds of these processes so far."""
+        """Return the CPU seconds of these processes so far."""
         seconds = self._host_use.cpu_s()
         return {} if seconds is None else {"perf/cpu_s": seconds}
 
     def now(self, live: int, scoring: int) -> dict[str, float]:
-        """Gauges between updates."""
+        """Return the gauges between updates."""
         account, generators = self._hub.account, self._hub.peers.generators
         return (
             self._hub.account.ledger.as_metrics()
@@ -199,7 +196,7 @@ class Gauges:
 
 
 def _prefill(reports: list[GeneratorReport]) -> dict[str, float]:
-    """Tokens of prompts and prefixes that generators computed, for each that they sampled."""
+    """Return the number of prompt and prefix tokens computed per sampled token."""
     sampled = sum(report.tokens for report in reports)
     computed = sum(report.prefill_tokens for report in reports)
     return {"perf/prefill_per_token": computed / sampled} if sampled else {}
@@ -210,7 +207,7 @@ def _seconds(report: GeneratorReport) -> float:
 
 
 def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float]:
-    """What tokens of windows earned before the last one of their answers, and what is missing."""
+    """Return numbers of early rewarded tokens, and of lines without scores."""
     counts = Counter(f"reward/lines_{window.lines}" for window in windows)
     tokens = unfinished = 0
     for window in windows:
@@ -231,7 +228,7 @@ def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float
 
 
 def _by_name(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of what environments say under each name, of those steps that say it."""
+    """Return the mean of each environment metric over the steps that have it."""
     found: dict[str, list[float]] = {}
     for each in metrics:
         for name, value in each.items():
@@ -240,20 +237,17 @@ def _by_name(metrics: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
-    """Lengths and rewards of the trajectories that end in a batch."""
+    """Return lengths and rewards of the trajectories that end in a batch."""
     if not trajectories:
         return {}
     lengths = [t.sampled for t in trajectories]
     played = [t for t in trajectories if t.steps]
-    episodes = (
-        {
-            "environment/turns": statistics.fmean(t.steps[-1].turn for t in played),
-            **_by_name([s.metrics for t in played for s in t.steps]),
-            "environment/step_s": statistics.fmean(s.seconds for t in played for s in t.steps),
-        }
-        if played
-        else {}
-    )
+    episodes: dict[str, float] = {}
+    if played:
+        steps = [step for t in played for step in t.steps]
+        episodes["environment/turns"] = statistics.fmean(t.steps[-1].turn for t in played)
+        episodes |= _by_name([step.metrics for step in steps])
+        episodes["environment/step_s"] = statistics.fmean(step.seconds for step in steps)
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return episodes | {
         "response_length/mean": statistics.fmean(lengths),

@@ -1,9 +1,9 @@
-"""What the run's processes use of this host, as its /proc says: memory, and CPU seconds so far;
-and of its GPUs, as NVML says where that is installed.
+"""Memory and CPU seconds of a run's processes by /proc, and their GPU use by NVML.
 
 In: process ids of this host. Out: bytes and seconds, of each process together with all that it
-started. Pages that they share count in each of them; time that a process used which has ended
-counts as its parent's, or as it was last seen. Linux only: elsewhere nothing is known.
+started; GPUs only where NVML is installed. Pages that they share count in each of them; the time of
+a process that has ended counts as its parent's, or as it was last measured. Linux only: elsewhere
+nothing is known.
 """
 
 import contextlib
@@ -18,9 +18,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class Process(NamedTuple):
-    """One process: who started it, its bytes in memory, the CPU seconds of its own and of its ended
-    children, and its start (clock ticks since the host's), which distinguishes it from a later
+class ProcessSample(NamedTuple):
+    """A process: parent, bytes in memory, CPU seconds, and start in the host's ticks.
+
+    The seconds are its own and those of its ended children; the start distinguishes it from a later
     process with its id."""
 
     parent: int
@@ -29,24 +30,23 @@ class Process(NamedTuple):
     began: int
 
 
-class HostUse:
-    """Memory and CPU seconds of some processes. `before_s`: seconds that the run had used before;
-    what was running before this process was counts from when it is first seen."""
+class HostUsage:
+    """Memory and CPU seconds of some processes; the run had used `before_s` before.
+
+    Processes older than this one count from their first measurement."""
 
     def __init__(self, before_s: float = 0.0) -> None:
         self._before_s = before_s
         own = _process(os.getpid())
         self._since = own.began if own else 0
         self._families: dict[int, list[int]] = {}
-        self._gpus = Gpus()
+        self._gpus = GpuUsage()
         self._first: dict[tuple[int, int], float] = {}
         self._last: dict[tuple[int, int], float] = {}
 
     def find(self, roots: Iterable[int]) -> dict[int, int]:
-        """Look for these processes and all that they started; bytes in memory by process id, who
-        is gone is left out."""
-        table = {int(folder.name): _process(folder.name) for folder in _PROC.glob("[0-9]*")}
-        known = {pid: process for pid, process in table.items() if process is not None}
+        """Find these processes with all that they started; return live ones' bytes by id."""
+        known = _processes(int(folder.name) for folder in _PROC.glob("[0-9]*"))
         self._families = families(roots, known)
         self._count(known)
         return {
@@ -55,11 +55,11 @@ class HostUse:
         }
 
     def seconds(self) -> dict[int, float]:
-        """CPU seconds so far of each process that was last found and all that it started."""
+        """Return the CPU seconds of each process last found, with all that it started."""
         return {root: used for (root, _), used in self._last.items() if root in self._families}
 
     def gpus(self) -> dict[int, float]:
-        """GPUs that each of them has kept busy since the last time it was asked."""
+        """Return the number of GPUs that each of them has kept busy since the last call."""
         busy = self._gpus.busy()
         return {
             root: sum(busy[pid] for pid in family if pid in busy)
@@ -68,26 +68,25 @@ class HostUse:
         }
 
     def cpu_s(self) -> float | None:
-        """CPU seconds of all that was ever found, as of now; None where nothing was."""
-        found = {pid: _process(pid) for family in self._families.values() for pid in family}
-        self._count({pid: process for pid, process in found.items() if process is not None})
+        """Return the CPU seconds so far of all processes ever found; None where none was."""
+        self._count(_processes(pid for family in self._families.values() for pid in family))
         if not self._last:
             return None
         return self._before_s + sum(last - self._first[key] for key, last in self._last.items())
 
-    def _count(self, known: Mapping[int, Process]) -> None:
+    def _count(self, known: Mapping[int, ProcessSample]) -> None:
         for root, family in self._families.items():
             if root not in known:
                 continue
             key = root, known[root].began
             used = sum(known[pid].cpu_s for pid in family if pid in known)
             self._first.setdefault(key, 0.0 if key[1] >= self._since else used)
-            # A child that has ended and was not waited for takes its seconds along.
+            # Never less: a child that has ended and was not waited for takes its seconds along.
             self._last[key] = max(used, self._last.get(key, 0.0))
 
 
-class Gpus:
-    """The GPUs of this host, as far as NVML shows them."""
+class GpuUsage:
+    """GPU use of the host's processes, as far as NVML shows it."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -100,7 +99,7 @@ class Gpus:
                 self._nvml = pynvml
 
     def busy(self) -> dict[int, float]:
-        """GPUs that each process has kept busy since the last time, by its id."""
+        """Return the number of GPUs that each process has kept busy since the last call."""
         found = defaultdict[int, float](float)
         last = self._seen_us
         for index in range(self._nvml.nvmlDeviceGetCount() if self._nvml else 0):
@@ -116,8 +115,8 @@ class Gpus:
         return found
 
 
-def families(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, list[int]]:
-    """Each root that is there, with all that it started."""
+def families(roots: Iterable[int], table: Mapping[int, ProcessSample]) -> dict[int, list[int]]:
+    """Return each root process that lives, with all that it started."""
     children = defaultdict[int, list[int]](list)
     for pid, process in table.items():
         children[process.parent].append(pid)
@@ -130,12 +129,16 @@ def families(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, li
     return found
 
 
-def _process(pid: int | str) -> Process | None:
-    """A process as it is now; None where it is gone."""
+def _processes(pids: Iterable[int]) -> dict[int, ProcessSample]:
+    return {pid: process for pid in pids if (process := _process(pid)) is not None}
+
+
+def _process(pid: int) -> ProcessSample | None:
+    """Read a process as it is now; None where it is gone."""
     try:
         # A command's name is in brackets and may hold any character.
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = [int(field) for field in text.rpartition(")")[2].split()[1:22]]
-    return Process(fields[0], fields[20] * _PAGE, sum(fields[10:14]) * _TICK_S, fields[18])
+    return ProcessSample(fields[0], fields[20] * _PAGE, sum(fields[10:14]) * _TICK_S, fields[18])

@@ -1,9 +1,9 @@
 """Batches out, updates in: the coordinator's side of the learner.
 
-Comes in: the scheduler's selection, UpdateDone, a learner that joins (again). Goes out: Batch, the
-records of what was taken and committed, checkpoints. Promises: at most one batch is in flight, and
-it is on record before it is sent; batches have ids and versions numbers that are never another's;
-what a learner's weights make of the ledger is decided in `surviving_line`.
+In: the scheduler's selection, UpdateDone, a learner that joins (again). Out: Batch, the records of
+taken and committed batches, checkpoints. Promises: at most one batch is in flight, and it is on
+record before it is sent; batch ids and version numbers are never used twice; `lineage` aligns the
+ledger with a learner's weights.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from coordinator.connections.permissions import OutstandingRequests
 from coordinator.dispatch.mixture import asked_shares
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
-from coordinator.scheduling.group_filter import Admission
+from coordinator.scheduling.group_filter import GroupFilter
 from coordinator.training.batches import prepare
 from coordinator.training.gauges import Gauges
 from coordinator.training.lineage import Lineage
@@ -30,16 +30,14 @@ from headrace.protocol.records import record_types as r
 from headrace.trajectory.trajectories import Trajectory
 
 _BATCH_ID_BITS = 52
-"""Batch ids are random, so that none comes again where a journal lost its end."""
+"""Bits of a random batch id, which never repeats, even if a journal lost its end."""
 MANY_BATCHES = 10
 """Number of consecutively filtered batches of groups that raises a notice."""
-
-
 DECILES = 10
 
 
-class Training:
-    """The one part of the coordinator that talks with the learner."""
+class LearnerUpdates:
+    """Messages to and from the learner, and their records."""
 
     def __init__(self, hub: Hub, generation: Generation, gauges: Gauges) -> None:
         self._hub = hub
@@ -48,21 +46,20 @@ class Training:
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
         self._line = Lineage(hub)
-        self._admission = Admission(hub.account)
+        self._filter = GroupFilter(hub.account)
         self._shares = DropRatesByLength()
         self.orders = OutstandingRequests()
         self.ready = False
-        """The learner has published its weights and waits for a batch."""
+        """True once the learner has published its weights and waits for a batch."""
 
     # -- the learner comes and goes ---------------------------------------------------------------
 
     async def join(self, hello: m.Hello, welcome: m.Welcome) -> None:
-        """A learner said Hello, for the first time or again: bring the ledger to the update its
-        weights are from, or the learner to weights that the ledger knows."""
+        """Take in a learner that says Hello (again); align its weights with the ledger."""
         hub = self._hub
         self.forget_learner()
         problem = self._line.align(hello)
-        self.admit(self._admission.unjudged())
+        self.admit(self._filter.unjudged())
         if problem is not None:
             await self._bring_back(hello.name, problem)
             return
@@ -71,28 +68,19 @@ class Training:
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
         self.orders = OutstandingRequests(versions={version: hello.update}, newest=hello.update)
-        await hub.send(
-            hello.name,
-            m.Welcome(
-                run_id=welcome.run_id,
-                run_dir=welcome.run_dir,
-                config=welcome.config,
-                publish_as=version,
-                lineage=hub.state.lineage,
-                greeting=hello.greeting,
-            ),
+        welcome = msgspec.structs.replace(
+            welcome, publish_as=version, lineage=hub.state.lineage, greeting=hello.greeting
         )
+        await hub.send(hello.name, welcome)
 
     def forget_learner(self) -> None:
-        """The learner is gone. The Hello of a joining learner says whether its weights hold the
-        batch; until then the batch is in flight."""
+        """Forget a learner that is gone; its batch is in flight until the next Hello."""
         self.ready = False
         self.orders = OutstandingRequests()
         self._hub.peers.learner = None
 
     async def check_unexpected_update(self, message: m.UpdateDone) -> None:
-        """The learner reported an update that nobody waits for. If it is of a batch that is neither
-        out nor in, its weights hold what the ledger does not."""
+        """Bring back a learner that trained a batch neither in flight nor committed."""
         hub = self._hub
         committed = hub.state.line.get(hub.state.committed)
         learner = hub.peers.learner
@@ -109,7 +97,7 @@ class Training:
         await self._hub.send(name, self._line.restore(problem))
 
     def return_batch(self, reason: str) -> None:
-        """No learner can say any more whether the batch in flight was trained."""
+        """Return the batch in flight, because no learner can say whether it was trained."""
         self._line.return_batch(reason)
 
     def _issue_version(self) -> int:
@@ -118,7 +106,7 @@ class Training:
         return version
 
     async def published(self, notice: m.WeightNotice) -> None:
-        """The learner's weights can be had under a version."""
+        """Record and announce a version that the learner has published."""
         self.orders.published(notice.version)
         self._hub.record_event(
             r.VersionPublished(
@@ -137,26 +125,24 @@ class Training:
     # -- updates ----------------------------------------------------------------------------------
 
     def admit(self, ended: list[Trajectory]) -> None:
-        """Trajectories have their scores, or will never have one: with dynamic sampling, groups
-        that teach nothing are dropped."""
+        """Drop groups of these ended trajectories that teach nothing (dynamic sampling)."""
         hub = self._hub
         if not hub.rules.mixed_groups:
             return
-        for drop in list(self._admission.judge(ended)):
+        for drop in list(self._filter.judge(ended)):
             hub.record_event(drop)
         schedule = hub.config.schedule
         many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
-        if self._admission.in_a_row >= many:
-            hub.incident(
-                "warning",
-                "nothing_admitted",
-                f"{self._admission.in_a_row} groups in a row had equal scores and were filtered: "
-                "the task is too easy or too hard for this policy (algorithm.admit)",
+        if self._filter.in_a_row >= many:
+            text = (
+                f"{self._filter.in_a_row} groups in a row had equal scores and were filtered: "
+                "the task is too easy or too hard for this policy (algorithm.admit)"
             )
-            self._admission.in_a_row = 0
+            hub.incident("warning", "nothing_admitted", text)
+            self._filter.in_a_row = 0
 
     def dispatch(self) -> bool:
-        """Send the next batch if there is one; True if it was."""
+        """Send the next batch, if there is one; return whether there was."""
         hub, learner = self._hub, self._hub.peers.learner
         if learner is None or not self.ready or hub.account.taken is not None:
             return False
@@ -206,7 +192,7 @@ class Training:
         return True
 
     def _drop_stale(self) -> None:
-        """Windows of which every token is too old leave at once, so that others may begin."""
+        """Drop windows whose tokens are all too old at once, so that others may begin."""
         hub = self._hub
         stale = hub.scheduler.too_stale()
         for window in stale:
@@ -218,7 +204,7 @@ class Training:
             hub.record_event(r.WindowsDropped(window_ids=ids, reason="stale"))
 
     def _share_metrics(self, taken: r.BatchTaken) -> dict[str, Metric]:
-        """Of what the batch trains and leaves out, and what was dropped since the last one."""
+        """Return metrics of tokens that the batch trains or leaves out, and of drops."""
         for item in taken.windows:
             window = self._hub.account.window(item.window_id)
             left_out = Counter[str]()
@@ -230,7 +216,7 @@ class Training:
                 trained=window.tokens - left_out.total(),
                 left_out=left_out,
             )
-        judged = self._admission.pop_metrics() if self._hub.rules.mixed_groups else {}
+        judged = self._filter.pop_metrics() if self._hub.rules.mixed_groups else {}
         return self._shares.pop_metrics() | judged
 
     async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:
@@ -243,7 +229,7 @@ class Training:
                 await self._hub.send(name, part)
 
     async def commit_update(self, message: m.UpdateDone) -> None:
-        """The update that was out came back."""
+        """Commit the update in flight, which the learner has done."""
         hub = self._hub
         taken = hub.account.taken
         assert taken is not None, "permissions let through an update that nobody waits for"
@@ -284,19 +270,17 @@ class Training:
     # -- checkpoints ------------------------------------------------------------------------------
 
     async def request_checkpoint(self) -> None:
-        """Ask for a checkpoint of the present weights."""
+        """Request a checkpoint of the present weights."""
         learner = self._hub.peers.learner
         if learner is not None:
-            update, lineage = self._hub.state.committed, self._hub.state.lineage
+            update, end = self._hub.state.committed, self._hub.recorder.end
             self.orders.checkpoint = update
-            end = self._hub.recorder.end
-            await self._hub.send(
-                learner.hello.name,
-                m.CheckpointRequest(update=update, lineage=lineage, journal=end),
-            )
+            lineage = self._hub.state.lineage
+            request = m.CheckpointRequest(update=update, lineage=lineage, journal=end)
+            await self._hub.send(learner.hello.name, request)
 
     def checkpoint_done(self, message: m.CheckpointDone) -> None:
-        """A checkpoint asked for is complete."""
+        """Record a requested checkpoint that is complete."""
         self.orders.checkpoint = None
         self._checkpointed(message.update, message.path)
 
@@ -306,7 +290,7 @@ class Training:
         return max(self._hub.state.checkpoints, default=-1)
 
     def _checkpointed(self, update: int, path: str) -> None:
-        """A rollback goes back to the oldest checkpoint that is kept, at most."""
+        """Record a checkpoint, and forget all before the oldest one that is kept."""
         hub = self._hub
         evaluated = [e.accuracy for e in hub.state.evaluations if e.update == update]
         hub.record_event(
@@ -323,11 +307,11 @@ class Training:
 
 
 class DropRatesByLength:
-    """Which tokens are left out of training, by the length of their response: whether age limits
-    drop long responses more often than short ones.
+    """Shares of tokens left out of training, by the length of their response.
 
-    Counts since the last update, for each tenth of the responses, shortest first. Filtered groups
-    and tokens spent on a warm-up do not count: their length is not why they are left out.
+    They show whether age limits drop long responses more often than short ones. Counts since the
+    last update, for each tenth of the responses, shortest first. Filtered groups and tokens spent
+    on a warm-up do not count: their length is not why they are left out.
     """
 
     def __init__(self) -> None:
@@ -339,7 +323,7 @@ class DropRatesByLength:
     def add(
         self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
     ) -> None:
-        """A window of a response with `length` tokens so far; `left_out` has tokens by reason."""
+        """Add a window of a response with `length` tokens; `left_out`: tokens by reason."""
         stale = left_out.get("stale", 0)
         self._length[trajectory_id] = max(length, self._length.get(trajectory_id, 0))
         self._trained[trajectory_id] += trained
@@ -347,7 +331,7 @@ class DropRatesByLength:
         self._masked[trajectory_id] += sum(left_out.values()) - stale
 
     def pop_metrics(self) -> dict[str, list[float | None]]:
-        """Metrics of what was added, which is then forgotten; None for a tenth without tokens."""
+        """Return metrics of all added windows, and reset; None for a tenth without tokens."""
         order = sorted(self._length, key=lambda i: (self._length[i], i))
         drops: list[float | None] = [None] * DECILES
         masks, sizes = drops.copy(), drops.copy()

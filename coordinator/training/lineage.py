@@ -1,9 +1,9 @@
-"""Which weights the learner has, and what that implies for the batch in flight.
+"""Alignment of the ledger and the batch in flight with the learner's weights.
 
-Comes in: a learner's Hello with the update and the batch of its weights. Goes out: the records that
-bring the ledger to those weights, or the order to load others. Promises: a batch stays in flight
-until a learner says whether its weights hold it, and is then either committed or given back, never
-both; a learner whose weights are not a place on the surviving line is never kept.
+In: a learner's Hello with the update and the batch of its weights. Out: the records that bring the
+ledger to those weights, or the order to load others. Promises: a batch stays in flight until a
+learner says whether its weights hold it, and is then either committed or returned, never both; a
+learner whose weights are not a place on the surviving line is never kept.
 """
 
 from coordinator.hub import Hub
@@ -17,14 +17,13 @@ from headrace.protocol.records.record_types import (
 
 
 class Lineage:
-    """The surviving line of updates, as a learner's weights meet it."""
+    """Surviving line of updates, and its alignment with a learner's weights."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     def align(self, hello: Hello) -> str | None:
-        """Bring the ledger to the weights of a learner that joins. Returns why they cannot be
-        kept, or None."""
+        """Bring the ledger to a joining learner's weights; return why not, or None."""
         hub, state = self._hub, self._hub.state
         taken = hub.account.taken
         if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
@@ -56,18 +55,17 @@ class Lineage:
             )
 
     def restore(self, reason: str) -> Restore:
-        """The order to load weights that are on the line."""
+        """Return the order to load weights that are on the line."""
         return Restore(reason=reason, line=sorted(self._hub.state.line.items()))
 
     def drop_warmup_windows(self, batch: BatchTaken) -> None:
-        """What a warm-up's critic has seen the end of is not for the policy any more."""
+        """Drop the windows of a warm-up's batch, whose outcomes the critic has trained on."""
         if not batch.windows:
             for drop in self._hub.lifecycle.drop_for_warmup(batch.value_trajectories):
                 self._hub.record_event(drop)
 
     def _commit_unreported(self, batch: BatchTaken) -> None:
-        """The learner's weights hold a batch whose UpdateDone never came (the learner died, or the
-        coordinator did): it is trained, and must not be again."""
+        """Commit a batch that the learner's weights hold, but that it never reported."""
         self._hub.record_event(
             UpdateCommitted(
                 update=batch.update,
@@ -86,7 +84,7 @@ class Lineage:
         self._hub.scheduler.committed(None)
 
     def _roll_back(self, hello: Hello) -> None:
-        """A new lineage begins where the weights are: what was committed later is ready again."""
+        """Begin a new lineage at the weights' update: all committed later is ready again."""
         hub, state = self._hub, self._hub.state
         undone = [b for u, b in hub.account.committed.items() if u > hello.update]
         hub.record_event(

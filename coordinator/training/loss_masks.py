@@ -1,7 +1,7 @@
-"""Which tokens of a window are trained, and why the others are not.
+"""Loss masks: the tokens of a window that are trained, and reasons for the others.
 
 In: a window, the age of its tokens, the rules. Out: a weight for each position and the masked runs.
-Promise: both come from the same array, so what is counted is what is trained; a token for which
+Promise: both come from the same array, so counts are those of the trained tokens; a token for which
 several reasons hold is counted under the first of them.
 """
 
@@ -30,8 +30,8 @@ class WindowMask:
     """A window's part in the loss.
 
     Attributes:
-        weights: [end - start] what each position counts; 0 for inserted and masked tokens. runs:
-        the masked sampled tokens and why. trained: [end - start] bool, tokens in the loss.
+        weights: [end - start] each position's weight; 0 for inserted and masked tokens. runs: the
+        masked sampled tokens and the reasons. trained: [end - start] bool, tokens in the loss.
     """
 
     weights: Float32
@@ -42,7 +42,7 @@ class WindowMask:
 def mask_window(
     trajectory: Trajectory, window: Window, ages: npt.NDArray[np.int64], rules: BatchRules
 ) -> WindowMask:
-    """Masks of a window whose tokens are `ages` updates old."""
+    """Return the masks of a window whose tokens are `ages` updates old."""
     size = window.end - window.start
     sampled = np.zeros(size, np.bool_)
     for start, end in trajectory.sampled_between(window.start, window.end):
@@ -76,7 +76,7 @@ def mask_window(
 
 
 def _weights(trajectory: Trajectory, window: Window, rules: BatchRules) -> Float32:
-    """[end - start] the weight stream: 1 where nothing else is said, 0 under a masked mark."""
+    """Return [end - start] the weight stream: 1 by default, 0 under a masked mark."""
     weights = np.ones(window.end - window.start, np.float32)
     zeros = [Weight(0.0, m.start, m.end) for m in trajectory.marks if m.name in rules.masked_marks]
     for run in [*trajectory.weights, *zeros]:
@@ -87,7 +87,7 @@ def _weights(trajectory: Trajectory, window: Window, rules: BatchRules) -> Float
 
 
 def _runs(codes: npt.NDArray[np.int64], offset: int) -> list[MaskedRun]:
-    """Runs of equal positive codes."""
+    """Return the runs of equal positive codes."""
     edges = np.flatnonzero(np.diff(codes, prepend=-2, append=-2))
     borders = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return [

@@ -1,16 +1,16 @@
 """A batch of the past, compiled again from the journal.
 
-Comes in: a run's records from the first one on, its configuration, the number of an update. Goes
-out: what the learner got for it, and what the records say that it got and made of it. Promises: the
-state is folded and the batch compiled by the code that did both then, so a difference is one of the
-records; of several updates of that number it is the one on the surviving line.
+In: a run's records from the first one on, its configuration, the number of an update. Out: the
+batch that the learner got for it, its record and its result. Promises: the code that folded the
+state and compiled the batch then does so again, so a difference is one of the records; of several
+updates of that number it is the one on the surviving line.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from coordinator.persistence.state import State
-from coordinator.scheduling.base import Selection
+from coordinator.scheduling.base import BatchSelection
 from coordinator.training.batches import PreparedBatch, prepare
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules, batch_rules
@@ -32,9 +32,9 @@ class SentBatch:
     """A batch as it was sent out.
 
     Attributes:
-        recorded: what the journal says of the batch. prepared: the same batch, compiled again.
+        recorded: the journal's record of the batch. prepared: the same batch, compiled again.
         windows: those of both, by id. value_epochs: passes of the value model over its half. after:
-            the last batch in the weights before; None: none, or a batch without an id.
+        the last batch in the weights before; None: none, or a batch without an id.
     """
 
     recorded: BatchTaken
@@ -45,11 +45,11 @@ class SentBatch:
 
     @property
     def parts(self) -> list[Shard]:
-        """What all ranks got, one rank after the other."""
+        """Shards of all ranks, one rank after the other."""
         return [shard for shards in self.prepared.parts for shard in shards]
 
     def header(self) -> Batch:
-        """The learner's message of it."""
+        """Return the message that announces the batch to the learner."""
         taken = self.recorded
         return Batch(
             batch_id=taken.batch_id or 0,
@@ -65,7 +65,7 @@ class SentBatch:
 
 @dataclass(frozen=True)
 class PastBatch(SentBatch):
-    """An update as it was sent out, and `commit`: what came of it."""
+    """A batch as it was sent out, and `commit`: the update that it became."""
 
     commit: UpdateCommitted
 
@@ -73,8 +73,9 @@ class PastBatch(SentBatch):
 def past_batch(
     records: Iterable[Record], config: RunConfig, update: int, ranks: Mapping[int, int]
 ) -> PastBatch:
-    """The batch of an update on the surviving line; UserError where there is none. `ranks`: how
-    many learner ranks batches were for, by id, where those were not as many as configured."""
+    """Return the batch of an update on the surviving line; UserError without one.
+
+    `ranks`: numbers of learner ranks by batch id, where they were not the configured one."""
     state, rules = State(config), batch_rules(config)
     out: SentBatch | None = None
     found: PastBatch | None = None
@@ -96,18 +97,14 @@ def past_batch(
 
 
 def sent_batch(
-    taken: BatchTaken,
-    state: State,
-    rules: BatchRules,
-    config: RunConfig,
-    ranks: Mapping[int, int],
+    taken: BatchTaken, state: State, rules: BatchRules, config: RunConfig, ranks: Mapping[int, int]
 ) -> SentBatch:
-    """The batch from the state that it was taken from. `ranks` as in `past_batch`."""
+    """Compile a batch from the state that it was taken from; `ranks` as above."""
     account, value = state.account, config.algorithm.value
     epochs = config.learner.value.epochs
     if value is not None and not taken.windows:
         epochs = value.warmup_epochs
-    selection = Selection(
+    selection = BatchSelection(
         [account.window(window.window_id) for window in taken.windows],
         [account.trajectories[key] for key in taken.value_trajectories],
         epochs,

@@ -1,2 +1,3 @@
-"""Environments written for other libraries, unchanged, as environments of ours. Each adapter is a
-function of a recipe's options that returns what makes one episode after the other."""
+"""Adapters of other libraries' environments: functions of a recipe's options.
+
+Each returns a factory of episodes of unchanged environments."""

@@ -1,8 +1,8 @@
 """Games: Gymnasium's environments of text, and TextArena.
 
-In: the name of a game. Out: what makes episodes. Promises: a turn of the policy is one action, as
-it was said; the policy reads what is new. Games of one child may draw from Python's global dice:
-each has them as it left them.
+In: the name of a game. Out: a factory of episodes. Promises: a turn of the policy is one action,
+word for word; the policy reads only new text. Games of one child may draw from Python's global
+random generator: each finds it as it left it.
 """
 
 import random
@@ -15,7 +15,7 @@ from environments.tools import CallFormat
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 SEEDS = 2**32
-"""What numpy takes."""
+"""Number of seeds that numpy takes."""
 
 
 class Gymnasium:
@@ -28,18 +28,18 @@ class Gymnasium:
         self._environment = environment
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:
-        """Its first observation; the row's column `options` is that of its reset."""
+        """Return the first observation; the row's column `options` is that of the reset."""
         seen, _ = self._environment.reset(seed=seed % SEEDS, options=row.get("options"))
         return str(seen)
 
     def step(self, turn: PolicyTurn) -> Step:
-        """What the action leads to."""
+        """Return the observation after an action, and its reward."""
         seen, reward, terminated, truncated, _ = self._environment.step(turn.text)
         said = [InsertedMessage("user", str(seen))]
         return Step(messages=said, reward=float(reward), done=bool(terminated or truncated))
 
     def close(self) -> None:
-        """End it."""
+        """Close the environment."""
         self._environment.close()
 
 
@@ -55,7 +55,7 @@ def gymnasium(*, calls: CallFormat, id: str, **options: Any) -> Callable[[], Any
 
 
 class TextArena:
-    """A game for one player, which ends with its reward."""
+    """An episode of a TextArena game for one player, which ends with its reward."""
 
     def __init__(self, game: Any) -> None:
         self._game = self._bare = game
@@ -64,14 +64,14 @@ class TextArena:
         self._dice = random.getstate()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:
-        """The game's rules."""
+        """Return the game's rules."""
         random.seed(seed)
         self._dice = random.getstate()
         self._with_dice(self._game.reset, num_players=1, seed=seed % SEEDS)
         return self._seen()
 
     def step(self, turn: PolicyTurn) -> Step:
-        """Play, and pay at the end."""
+        """Play a turn; the last one has the reward."""
         done, _ = self._with_dice(self._game.step, action=turn.text)
         if done:
             rewards, about = self._game.close()
@@ -81,7 +81,7 @@ class TextArena:
         return Step(messages=[InsertedMessage("user", self._seen())])
 
     def _with_dice(self, play: Callable[..., Any], **arguments: Any) -> Any:
-        """Play with the game's own state of Python's global dice."""
+        """Play with the game's own state of Python's global random generator."""
         others = random.getstate()
         random.setstate(self._dice)
         try:
@@ -91,7 +91,7 @@ class TextArena:
             random.setstate(others)
 
     def _seen(self) -> str:
-        """What the game has said since; its wrappers would say everything again at each turn."""
+        """Return the game's new text; its wrappers would repeat everything at each turn."""
         _, said = self._bare.get_observation()
         if isinstance(said, str):
             return said

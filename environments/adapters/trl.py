@@ -1,9 +1,9 @@
 """TRL's `tools=` and `environment_factory=`.
 
-In: functions, factories or classes by name. Out: what makes episodes. Promises, as TRL's trainer
+In: functions, factories or classes by name. Out: a factory of episodes. Promises, as TRL's trainer
 (1.16): a turn without a call ends the episode, a tool that raises does not; `reset` gets the row's
-columns; every public method but `reset` and `get_reward` is a tool; `get_reward` is asked once, at
-the end, and pays; environments are made once and reset often. Needs msgspec alone.
+columns; every public method but `reset` and `get_reward` is a tool; `get_reward` is called once, at
+the end, and is the reward; environments are made once and reset often. Needs msgspec alone.
 """
 
 import inspect
@@ -13,57 +13,57 @@ from dataclasses import dataclass
 from typing import Any
 
 from environments.protocol import NoEnvironmentError, thing_of
-from environments.tools import CallFormat, Tools
+from environments.tools import CallFormat, ToolEnvironment
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 NOT_TOOLS = ("reset", "get_reward")
 
 
 @dataclass(frozen=True)
-class Instance:
+class TrlInstance:
     """An environment of TRL, and its methods as tools."""
 
     environment: Any
-    tools: Tools
+    tools: ToolEnvironment
 
 
-class Factories:
+class TrlFactories:
     """TRL's factories by name, and the environments that wait for another episode."""
 
     def __init__(
         self, factories: Mapping[str, Callable[[], Any]], functions: list[Any], calls: CallFormat
     ) -> None:
         self._factories, self._functions, self._calls = factories, functions, calls
-        self._free: dict[str, list[Instance]] = defaultdict(list)
+        self._free: dict[str, list[TrlInstance]] = defaultdict(list)
         self.first = {name: self._made(name) for name in factories}
         for name, instance in self.first.items():
             self._free[name].append(instance)
 
-    def take(self, name: str) -> Instance:
-        """One that nobody plays with; KeyError where there is none of this name."""
+    def take(self, name: str) -> TrlInstance:
+        """Take a free environment, or make one; KeyError where there is none of this name."""
         return self._free[name].pop() if self._free.get(name) else self._made(name)
 
-    def give(self, name: str, instance: Instance) -> None:
-        """Its episode is over."""
+    def give(self, name: str, instance: TrlInstance) -> None:
+        """Give an environment back whose episode is over."""
         self._free[name].append(instance)
 
-    def _made(self, name: str) -> Instance:
+    def _made(self, name: str) -> TrlInstance:
         made = self._factories[name]()
         methods = inspect.getmembers(type(made), predicate=inspect.isfunction)
         if "reset" not in dict(methods):
             raise NoEnvironmentError(f"{type(made).__name__} has no method reset")
         names = [key for key, _ in methods if key not in NOT_TOOLS and not key.startswith("_")]
         tools = [*self._functions, *(getattr(made, key) for key in names)]
-        return Instance(made, Tools(tools, self._calls))
+        return TrlInstance(made, ToolEnvironment(tools, self._calls))
 
 
-class Episode:
+class TrlEpisode:
     """One rollout of TRL's loop."""
 
-    def __init__(self, factories: Factories, *, by_row: bool, most_calls: int | None) -> None:
+    def __init__(self, factories: TrlFactories, *, by_row: bool, most_calls: int | None) -> None:
         self._factories, self._by_row, self._left = factories, by_row, most_calls
         self._name = ""
-        self._instance: Instance | None = None
+        self._instance: TrlInstance | None = None
         first = list(factories.first.values())
         tools = {key: tool for each in first for key, tool in each.tools.tools.items()}
         self.schemas = [tool.schema for tool in tools.values()]
@@ -74,7 +74,7 @@ class Episode:
         )
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
-        """TRL's reset with the row's columns, or those of them that it takes."""
+        """Call TRL's reset with the row's columns, or those of them that it takes."""
         given = dict(row)
         given["prompt"] = given.pop("messages", row["prompt"])
         if self._by_row:
@@ -93,7 +93,7 @@ class Episode:
         return said
 
     async def step(self, turn: PolicyTurn) -> Step:
-        """The answers to the turn's calls, or what the rollout has earned."""
+        """Answer the turn's calls, or return the rollout's reward."""
         assert self._instance is not None
         step = Step(done=True)
         if self._left != 0:
@@ -108,7 +108,7 @@ class Episode:
         )
 
     def close(self) -> None:
-        """Another episode may have the environment."""
+        """Give the environment back for another episode."""
         if self._instance is not None:
             self._factories.give(self._name, self._instance)
 
@@ -118,15 +118,16 @@ def episodes(
     environment_factory: str | dict[str, str] | None = None,
     max_tool_calling_iterations: int | None = None,
 ) -> Callable[[], Any]:  # fmt: skip
-    """As GRPOTrainer's arguments of these names, with `FILE.py:THING` for a thing. With a dict of
-    factories a row's column `environment` names the one it plays with, and a prompt shows the tools
-    of all."""
+    """Take GRPOTrainer's arguments of these names, with `FILE.py:THING` for a thing.
+
+    With a dict of factories a row's column `environment` names the one it plays with, and a prompt
+    shows the tools of all."""
     functions = [] if tools is None else list(thing_of(tools))
     if environment_factory is None:
-        return lambda: Tools(functions, calls)
+        return lambda: ToolEnvironment(functions, calls)
     by_row = isinstance(environment_factory, dict)
     named = (
-        environment_factory if isinstance(environment_factory, dict) else {"": environment_factory}
+        {"": environment_factory} if isinstance(environment_factory, str) else environment_factory
     )
-    made = Factories({key: thing_of(value) for key, value in named.items()}, functions, calls)
-    return lambda: Episode(made, by_row=by_row, most_calls=max_tool_calling_iterations)
+    made = TrlFactories({key: thing_of(value) for key, value in named.items()}, functions, calls)
+    return lambda: TrlEpisode(made, by_row=by_row, most_calls=max_tool_calling_iterations)

@@ -1,9 +1,9 @@
 """Classic environments of `verifiers`, 0.2.1 to 0.3.1.
 
-In: an environment by its id, a row of its dataset. Out: what makes episodes. Promise: its own loop
-runs, with its stop conditions and its rubric; where it asks a model, the policy's next turn is the
-reply, and what it asks with beyond what the policy has read is inserted. A history that it rewrote
-is refused, an error of the rollout is one of the episode.
+In: an environment by its id, a row of its dataset. Out: a factory of episodes. Promise: its own
+loop runs, with its stop conditions and its rubric; where it asks a model, the policy's next turn is
+the reply, and messages that the policy has not read are inserted. A rewritten history is refused,
+an error of the rollout is one of the episode.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from importlib import import_module
 from typing import Any
 
 from environments.protocol import InvalidStepError, thing_of
-from environments.tools import CallFormat, ToolError, calls_in
+from environments.tools import CallFormat, ToolCall, calls_in
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
-Said = list[tuple[str, str]]
+RoleTexts = list[tuple[str, str]]
 """Role and text of messages."""
 
 
@@ -26,7 +26,7 @@ class RolloutError(Exception):
     """The rollout ended with an error of its own."""
 
 
-class Episode:
+class VerifiersEpisode:
     """One rollout, which waits for the policy wherever it would ask a model."""
 
     waits = True
@@ -38,13 +38,13 @@ class Episode:
             {"type": "function", "function": {key: getattr(each, key) for key in shown}}
             for each in environment.tool_defs or []
         ]
-        self._known: Said = []
-        self._asked: asyncio.Queue[Said] = asyncio.Queue()
+        self._known: RoleTexts = []
+        self._asked: asyncio.Queue[RoleTexts] = asyncio.Queue()
         self._turns: asyncio.Queue[PolicyTurn] = asyncio.Queue()
         self._rollout: asyncio.Task[Any] | None = None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Step:
-        """Begin the rollout; what it says before it asks, if anything."""
+        """Begin the rollout; return its messages before its first request, if any."""
         prompt = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
         self._known = _said(prompt)
         given = {"example_id": 0, "info": {}, **row, "prompt": prompt}
@@ -53,7 +53,7 @@ class Episode:
         return await self._answer()
 
     async def step(self, turn: PolicyTurn) -> Step:
-        """Reply to the rollout; what it asks next, or what its rubric pays."""
+        """Reply to the rollout; return its next messages, or the reward of its rubric."""
         self._turns.put_nowait(turn)
         return await self._answer()
 
@@ -84,7 +84,7 @@ class Episode:
         return Step(reward=float(output["reward"]), done=True, metrics=metrics)
 
     async def response(self, prompt: Any) -> Any:
-        """What the rollout's client answers: the policy's turn as a `Response`."""
+        """Answer the rollout's client with the policy's turn as a `Response`."""
         types = import_module("verifiers.types")
         said = _said(prompt)
         self._asked.put_nowait(said)
@@ -93,16 +93,12 @@ class Episode:
         text = turn.text
         if calls:
             text = "" if self._calls == "llama" else text.partition("<tool_call>")[0].strip()
-        made = [
-            types.ToolCall(id=f"call_{len(said)}_{number}", name="", arguments=str(call))
-            if isinstance(call, ToolError)
-            else types.ToolCall(
-                id=f"call_{len(said)}_{number}",
-                name=call.name,
-                arguments=json.dumps(call.arguments),
-            )
-            for number, call in enumerate(calls)
-        ]
+        made = []
+        for number, call in enumerate(calls):
+            name, given = "", str(call)
+            if isinstance(call, ToolCall):
+                name, given = call.name, json.dumps(call.arguments)
+            made.append(types.ToolCall(id=f"call_{len(said)}_{number}", name=name, arguments=given))
         self._known = [*said, ("assistant", text)]
         reason = "tool_calls" if made else "stop"
         message = types.ResponseMessage(
@@ -120,7 +116,7 @@ class Episode:
 
 @cache
 def _client() -> Any:
-    """The class of a client of verifiers that asks an episode."""
+    """Return the class of a verifiers client that asks an episode."""
 
     class Policy(import_module("verifiers.clients").Client):  # type: ignore[misc]
         async def get_response(self, prompt: Any, *args: Any, **others: Any) -> Any:
@@ -130,7 +126,7 @@ def _client() -> Any:
     return Policy
 
 
-def _said(messages: Any) -> Said:
+def _said(messages: Any) -> RoleTexts:
     found = []
     for message in messages:
         given = message if isinstance(message, Mapping) else message.model_dump()
@@ -148,4 +144,4 @@ def episodes(*, calls: CallFormat, id: str, **options: Any) -> Callable[[], Any]
     """
     package = import_module("verifiers")
     made = thing_of(id)(**options) if ".py:" in id else package.load_environment(id, **options)
-    return lambda: Episode(made, calls)
+    return lambda: VerifiersEpisode(made, calls)

@@ -1,1 +1,1 @@
-"""What samples tokens, behind the contract of `generators.engine`."""
+"""Engines that sample tokens, behind the contract of `generators.engine`."""

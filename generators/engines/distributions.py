@@ -1,7 +1,8 @@
-"""What tokens are drawn from. In: logits or logprobs of the vocabulary. Out: logprobs of the same
-shape, -inf where a token cannot be drawn; each row's probabilities add up to 1.
+"""Distributions from which tokens are drawn.
 
-FIRE sampling (arXiv 2410.21236) draws the first token of a response from
+In: logits or logprobs of the vocabulary. Out: logprobs of the same shape, -inf where a token cannot
+be drawn; each row's probabilities add up to 1. FIRE sampling (arXiv 2410.21236) draws the first
+token of a response from
 
     q = softmax(topk(z) / T_hot)
 
@@ -17,9 +18,10 @@ from headrace.protocol.messages.control import FireSampling
 
 
 def narrow(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
-    """The distribution [..., vocabulary] within the `top_k` likeliest tokens (-1: all) and, of
-    these, the smallest set whose probability reaches `top_p`; equal tokens are cut by their order.
-    """
+    """Narrow [..., vocabulary] logprobs to the `top_k` likeliest tokens (-1: all).
+
+    Of these the smallest set whose probability reaches `top_p` stays; equal tokens are cut by
+    order."""
     count = min(top_k, logprobs.shape[-1]) if top_k > 0 else logprobs.shape[-1]
     kept, order = logprobs.topk(count)
     kept = kept.log_softmax(dim=-1)
@@ -31,7 +33,7 @@ def narrow(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def hot_logprobs(logits: Tensor, fire: FireSampling, end_token_ids: Collection[int]) -> Tensor:
-    """log q [..., vocabulary] of a hot token, from the model's logits of the same shape.
+    """Return log q [..., vocabulary] of a hot token, from the model's logits.
 
     End tokens leave the candidates before the top-k is taken, if they are banned. Adding a constant
     to a row's logits changes nothing.

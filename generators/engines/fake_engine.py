@@ -1,4 +1,4 @@
-"""A scripted engine without a model, for tests and transport benchmarks.
+"""Scripted engine without a model, for tests and transport benchmarks.
 
 Tokens and logprobs are a hash of (prompt, seed, position). Lengths follow an exponential law with
 mean `mean_length`, drawn by the same hash. A hot token is the regular token's id plus one, with the
@@ -51,10 +51,10 @@ class FakeEngine:
         self._prefill_tokens = 0
 
     async def start(self) -> None:
-        """Nothing to build."""
+        """Do nothing: there is no model."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
-        """One token a step."""
+        """Yield one token per step."""
         if len(request.prompt_ids) >= self._max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         aborted = self._live[request.request_id] = asyncio.Event()
@@ -100,7 +100,7 @@ class FakeEngine:
         return LoadReport(0.0, time.perf_counter() - began)
 
     def stats(self) -> EngineStats:
-        """Gauges."""
+        """Return the gauges."""
         return EngineStats(len(self._live), self._prefill_tokens, 0.0)
 
     async def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""What the generators need to know of a Hugging Face model folder or hub name: end tokens, the
-layout of its weights, and its context length. ModelConfig.path in, UserError when it is no model.
-"""
+"""End tokens, weight layout and context length of a Hugging Face model.
+
+In: ModelConfig.path, a folder or hub name; UserError when it is no model."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
-    """The model's transformers configuration."""
+    """Read the model's transformers configuration."""
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -28,13 +28,12 @@ def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def context_length(config: Any) -> int | None:
-    """Maximum number of tokens that the model supports, if its files say so."""
+    """Return the model's maximum number of tokens, if its files have it."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def end_token_ids(path: str, config: Any) -> tuple[int, ...]:
-    """Every token that ends a response: of the generation configuration, else of the model's, and
-    of the tokenizer where there is one."""
+    """Return all end tokens of the generation (or model) configuration and tokenizer."""
     found: set[int] = set()
     try:
         found |= _ids(GenerationConfig.from_pretrained(path).eos_token_id)
@@ -55,7 +54,7 @@ def _ids(value: int | list[int] | None) -> set[int]:
 
 
 def weight_layout(path: str, config: Any) -> WeightLayout:
-    """Names and shapes of the model's own safetensors files."""
+    """Read the names and shapes of the model's own safetensors files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(path):
         shapes.update(read_shapes(file))
@@ -65,10 +64,9 @@ def weight_layout(path: str, config: Any) -> WeightLayout:
 
 def _weight_files(path: str) -> list[Path]:
     index = cached_file(path, _INDEX, _raise_exceptions_for_missing_entries=False)
+    names = [_SINGLE]
     if index is not None:
         names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
-    else:
-        names = [_SINGLE]
     files = [cached_file(path, name, _raise_exceptions_for_missing_entries=False) for name in names]
     if None in files:
         raise UserError(f"model.path={path} has no safetensors weights; save it as safetensors")

@@ -1,10 +1,10 @@
-"""A small sampler in pure PyTorch for any full-attention causal language model of transformers.
+"""Small sampler in pure PyTorch for full-attention causal models of transformers.
 
 For tiny models, for tests, and for platforms without vLLM. One thread computes: either a prefill of
-all that is new (prompts padded on the left, one forward) or one decode step of all live rows over a
-shared cache of keys and values. Weights change between two steps. A token's draw depends on the
-request's seed and the token's position alone, so the way a response was cut into requests does not
-change it. With `batch_invariant` nothing does, to the bit: rows, and the tokens of a response,
+all new requests (prompts padded on the left, one forward) or one decode step of all live rows over
+a shared cache of keys and values. Weights change between two steps. A token's draw depends on the
+request's seed and the token's position alone, and not on the division of a response into requests.
+With `batch_invariant` nothing else changes it, to the bit: rows, and the tokens of a response,
 including those of a resumed request, are computed one at a time.
 """
 
@@ -39,14 +39,15 @@ from headrace.errors import UserError
 from headrace.host.hardware import has_gpu
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
-"""Per layer, each [rows, heads, length, head size], padded on the left."""
+"""Per layer keys and values [rows, heads, length, head size], padded on the left."""
+LogitsAndCache = tuple[torch.Tensor, KeysAndValues]
 STATES = {"linear_attention", "conv", "mamba", "recurrent"}
-"""Kinds of layers that keep something else."""
+"""Kinds of layers that keep a state instead of keys and values."""
 
 
 @dataclass(eq=False, slots=True)
-class _Row:
-    """A live request. `known`: prompt and what was generated."""
+class _RequestRow:
+    """A live request, a row of the batch. `known`: prompt and generated tokens."""
 
     request: GenerationRequest
     known: list[int]
@@ -85,9 +86,9 @@ class TorchEngine:
         self._device = torch.device("cuda" if has_gpu() else "cpu")
         self._model: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _RequestRow] = {}
         """Every request whose stream has not ended, in order of arrival."""
-        self._decoding: list[_Row] = []
+        self._decoding: list[_RequestRow] = []
         """Rows of the cache, in its order."""
         self._cache: KeysAndValues = []
         self._steps: asyncio.Task[None] | None = None
@@ -100,10 +101,7 @@ class TorchEngine:
         torch.set_num_threads(1)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                self._path,
-                dtype=self._dtype,
-                trust_remote_code=self._trust,
-                use_safetensors=True,
+                self._path, dtype=self._dtype, trust_remote_code=self._trust, use_safetensors=True
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -121,12 +119,12 @@ class TorchEngine:
         self._steps = asyncio.create_task(self._run())
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
-        """The stream of one request."""
+        """Yield the stream of one request."""
         if len(request.prompt_ids) >= self._max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         if self._steps is None or self._steps.done():
             raise EngineDeadError("the sampler does not run")
-        row = self._rows[request.request_id] = _Row(request, list(request.prompt_ids))
+        row = self._rows[request.request_id] = _RequestRow(request, list(request.prompt_ids))
         self._work.set()
         try:
             while True:
@@ -159,7 +157,7 @@ class TorchEngine:
         return LoadReport(gap, time.perf_counter() - began)
 
     def stats(self) -> EngineStats:
-        """Gauges."""
+        """Return the gauges."""
         return EngineStats(len(self._rows), self._prefill_tokens, self._pause_s)
 
     async def stop(self) -> None:
@@ -182,7 +180,7 @@ class TorchEngine:
                 continue
             try:
                 sampled = await loop.run_in_executor(self._thread, self._step, live)
-            except Exception as error:  # supervision boundary: every stream learns the cause
+            except Exception as error:  # supervision boundary: every stream gets the cause
                 for row in self._rows.values():
                     row.out.put_nowait(error)
                 raise
@@ -204,8 +202,8 @@ class TorchEngine:
         return time.perf_counter() - began
 
     @torch.inference_mode()
-    def _step(self, live: list[_Row]) -> list[tuple[_Row, TokenDelta]]:
-        """Prefill what is new, or else decode one token of every row."""
+    def _step(self, live: list[_RequestRow]) -> list[tuple[_RequestRow, TokenDelta]]:
+        """Prefill new requests, or else decode one token of every row."""
         self._keep_rows(set(live))
         new = [row for row in live if row not in self._decoding]
         rows = new or self._decoding
@@ -216,7 +214,8 @@ class TorchEngine:
             self._prefill_tokens += sum(len(row.known) for row in new)
         else:
             logits, self._cache = self._compute(rows, self._cache)
-        requests, positions = [row.request for row in rows], _positions(rows)
+        requests = [row.request for row in rows]
+        positions = [row.request.position + row.generated for row in rows]
         token_ids, logprobs = sample(logits, requests, positions, self._ends)
         sampled = []
         for row, token, logprob in zip(rows, token_ids, logprobs, strict=True):
@@ -230,31 +229,23 @@ class TorchEngine:
             sampled.append((row, TokenDelta([token], [logprob], self.version, finish, hot)))
         return sampled
 
-    def _keep_rows(self, live: set[_Row]) -> None:
-        """Take ended rows out of the cache, and padding that nobody needs any more."""
+    def _keep_rows(self, live: set[_RequestRow]) -> None:
+        """Take ended rows out of the cache, and padding that no row needs any more."""
         keep = [i for i, row in enumerate(self._decoding) if row in live]
         if len(keep) == len(self._decoding):
             return
         self._decoding = [self._decoding[i] for i in keep]
         longest = max((len(row.known) - 1 for row in self._decoding), default=0)
         index = torch.tensor(keep, device=self._device)
-        self._cache = (
-            [(k[index, :, -longest:], v[index, :, -longest:]) for k, v in self._cache]
-            if keep
-            else []
-        )
+        kept = self._cache if keep else []
+        self._cache = [(k[index, :, -longest:], v[index, :, -longest:]) for k, v in kept]
 
-    def _together(
-        self, rows: list[_Row], cache: KeysAndValues
-    ) -> tuple[torch.Tensor, KeysAndValues]:
-        """Next-token logits [rows, vocabulary] in float32, and the cache with all known tokens."""
+    def _together(self, rows: list[_RequestRow], cache: KeysAndValues) -> LogitsAndCache:
+        """Compute all rows in one forward, as `_forward` returns it."""
         return self._forward([row.known for row in rows], cache)
 
-    def _row_by_row(
-        self, rows: list[_Row], cache: KeysAndValues
-    ) -> tuple[torch.Tensor, KeysAndValues]:
-        """The same, whatever the other rows are: without padding, one token at a time after the
-        prompt."""
+    def _row_by_row(self, rows: list[_RequestRow], cache: KeysAndValues) -> LogitsAndCache:
+        """Compute each row alone: without padding, token by token after the prompt."""
         found = []
         for place, row in enumerate(rows):
             known = row.known
@@ -269,10 +260,8 @@ class TorchEngine:
             found.append((logits, own))
         return torch.cat([logits for logits, _ in found]), _beside(*[own for _, own in found])
 
-    def _forward(
-        self, known: list[list[int]], cache: KeysAndValues
-    ) -> tuple[torch.Tensor, KeysAndValues]:
-        """Next-token logits [rows, vocabulary] in float32, and the cache with all known tokens."""
+    def _forward(self, known: list[list[int]], cache: KeysAndValues) -> LogitsAndCache:
+        """Return float32 next-token logits [rows, vocabulary], and all tokens' cache."""
         lengths = torch.tensor([len(ids) for ids in known])
         longest = int(lengths.max())
         width = 1 if cache else longest
@@ -291,17 +280,13 @@ class TorchEngine:
 
 
 def _wide_product(head: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """What the head gives, in float32, with the weights that it has now."""
+    """Compute the head's logits in float32, with its present weights."""
     bias = None if head.bias is None else head.bias.float()
     return torch.nn.functional.linear(x.float(), head.weight.float(), bias)
 
 
-def _positions(rows: list[_Row]) -> list[int]:
-    return [row.request.position + row.generated for row in rows]
-
-
 def _beside(*caches: KeysAndValues) -> KeysAndValues:
-    """Caches as one, rows of the first before those of the second, padded on the left."""
+    """Join caches, rows of the first before those of the second, padded on the left."""
     there = [cache for cache in caches if cache]
     if len(there) == 1:
         return there[0]
@@ -322,9 +307,10 @@ def sample(
     positions: list[int],
     end_token_ids: Collection[int] = (),
 ) -> tuple[list[int], list[float]]:
-    """One token of each row of logits [rows, vocabulary] and its logprob after temperature, top-k
-    and top-p; at position 0 of a response the hot ones that the request wants. The draw inverts the
-    distribution function at uniform(seed, position)."""
+    """Draw one token per row of logits [rows, vocabulary]; return ids and logprobs.
+
+    Logprobs are after temperature, top-k and top-p; a request's hot token is at position 0 of its
+    response. The draw inverts the distribution function at uniform(seed, position)."""
     temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
     hot = [

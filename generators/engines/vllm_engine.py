@@ -1,4 +1,4 @@
-"""The engine behind real runs: vLLM's AsyncLLM.
+"""Engine of real runs: vLLM's AsyncLLM.
 
 Layout on a CPU: this process and one EngineCore with the worker inside it, one OpenMP thread (two
 that share cores with anything else spin at each other's barriers and are many times slower).
@@ -51,22 +51,23 @@ _LOG = logging.getLogger("headrace.generator")
 _FINISH: dict[str, DeltaFinish] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SEED_BITS = 63
 _NEVER = -100.0
-"""Added to the logits of tokens that must not be sampled; vLLM takes no less."""
+"""Bias of the logits of tokens that must not be sampled; vLLM takes no less."""
 _IMAGES = 64
-"""Kept decoded: answers to a prompt come together."""
+"""Number of images that are kept decoded: answers to a prompt come together."""
 PLUGIN, PLUGIN_FOLDER = "headrace", Path(__file__).with_name("vllm_plugin")
-"""Name of the entry point in `vllm_plugin`, and the folder in which it is found however, and in
-which version, Headrace was installed."""
+"""Name of the entry point in `vllm_plugin`, and the folder that any install has."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """What AsyncLLM is made from. `max_model_len`: prompt + response. `end_token_ids`: empty lets
-    every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `wide_head`:
-    logits are computed in float32. `hot_tokens`: load what requests with `fire` need. `gathers`:
-    the engine process sends a request's tokens by `stream_interval`, which vLLM by itself does
-    not. `media`: the store of a run's images (None: the model reads text alone); `max_images` of a
-    prompt; `banned_ids`: their placeholders, which are never sampled."""
+    """Settings of AsyncLLM.
+
+    `max_model_len`: prompt + response. `end_token_ids`: empty lets every response run to its limit
+    (benchmarks). `kv_cache_gib` counts on a CPU only. `wide_head`: logits are computed in float32.
+    `hot_tokens`: load the logits processor of requests with `fire`. `gathers`: the engine process
+    sends a request's tokens by `stream_interval`, which vLLM by itself does not. `media`: the store
+    of a run's images (None: the model reads text alone); `max_images` of a prompt; `banned_ids`:
+    their placeholders, which are never sampled."""
 
     model: str
     max_model_len: int
@@ -90,10 +91,11 @@ class VllmSettings:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A request in flight: the version of its next token, tokens taken out so far, and the
-    boundaries still ahead as (first token, version). Before it is `submitted` vLLM does not know
-    it. `hot`: its first token is hot."""
+class _LiveRequest:
+    """State of a request: next token's version, tokens taken, and boundaries ahead.
+
+    Boundaries are (first token, version). Before it is `submitted` vLLM does not know it. `hot`:
+    its first token is hot."""
 
     version: int = NO_VERSION
     taken: int = 0
@@ -104,12 +106,12 @@ class _Live:
 
 
 def cache_folder() -> Path:
-    """Where compiled helpers and fetched weights stay between runs."""
+    """Return the folder of compiled helpers and fetched weights of all runs."""
     return Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
 
 
 def prepare_environment(settings: VllmSettings) -> None:
-    """Environment of vLLM and its engine process; the user's own values win where they may."""
+    """Set the environment of vLLM; the user's own values win where they may."""
     from generators.engines.vllm_gather import TOKENS_VARIABLE
     from generators.engines.vllm_worker import OWNER_VARIABLE
 
@@ -134,8 +136,8 @@ def prepare_environment(settings: VllmSettings) -> None:
     if plugins is not None and PLUGIN not in plugins.split(","):
         os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}"
     if settings.on_gpu:
-        # A forked engine cannot use CUDA once its parent asked CUDA anything. The second one has
-        # torch ask NVML instead, and CUDA all the same where NVML does not answer.
+        # A forked engine cannot use CUDA once its parent asked CUDA anything. The second variable
+        # has torch ask NVML instead, and CUDA all the same where NVML does not answer.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     else:
@@ -145,8 +147,9 @@ def prepare_environment(settings: VllmSettings) -> None:
 
 
 async def engine_memory(engine: Any) -> tuple[int, EngineMemory]:
-    """The process id of this AsyncLLM's EngineCore, which says it where it loaded our entry point,
-    and the record of its shared memory. UserError where it did not load it."""
+    """Return the process id of AsyncLLM's EngineCore, and its shared memory's record.
+
+    UserError where the EngineCore did not load our entry point, which answers with the id."""
     try:
         pid = int(await engine.engine_core.call_utility_async("headrace_pid"))
     except Exception as error:  # any failure in the engine process arrives as a bare Exception
@@ -166,15 +169,15 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings, layout: WeightLayout) -> None:
         self.version = NO_VERSION
         self.pid: int | None = None
-        """Of the engine process."""
+        """Process id of the engine."""
         self.recompute_on_update = settings.recompute_on_update
         self._settings, self._layout = settings, layout
         self._engine: Any = None
         self._memory: EngineMemory | None = None
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
         self._loading = asyncio.Lock()
         self._open = asyncio.Event()
-        """Cleared while weights load: nothing is submitted then."""
+        """Event that is cleared while weights load, when nothing is submitted."""
         self._open.set()
         self._submitting = 0
         self._last_good: Path | None = None
@@ -217,8 +220,8 @@ class VllmEngine:
         if s.wide_head:
             place["hf_overrides"] = {"head_dtype": "float32"}
         if s.media is not None:
-            # Prompts have one placeholder an image: vLLM's processor, which has to have the model's
-            # tokenizer, puts the others in.
+            # Prompts have one placeholder per image: vLLM's processor, which needs the model's
+            # tokenizer, inserts the others.
             place["limit_mm_per_prompt"] = {"image": s.max_images, "video": 0}
         if s.hot_tokens:
             place["logits_processors"] = ["generators.engines.vllm_fire:HotToken"]
@@ -240,11 +243,11 @@ class VllmEngine:
 
     @property
     def raw(self) -> Any:
-        """The AsyncLLM itself, for benchmarks that compare with it."""
+        """AsyncLLM itself, for benchmarks that compare with it."""
         return self._engine
 
     def sampling_params(self, request: GenerationRequest) -> Any:
-        """vLLM's parameters of a request: sampled token's logprob only, no detokenization."""
+        """Return vLLM's parameters of a request: sampled logprobs, no detokenization."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -266,8 +269,7 @@ class VllmEngine:
         )
 
     def _extra_args(self, request: GenerationRequest) -> dict[str, Any] | None:
-        """What the processor of hot tokens reads. It has a name of its own, apart from the sampling
-        settings, so that none of these can take its place."""
+        """Return the hot-token processor's input, which no sampling setting can replace."""
         if request.hot is None:
             return None
         from generators.engines.vllm_fire import EXTRA_ARG
@@ -275,14 +277,14 @@ class VllmEngine:
         return {EXTRA_ARG: msgspec.to_builtins(request.hot)}
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
-        """The stream of one request."""
+        """Yield the stream of one request."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         if len(request.prompt_ids) >= self._settings.max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
         if request.hot is not None and not self._settings.hot_tokens:
             raise RequestError("this engine was built without hot tokens")
-        live = self._live[request.request_id] = _Live(hot=request.hot is not None)
+        live = self._live[request.request_id] = _LiveRequest(hot=request.hot is not None)
         ended = True
         try:
             outputs = await self._submit(request, live)
@@ -308,10 +310,12 @@ class VllmEngine:
             if not ended and self._engine is not None:
                 await self._engine.abort(request.request_id)
 
-    async def _submit(self, request: GenerationRequest, live: _Live) -> Any:
-        """Put the request into vLLM, never in the middle of a weight load; its output queue, or
-        None when it was aborted while it waited. The prompt's salt keeps blocks that older weights
-        computed out of the prefix cache's answers, but for a later turn those of its first one."""
+    async def _submit(self, request: GenerationRequest, live: _LiveRequest) -> Any:
+        """Put the request into vLLM, never in the middle of a weight load.
+
+        Return its output queue, or None when it was aborted while it waited. The prompt's salt
+        keeps the prefix cache from answering with blocks of older weights, but for a later turn
+        with those of its first one."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
 
@@ -337,7 +341,7 @@ class VllmEngine:
             self._submitting -= 1
 
     def _prompt(self, request: GenerationRequest) -> Any:
-        """What vLLM gets to read of a prompt with images."""
+        """Return vLLM's form of a prompt with images."""
         if self._settings.media is None:
             raise RequestError("this engine reads text alone")
         digests = [run.digest for run in request.media]
@@ -376,7 +380,7 @@ class VllmEngine:
             return LoadReport(gap, time.perf_counter() - began)
 
     async def _swap(self, path: Path, version: int) -> float:
-        """Pause, replace, mark the boundary, resume; seconds of standing still."""
+        """Pause, replace, mark the boundary, resume; return the seconds of the pause."""
         while self._submitting:
             await asyncio.sleep(0)
         paused = time.perf_counter()
@@ -396,7 +400,7 @@ class VllmEngine:
         core = self._engine.engine_core
         recompute = self.recompute_on_update
         if recompute and self._settings.media is not None:
-            # The engine process forgets its images: what is sent no more would be missed there.
+            # The engine process forgets its images, so the renderer has to send all of them again.
             await self._engine.renderer.clear_mm_cache_async()
         if not self._broken:
             await core.pause_scheduler_async(mode="keep", clear_cache=recompute)
@@ -412,7 +416,7 @@ class VllmEngine:
         return list(self._engine.output_processor.request_states.values())
 
     def _mark_boundaries(self, version: int) -> None:
-        """From its present token count on, every live request samples from `version`."""
+        """Let every live request sample from `version` from its present token count on."""
         self.version = version
         for state in self._states():
             live = self._live.get(state.external_req_id)
@@ -420,7 +424,7 @@ class VllmEngine:
                 live.boundaries.append((state.detokenizer.num_output_tokens(), version))
 
     async def _replace(self, path: Path) -> bool:
-        """Load `path`; failing that, go back to the last good file (False), or stay paused."""
+        """Load `path`; failing that, the last good file (False), or stay paused."""
         for attempt in (path, self._last_good):
             if attempt is None:
                 continue
@@ -440,7 +444,7 @@ class VllmEngine:
         raise WeightsBrokenError(f"{path} failed while loading and there is no way back")
 
     def stats(self) -> EngineStats:
-        """Gauges."""
+        """Return the gauges."""
         return EngineStats(len(self._live), self._prefill_tokens, self._pause_s)
 
     async def stop(self) -> None:
@@ -465,15 +469,15 @@ def _check_images(request: GenerationRequest, known: list[int] | None) -> None:
 
 
 def _in_short(error: ValueError) -> str:
-    """The first thing that vLLM has against its settings, on one line."""
+    """Return the first reason why vLLM refuses its settings, on one line."""
     text = str(error)
     if isinstance(error, ValidationError):
         text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
     return text.strip().partition("\n")[0]
 
 
-def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:
-    """What arrived, cut at the version boundaries inside it."""
+def _deltas(live: _LiveRequest, completion: Any) -> list[TokenDelta]:
+    """Cut a completion's new tokens at the version boundaries inside them."""
     token_ids = completion.token_ids
     logprobs = completion.logprobs.logprobs if token_ids else []
     finish = None

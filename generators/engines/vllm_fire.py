@@ -1,4 +1,4 @@
-"""Hot first tokens inside vLLM: a logits processor, loaded by name when the engine is built.
+"""Hot first tokens inside vLLM: a logits processor, loaded by name.
 
 In: requests whose `extra_args` hold `EXTRA_ARG`, and a step's logits. Out: the logits of each such
 request that has no output token yet, replaced so that vLLM draws from the hot distribution q and
@@ -6,8 +6,8 @@ reports log q. All other rows stay as they are. One request makes the whole resp
 prefilled twice.
 
 vLLM divides logits by the request's temperature T after this processor and normalises them, so it
-leaves T log q. What vLLM would do to the logits between these two, or after them, would change q
-unnoticed; `validate_params` refuses requests that ask for it.
+leaves T log q. Any other change of the logits between these two, or after them, would change q
+unnoticed; `validate_params` refuses requests that ask for one.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from headrace.protocol.messages.control import FireSampling
 EXTRA_ARG = "headrace_fire"
 
 
-class _Hot(NamedTuple):
+class _HotRequest(NamedTuple):
     """A request with a hot token to come. `output_ids` is vLLM's own growing list."""
 
     fire: FireSampling
@@ -37,7 +37,7 @@ class _Hot(NamedTuple):
 
 
 def hot_sampling(params: SamplingParams) -> FireSampling | None:
-    """What a request says of its hot token; ValueError where that is malformed."""
+    """Read the settings of a request's hot token; ValueError where they are malformed."""
     extra = (params.extra_args or {}).get(EXTRA_ARG)
     try:
         return None if extra is None else msgspec.convert(extra, FireSampling)
@@ -46,8 +46,7 @@ def hot_sampling(params: SamplingParams) -> FireSampling | None:
 
 
 def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
-    """The setting of a request under which its first token is not the hot one asked for; None when
-    there is none."""
+    """Return the setting of a request that would undo its hot token, or None."""
     if params.temperature <= 0:
         return "temperature = 0 takes the likeliest token"
     if fire.temperature <= params.temperature:
@@ -72,7 +71,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 class HotToken(LogitsProcessor):
-    """See the module's docstring; the interface is that of vLLM's version 1 model runner."""
+    """Logits processor of hot tokens, for vLLM's version 1 model runner."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -83,14 +82,14 @@ class HotToken(LogitsProcessor):
             raise ValueError(f"the first token would not be hot: {reason}")
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, _Hot] = {}
+        self._rows: dict[int, _HotRequest] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Always False: a banned end token may have been the likeliest one."""
+        """Return False: a banned end token may have been the likeliest one."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow requests into, out of and about the batch; forget those that have a token."""
+        """Follow requests through the batch; forget those that have a token."""
         process_dict_updates(self._rows, batch_update, _state)
         for row in [row for row, hot in self._rows.items() if hot.output_ids]:
             del self._rows[row]
@@ -104,8 +103,8 @@ class HotToken(LogitsProcessor):
 
 def _state(
     params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
-) -> _Hot | None:
+) -> _HotRequest | None:
     fire = hot_sampling(params)
     if fire is None or output_ids:
         return None
-    return _Hot(fire, params.temperature, tuple(params.stop_token_ids or ()), output_ids)
+    return _HotRequest(fire, params.temperature, tuple(params.stop_token_ids or ()), output_ids)

@@ -1,10 +1,10 @@
-"""Fewer and longer messages from vLLM's engine process to the front of a generator.
+"""Fewer and longer messages from vLLM's engine process to a generator's front.
 
-In: what the scheduler made of a step, for every running request one token and its logprob. Out: the
+In: the scheduler's outputs of a step, for every running request one token and its logprob. Out: the
 same tokens in the same order, a request's as one output as soon as there are `tokens` of them or
 the request ends. Promises: nothing is kept while the scheduler is paused, so that the caller of a
-pause knows every sampled token; a request that was aborted leaves nothing behind; an output that
-says more than tokens, logprobs and why the request ended is never kept.
+pause knows every sampled token; a request that was aborted leaves nothing behind; an output with
+more than tokens, logprobs and the reason of the request's end is never kept.
 
 vLLM sends one output per request and step, each with three small arrays, and gathers them in the
 front (`stream_interval`), after both processes have packed and unpacked them. On a core that engine
@@ -28,15 +28,15 @@ _KEPT = frozenset(
 )
 
 
-class Gatherer:
-    """Outputs of the requests of one engine that are not due yet."""
+class OutputGatherer:
+    """Buffer of the outputs of one engine that are not due yet."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._held: dict[str, list[Any]] = {}
 
     def take(self, outputs: Iterable[Any]) -> list[Any]:
-        """Take the outputs of a step; those that are due."""
+        """Take the outputs of a step, and return those that are due."""
         due: list[Any] = []
         for output in outputs:
             held = self._held.setdefault(output.request_id, [])
@@ -51,19 +51,19 @@ class Gatherer:
         return due
 
     def rest(self) -> list[Any]:
-        """All that is held."""
+        """Pop all outputs."""
         due = [joined(held) for held in self._held.values()]
         self._held.clear()
         return due
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """These requests were aborted: nobody waits for what is held of them."""
+        """Drop the outputs of requests that were aborted."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
 
 def joined(outputs: list[Any]) -> Any:
-    """One request's outputs of consecutive steps as one."""
+    """Join one request's outputs of consecutive steps."""
     if len(outputs) == 1:
         return outputs[0]
     last = outputs[-1]
@@ -85,7 +85,7 @@ def _has_logprobs(output: Any) -> bool:
 
 @functools.cache
 def _others() -> tuple[tuple[str, Any], ...]:
-    """Fields of an output that a plain one does not use, with what they are then."""
+    """Return the fields that a plain output does not use, with their values there."""
     from vllm.v1.engine import EngineCoreOutput
 
     plain = EngineCoreOutput("", [])
@@ -100,7 +100,7 @@ def _is_plain(output: Any) -> bool:
 
 
 def install(tokens: int) -> None:
-    """Have an engine of this process gather `tokens` tokens of a request, once it begins to run."""
+    """Let an engine of this process gather `tokens` tokens per request once it runs."""
     from vllm.v1.engine.core import EngineCoreProc
 
     run = EngineCoreProc.run_busy_loop
@@ -117,12 +117,12 @@ def install(tokens: int) -> None:
 
 
 def gather(engine: Any, tokens: int) -> None:
-    """Have this engine gather from now on."""
+    """Let this engine gather from now on."""
     if missing := [name for name in _USED if not hasattr(engine, name)]:
         _LOG.warning("this vLLM's engine has no %s: its tokens come one by one", missing[0])
         return
     step, finish_pause, abort = engine.step_fn, engine._finish_pause, engine.abort_requests
-    gatherers: defaultdict[int, Gatherer] = defaultdict(lambda: Gatherer(tokens))
+    gatherers: defaultdict[int, OutputGatherer] = defaultdict(lambda: OutputGatherer(tokens))
 
     def gathered_step() -> tuple[dict[int, Any], bool]:
         made, executed = step()

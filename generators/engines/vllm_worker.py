@@ -3,8 +3,8 @@
 `install` is an entry point of vLLM (`vllm_plugin` beside this file), which EngineCore and, where
 there are several, its workers load when they are spawned. It ties their lives to the generator's:
 when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
-otherwise stay as orphans with their memory. It also has them say what they are doing when they are
-asked (`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
+otherwise stay as orphans with their memory. It also has them dump their stacks on request
+(`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
 `WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file.
 """
 
@@ -22,8 +22,10 @@ OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
 
 
 def install() -> None:
-    """Prepare a process of the engine. Does nothing in the owner itself, in what was not spawned as
-    an engine's process, and where no owner is named."""
+    """Prepare a process of the engine.
+
+    Do nothing in the owner itself, in a process that was not spawned as an engine's, and where no
+    owner is named."""
     owner = int(os.environ.get(OWNER_VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if owner in (0, os.getpid()) or parent is None or parent.pid is None:
@@ -39,8 +41,9 @@ def install() -> None:
 
 
 def allow_amx() -> None:
-    """Ask Linux for the tile registers that vLLM's attention uses in bfloat16. vLLM does not ask,
-    and its first answer would end the process by an illegal instruction."""
+    """Ask Linux for the tile registers that vLLM's attention uses in bfloat16.
+
+    vLLM does not ask, and its first answer would end the process by an illegal instruction."""
     import torch
 
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
@@ -48,11 +51,12 @@ def allow_amx() -> None:
 
 
 class WeightLoader:
-    """Extension of vLLM's worker; the methods are called by `collective_rpc` between steps."""
+    """Extension of vLLM's worker, called by `collective_rpc` between steps."""
 
     def headrace_load(self: Any, path: str) -> None:
-        """Replace all weights. A live linear layer on a CPU holds packed weights and no longer the
-        plain ones, so vLLM's layer-wise reload is the only safe way in."""
+        """Replace all weights by vLLM's layer-wise reload, the only safe way in.
+
+        A live linear layer on a CPU holds packed weights and no longer the plain ones."""
         model = self.get_model()
         if not hasattr(self, "_headrace_tied"):
             self._headrace_tied = _tied_layers(model)
@@ -64,9 +68,10 @@ class WeightLoader:
 
 
 def _tied_layers(model: Any) -> list[tuple[Any, Any]]:
-    """(follower, owner) of layers that share one weight, such as an output head tied to the
-    embedding. The reload fills the owner only, and on a CPU the follower has packed a copy of the
-    old weight into its matrix product: without being tied again it would answer from it."""
+    """Return (follower, owner) of layers that share a weight, such as a tied head.
+
+    The reload fills the owner only, and on a CPU the follower has packed a copy of the old weight
+    into its matrix product: without being tied again it would answer from it."""
     owners: dict[int, Any] = {}
     pairs: list[tuple[Any, Any]] = []
     for layer in model.modules():
@@ -80,8 +85,7 @@ def _tied_layers(model: Any) -> list[tuple[Any, Any]]:
 
 
 def _forget_failed_load(model: Any) -> None:
-    """Layers that an earlier load left half-way start again from nothing: what was buffered for
-    them came from a file that did not fit."""
+    """Reset layers of a failed load, whose buffers are of a file that did not fit."""
     from vllm.model_executor.model_loader.reload.layerwise import (
         get_layerwise_info,
         initialize_online_processing,

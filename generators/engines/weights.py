@@ -1,9 +1,9 @@
-"""From a WeightNotice to a local safetensors file that has been checked.
+"""Fetching of announced weights as a checked local safetensors file.
 
-Sources are tried in order: `file:/path` (same host: used where it lies) and `tcp://host:port` (the
-learner's ROUTER: fetched in pieces into the cache folder, and gone on with where a broken transfer
-ended). A file counts only when its size and digest are those of the notice. `WeightLayout` checks,
-before a live model is touched, that names and shapes are those of the policy.
+Sources are tried in order: `file:/path` (same host: used in place) and `tcp://host:port` (the
+learner's ROUTER: fetched in pieces into the cache folder, and resumed where a broken transfer
+ended). A file counts only when its size and digest are those of the WeightNotice. `WeightLayout`
+checks, before a live model is touched, that names and shapes are those of the policy.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from headrace.protocol.transport.sockets import Dealer, Link
 
 _MAX_HEADER = 100 << 20
 _ASKS = 2
-"""How often a piece is asked for."""
+"""Maximum number of requests for one piece."""
 
 
 class WeightsUnavailableError(Exception):
-    """No source has the weights as announced."""
+    """No source has the announced weights."""
 
 
 async def _check(path: Path, notice: WeightNotice) -> None:
@@ -47,9 +47,9 @@ async def fetch(
     curve_keys: str | None = None,
     silence_s: float = 10.0,
 ) -> Path:
-    """A local file with the announced weights; WeightsUnavailableError when no source has them.
+    """Return a local file of announced weights; WeightsUnavailableError without one.
 
-    `name` is the identity towards the learner, `silence_s` how long one piece may take.
+    `name` is the identity towards the learner, `silence_s` the maximum time of one piece.
     """
     failures = []
     for source in notice.sources:
@@ -97,15 +97,14 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
 
 
 def _keep_newest(folder: Path, part: Path) -> None:
-    """Remove all files but `part` and the newest complete one, which a failed load goes back to."""
+    """Remove all files but `part` and the newest complete one, for failed loads."""
     complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
     for old in [*complete[:-1], *(path for path in folder.glob("*.part") if path != part)]:
         old.unlink()
 
 
 async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:
-    """The bytes from `offset` on; answers to earlier requests are ignored. A broken connection may
-    take a request or its answer along: it is asked again."""
+    """Request the bytes from `offset` on, again if lost; ignore other answers."""
     for _ in range(_ASKS):
         await dealer.send(WeightRequest(version=version, offset=offset))
         with contextlib.suppress(TimeoutError):
@@ -121,7 +120,7 @@ async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) ->
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in a safetensors file, from its header; ValueError when it is not one."""
+    """Read names and shapes from a safetensors header; ValueError without one."""
     with path.open("rb") as file:
         size = path.stat().st_size
         prefix = file.read(8)
@@ -150,7 +149,7 @@ class WeightLayout:
     tied: frozenset[str] = frozenset()
 
     def mismatch(self, path: Path) -> str | None:
-        """Why the file does not fit, or None."""
+        """Return the reason why a file does not fit, or None."""
         try:
             found = read_shapes(path)
         except (ValueError, OSError) as error:

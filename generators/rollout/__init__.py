@@ -1,1 +1,1 @@
-"""A generator's loop: leases in, chunks out, weights taken in flight."""
+"""Loop of a generator: leases in, chunks out, weights loaded in flight."""

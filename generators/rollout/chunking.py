@@ -1,9 +1,9 @@
-"""Tokens to chunks. In: the deltas of one lease. Out: TrajectoryChunk pieces of it.
+"""Chunks from tokens: the deltas of one lease in, TrajectoryChunk pieces out.
 
 Pieces are cut after `chunk_tokens`, at every window border, at the end and on hold. Their
-concatenation is the stream (less what a hold throws away), no piece crosses a border, the spans of
-a piece cover exactly its tokens, its marks are of its own tokens, and exactly the last piece has
-`finish`. Between cuts the work of a token is two list appends: numpy comes in at the cut.
+concatenation is the stream (less the tokens thrown away by a hold), no piece crosses a border, the
+spans of a piece cover exactly its tokens, its marks are of its own tokens, and exactly the last
+piece has `finish`. Between cuts a token costs two list appends: numpy comes in at the cut.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from headrace.protocol.token_spans import Mark, Span, Streams
 
 
 class ChunkCutter:
-    """Cuts the stream of one lease. `position` is the response position of the next token."""
+    """Cutter of the stream of one lease into chunks."""
 
     def __init__(self, lease: Lease, chunk_tokens: int) -> None:
         self._lease, self._chunk_tokens = lease, chunk_tokens
@@ -23,24 +23,24 @@ class ChunkCutter:
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[tuple[int, int]] = []
-        """(version, index into the buffer of its first token)"""
+        """Versions, each with the buffer index of its first token."""
         self._marks: list[Mark] = []
-        """Of tokens in the buffer."""
+        """Marks of tokens in the buffer."""
         self._room = self._next_cut()
         self.ended = False
 
     @property
     def position(self) -> int:
-        """Response tokens so far, prefix included."""
+        """Response position of the next token, prefix included."""
         return self._start + len(self._token_ids)
 
     @property
     def pending(self) -> int:
-        """Tokens that are in no chunk yet."""
+        """Number of tokens that are in no chunk yet."""
         return len(self._token_ids)
 
     def add(self, delta: TokenDelta) -> list[TrajectoryChunk]:
-        """Take a delta; the chunks that are complete now."""
+        """Take a delta, and return the chunks that are complete now."""
         if delta.token_ids:
             if not self._versions or self._versions[-1][0] != delta.version:
                 self._versions.append((delta.version, len(self._token_ids)))
@@ -60,8 +60,7 @@ class ChunkCutter:
         return chunks
 
     def hold(self, at: int) -> tuple[TrajectoryChunk, int]:
-        """End the lease now: its last chunk (without tokens beyond position `at`; -1: all are
-        kept), and how many tokens were thrown away."""
+        """End the lease; return its last chunk, up to `at` (-1: all), and the tokens lost."""
         exist = len(self._token_ids)
         keep = exist if at < 0 else min(exist, max(0, at - self._start))
         return self._cut(keep, "held"), exist - keep
@@ -79,11 +78,8 @@ class ChunkCutter:
         return "window" if self.position == window_end < self._lease.max_total else "length"
 
     def _next_cut(self) -> int:
-        return min(self._chunk_tokens, self._left_of_window())
-
-    def _left_of_window(self) -> int:
         window = self._lease.window
-        return window - (self._start - self._lease.next_border) % window
+        return min(self._chunk_tokens, window - (self._start - self._lease.next_border) % window)
 
     def _cut(self, count: int, finish: Finish | None, error: str | None = None) -> TrajectoryChunk:
         start, lease = self._start, self._lease
@@ -120,7 +116,7 @@ class ChunkCutter:
 
 
 def _within(marks: list[Mark], start: int, end: int) -> list[Mark]:
-    """What the marks say of tokens [start, end)."""
+    """Return the marks of tokens [start, end)."""
     return [
         Mark(mark.name, max(mark.start, start), min(mark.end, end))
         for mark in marks

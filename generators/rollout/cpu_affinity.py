@@ -1,11 +1,10 @@
-"""Where a generator's seconds go, and which cores the front of a generator uses. The front is the
-process beside vLLM's engine process: it takes in what the engine sampled and sends it on, with
-about a tenth of the engine's work.
+"""CPU cores of a generator's front, and seconds of its work.
 
-In: whether what it serves is training or an evaluation. Out: the calling thread's affinity. In
-training the front shares the engine's core, so that the learner has its own to itself. In an
-evaluation the learner waits, and the front may use the learner's core as well: the engine then has
-its core alone. The engine itself never moves.
+The front is the process beside vLLM's engine process: it sends sampled tokens on, with about a
+tenth of the engine's work. In: whether it serves training or an evaluation. Out: the calling
+thread's affinity. In training the front shares the engine's core, so that the learner has its own
+to itself. In an evaluation the learner waits, and the front may use the learner's core as well: the
+engine then has its core alone. The engine itself never moves.
 """
 
 import os
@@ -13,17 +12,15 @@ import time
 from collections.abc import Callable, Collection
 
 
-class Cores:
-    """Cores of a front. `training` and `evaluation`: what it may use meanwhile; without the latter
-    it always keeps what it has."""
+class FrontCores:
+    """Cores of a front in `training` and `evaluation`; without the latter they stay."""
 
     def __init__(self, training: Collection[int] = (), evaluation: Collection[int] = ()) -> None:
         self._training, self._evaluation = frozenset(training), frozenset(evaluation)
         self._now = self._training
 
     def serve(self, *, evaluation: bool) -> None:
-        """From now on the front serves an evaluation, or training. OSError when a core is not to be
-        had."""
+        """Use the cores of an evaluation, or of training; OSError without one."""
         wanted = self._evaluation if evaluation else self._training
         if self._evaluation and wanted != self._now:
             os.sched_setaffinity(0, wanted)
@@ -31,7 +28,7 @@ class Cores:
 
 
 class WorkTime:
-    """A stopwatch switched by the number of live requests."""
+    """Stopwatch of a generator's busy, idle and paused seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,7 +45,7 @@ class WorkTime:
         self._since, self._live = now, live
 
     def add_pause(self, seconds: float) -> None:
-        """Live requests stood still for so long; with none live this was idle time."""
+        """Add a pause of live requests; without any it was idle time."""
         if self._live:
             self.pause_s += seconds
 
@@ -60,6 +57,6 @@ class WorkTime:
 
     @property
     def idle_s(self) -> float:
-        """Seconds with nothing to generate."""
+        """Seconds without live requests."""
         self.set_live(self._live)
         return self._since - self._began - self._live_s

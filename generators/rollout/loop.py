@@ -1,16 +1,16 @@
-"""The heart of a generator.
+"""Event loop of a generator: one task per lease, chunks out, weights in.
 
 In: Leases, Hold, WeightNotice, ChunkAck, Shutdown from the coordinator. Out: Chunks, WeightsLoaded,
 GeneratorReport, Goodbye. Each lease has a task that consumes its stream; no token waits for
 anything else that the loop does.
 
-What blocks it: a lease waits for weights of its `version_at_least` (and for any weights at all);
-nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every live lease is held
-with the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens
-with the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or
-asks, Hello is sent again with the leases that are held, and chunks wait for the Welcome; it makes
-everything unacknowledged be sent again. So does a chunk that nobody acknowledges for so long.
-Engines go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
+Blocked by: a lease waits for weights of its `version_at_least` (and for any weights at all);
+nothing else. Woken by: messages and tokens. On Shutdown or `finish` every live lease is held with
+the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens with
+the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or asks,
+Hello is sent again with the leases that are held, and chunks wait for the Welcome, after which all
+unacknowledged ones are sent again; they also are when one is not acknowledged for as long. Engines
+go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from generators.engine import (
 )
 from generators.engines.weights import WeightsUnavailableError, fetch
 from generators.rollout.chunking import ChunkCutter
-from generators.rollout.cpu_affinity import Cores, WorkTime
+from generators.rollout.cpu_affinity import FrontCores, WorkTime
 from generators.rollout.outbox import Outbox
 from headrace.errors import RunFailedError, UserError
 from headrace.host.progress_reporter import ProgressReporter
@@ -46,23 +46,23 @@ _RETRY_S = 1.0
 _GOODBYE_S = 3.0
 
 
-class Channel(Protocol):
-    """A socket towards the coordinator (`headrace.protocol.transport.sockets.Dealer`)."""
+class CoordinatorChannel(Protocol):
+    """Socket to the coordinator (`headrace.protocol.transport.sockets.Dealer`)."""
 
     async def send(self, message: m.Message) -> None:
         """Queue a message."""
 
     async def receive(self) -> m.Message:
-        """The next good message."""
+        """Receive the next good message."""
 
 
 class GeneratorLoop:
-    """One engine, one coordinator, many leases."""
+    """Event loop of one engine, for one coordinator and many leases."""
 
     def __init__(
         self,
         engine: Engine,
-        channel: Channel,
+        channel: CoordinatorChannel,
         hello: m.Hello,
         *,
         chunk_tokens: int,
@@ -70,14 +70,14 @@ class GeneratorLoop:
         curve_keys: str | None = None,
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
-        cores: Cores | None = None,
+        cores: FrontCores | None = None,
         work: ProgressReporter | None = None,
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
         self._curve_keys = curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
-        self._cores, self._work = cores or Cores(), work or ProgressReporter()
+        self._cores, self._work = cores or FrontCores(), work or ProgressReporter()
         self._outbox = Outbox(channel.send)
         self._live: dict[int, ChunkCutter] = {}
         self._waiting: dict[int, m.Lease] = {}
@@ -87,12 +87,12 @@ class GeneratorLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
         self._leases_until = -1
-        """All leases below this id have come, or never will."""
+        """Lease id below which all leases have arrived, or never will."""
         self._tokens = self._discarded_tokens = 0
         self.time = WorkTime()
 
     async def run(self) -> str:
-        """Generate until told to stop; the reason. Raises what made going on impossible."""
+        """Generate until the end, and return its reason; raise the error that ended it."""
         for part in (self._receive(), self._outbox.run(), self._watch(), self._keep_weights()):
             self._spawn(part)
         await self._channel.send(self._hello)
@@ -225,7 +225,7 @@ class GeneratorLoop:
     # -- weights -----------------------------------------------------------------------------------
 
     async def _keep_weights(self) -> None:
-        """Load the newest notice; one that arrives meanwhile replaces any other that waits."""
+        """Load the newest weights; a newer notice replaces any that waits."""
         while True:
             await self._noticed.wait()
             self._noticed.clear()
@@ -250,12 +250,8 @@ class GeneratorLoop:
             if self._noticed.is_set():
                 break
             try:
-                path = await fetch(
-                    notice,
-                    self._weights_folder,
-                    name=self._hello.name,
-                    curve_keys=self._curve_keys,
-                )
+                name, keys = self._hello.name, self._curve_keys
+                path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
                 report = await self._engine.load_weights(path, notice.version)
             except (WeightsUnavailableError, WeightsRefusedError, WeightsBrokenError) as error:
                 cause = str(error)
@@ -270,7 +266,7 @@ class GeneratorLoop:
     # -- staying in touch --------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Report once a second; notice silence."""
+        """Report once per second, and react to silence."""
         greeted = time.monotonic()
         while True:
             await asyncio.sleep(_REPORT_S)
@@ -297,7 +293,7 @@ class GeneratorLoop:
         await self._channel.send(hello)
 
     def _leases(self) -> list[int]:
-        """Those that are worked on, or of which something is not acknowledged."""
+        """Return the leases that are live, wait, or have unacknowledged chunks."""
         return sorted({*self._live, *self._waiting, *self._outbox.leases()})
 
     def _report(self) -> m.GeneratorReport:

@@ -1,10 +1,10 @@
-"""Chunks on their way to the coordinator. In: chunks and acknowledgements. Out: Chunks messages.
+"""Chunks on their way to the coordinator, kept until they are acknowledged.
 
-Chunks gather for a few milliseconds into one message. Each is kept until it is acknowledged;
-`resend` sends all unacknowledged ones again, in order, so that nothing is lost when the coordinator
-or the connection goes away. Between `pause` and `resend` they are kept and not sent: after its
-Hello a generator sends nothing before the answer, so that no chunk overtakes those before it.
-Nothing here blocks; memory is bounded by what the live leases may generate.
+In: chunks and acknowledgements. Out: Chunks messages, into which chunks gather for a few
+milliseconds. `resend` sends all unacknowledged ones again, in order, so that nothing is lost when
+the coordinator or the connection goes away. Between `pause` and `resend` they are kept and not
+sent: after its Hello a generator sends nothing before the answer, so that no chunk overtakes those
+before it. Nothing here blocks; memory is bounded by the tokens that the live leases may generate.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ _BYTES_PER_CHUNK = 256
 
 
 class Outbox:
-    """Unacknowledged chunks by (trajectory_id, chunk_index)."""
+    """Outbox of unacknowledged chunks, by (trajectory_id, chunk_index)."""
 
     def __init__(self, send: Send, *, gather_s: float = 0.005, max_bytes: int = 8 << 20) -> None:
         self._send, self._gather_s, self._max_bytes = send, gather_s, max_bytes
         self._waiting: list[TrajectoryChunk] = []
         self._unacked: dict[tuple[int, int], TrajectoryChunk] = {}
         self._since: dict[tuple[int, int], float] = {}
-        """When each of them was sent last; the oldest comes first."""
+        """Time at which each of them was sent last; the oldest comes first."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -38,16 +38,15 @@ class Outbox:
         self.paused = True
 
     def leases(self) -> set[int]:
-        """Leases of which something is not acknowledged."""
+        """Return the leases that have unacknowledged chunks."""
         return {chunk.lease_id for chunk in self._unacked.values()}
 
     def waits_since(self) -> float:
-        """Since when the oldest chunk that was sent waits for its acknowledgement (on the monotonic
-        clock); infinite where none waits, or nothing is sent."""
+        """Return when (time.monotonic) the oldest unacknowledged chunk was sent, or inf."""
         return math.inf if self.paused else next(iter(self._since.values()), math.inf)
 
     def put(self, chunk: TrajectoryChunk) -> None:
-        """Send soon, keep until acknowledged."""
+        """Send a chunk soon, and keep it until it is acknowledged."""
         key = chunk.trajectory_id, chunk.chunk_index
         self._unacked[key], self._since[key] = chunk, time.monotonic()
         self._waiting.append(chunk)
@@ -55,7 +54,7 @@ class Outbox:
         self._wake.set()
 
     def acknowledge(self, ack: ChunkAck) -> None:
-        """Forget what the coordinator has written down."""
+        """Forget the chunks that the coordinator has recorded."""
         for trajectory_id, chunk_index in ack.acked:
             self._unacked.pop((trajectory_id, chunk_index), None)
             self._since.pop((trajectory_id, chunk_index), None)
@@ -71,14 +70,14 @@ class Outbox:
             self._wake.set()
 
     async def run(self) -> None:
-        """Send what gathers, for as long as the task lives."""
+        """Send gathered chunks, for as long as the task lives."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._gather_s)
             await self.flush()
 
     async def flush(self) -> None:
-        """Send all that waits now, in messages of at most about `max_bytes`."""
+        """Send all chunks that wait, in messages of at most about `max_bytes`."""
         self._wake.clear()
         if self.paused:
             return

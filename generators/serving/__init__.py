@@ -1,1 +1,1 @@
-"""Engines without a run, and judges behind an HTTP server."""
+"""Processes that serve an engine without a run, or a judge over HTTP."""

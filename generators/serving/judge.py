@@ -1,9 +1,9 @@
-"""A judge of a run: `python -m generators.serving.judge --run-dir DIR --name NAME`.
+"""Judge of a run: `python -m generators.serving.judge --run-dir DIR --name NAME`.
 
 In: the run's configuration, `[reward.judges.NAME]`. Out: vLLM's own server of the protocol of
 OpenAI, on a free port of the loopback, with a key that is made here; both are written to the run's
-folder when it answers, for the sources of rewards that ask it. Exit codes: 0 asked to end, 1 ours
-(the engine died, too), 2 the user's mistake.
+folder when it answers, for the reward sources that ask it. Exit codes: 0 asked to end, 1 ours (the
+engine died, too), 2 the user's mistake.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MOST_LOGPROBS = 20
 
 
 def server_arguments(judge: JudgeConfig, name: str, *, on_gpu: bool) -> list[str]:
-    """vLLM's command line for a judge, apart from the port and the key."""
+    """Return vLLM's command line for a judge, apart from the port and the key."""
     given = [
         "--model", judge.path, "--served-model-name", name, "--host", HOST,
         "--dtype", judge.dtype, "--max-num-seqs", str(judge.max_num_seqs),
@@ -56,7 +56,7 @@ def server_arguments(judge: JudgeConfig, name: str, *, on_gpu: bool) -> list[str
 
 
 async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal, and return the exit code."""
     forget_address(folder, name)
     on_gpu = has_gpu()
     key = secrets.token_urlsafe(32)
@@ -83,11 +83,11 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     try:
         async with build_async_engine_client(arguments) as engine:
             _, memory = await engine_memory(engine)
-            telling = asyncio.create_task(_tell(address, folder))
+            announcing = asyncio.create_task(_announce(address, folder))
             try:
                 closing = await build_and_serve(engine, base, listening, arguments)
             finally:
-                telling.cancel()
+                announcing.cancel()
             died = bool(engine.errored)
         await closing
         memory.close()
@@ -101,9 +101,10 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     return 0
 
 
-async def _tell(address: JudgeAddress, folder: Path) -> None:
-    """Write the address as soon as the server answers a question with log-probabilities, which
-    compiles a helper the first time: seconds that no response should wait."""
+async def _announce(address: JudgeAddress, folder: Path) -> None:
+    """Write the address as soon as the server answers a request with logprobs.
+
+    The first of these compiles a helper: seconds that no response should wait."""
     import httpx
 
     question: dict[str, Any] = {
@@ -127,7 +128,7 @@ async def _tell(address: JudgeAddress, folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code."""
+    """Run the command line, and return the exit code."""
     parser = argparse.ArgumentParser(prog="generators.serving.judge", description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path, metavar="DIR")
     parser.add_argument("--name", required=True, help="of [reward.judges.NAME]")

@@ -1,10 +1,9 @@
-"""A generator's engine without a run: `python -m generators.serving.standalone`, started by a
-command.
+"""Engine without a run: `python -m generators.serving.standalone`.
 
-In and out: lines of `headrace.protocol.messages.sampling` on stdin and the original stdout; what
-libraries print goes to stderr. The engine and the settings of sampling are those of the
-configuration's generator, hot first tokens aside. Ends when stdin closes, that is, when its parent
-process is gone. Exit codes: 0 done, 1 ours, 2 the user's mistake.
+In and out: lines of `headrace.protocol.messages.sampling` on stdin and the original stdout; output
+of libraries goes to stderr. The engine and its sampling settings are those of the configuration's
+generator, but for hot first tokens. It ends when stdin closes, that is, when its parent process is
+gone. Exit codes: 0 done, 1 ours, 2 the user's mistake.
 """
 
 import asyncio
@@ -21,7 +20,6 @@ from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
     Ready,
     Refused,
-    SampleRequest,
     SamplerReply,
     Unfit,
     Written,
@@ -32,8 +30,7 @@ from headrace.protocol.transport.stdio import take_streams
 
 
 async def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer until the source ends. UserError where there is no engine, EngineDeadError where it
-    does not go on."""
+    """Answer requests; UserError without an engine, EngineDeadError when it dies."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, source)
@@ -61,7 +58,7 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 async def _answer(engine: Engine, config: RunConfig, ask: SampleRequest, sink: BinaryIO) -> None:
-    """Sample what one `SampleRequest` wants and say it."""
+    """Sample the response of one `SampleRequest`, and send it."""
     generator = config.generator
     request = GenerationRequest(
         str(ask.number),
@@ -89,7 +86,7 @@ def _say(sink: BinaryIO, answer: SamplerReply) -> None:
 
 
 def main() -> int:
-    """Entry point; the exit code."""
+    """Run the process, and return the exit code."""
     source, sink = take_streams(buffering=0)
     try:
         asyncio.run(serve(source, sink))

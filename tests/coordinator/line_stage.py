@@ -11,7 +11,7 @@ import numpy as np
 
 from coordinator.connections.peers import RewardPeer
 from coordinator.connections.ranker_versions import RankerVersions
-from coordinator.incidents.reward_monitors import Monitors
+from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.line_rewards.line_ends import LineTokens
 from coordinator.scoring.score_requests import Scoring
 from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
@@ -55,7 +55,7 @@ class LineStage:
         self.incidents: list[str] = []
         self.rejections = SimpleNamespace(count=lambda kind: None)
         self.rankers = RankerVersions(config, "/run")
-        self.monitors = Monitors(config.reward, lambda kind, text: None)
+        self.monitors = RewardMonitors(config.reward, lambda kind, text: None)
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []

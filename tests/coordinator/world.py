@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.leases import LeaseTable
 from coordinator.line_rewards.line_ends import LineTokens
 from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.persistence.state import State
 from coordinator.scheduling.base import Scheduler
-from coordinator.scheduling.group_filter import Admission
+from coordinator.scheduling.group_filter import GroupFilter
 from coordinator.scheduling.streaming import StreamingScheduler
 from coordinator.scheduling.synchronous import SynchronousScheduler
 from coordinator.scheduling.window_lifecycle import WindowLifecycle
@@ -89,7 +89,7 @@ class World:
 
     def _build(self, state: State) -> None:
         self.state = state
-        self.leases = Leases(state.account)
+        self.leases = LeaseTable(state.account)
         self.lines: LineScoring | None = None
         if self._line_tokens is not None:
             tokens, clock = self._line_tokens, self._clock
@@ -99,7 +99,7 @@ class World:
             StreamingScheduler if self.config.schedule.mode == "streaming" else SynchronousScheduler
         )
         self.scheduler: Scheduler = kind(self.config, state, self.leases)
-        self.admission = Admission(state.account)
+        self.admission = GroupFilter(state.account)
 
     @property
     def account(self) -> Account:

@@ -21,8 +21,8 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from coordinator.dispatch.leases import Leases
-from coordinator.incidents.reward_monitors import Monitors
+from coordinator.dispatch.leases import LeaseTable
+from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.persistence.state import State
 from coordinator.scheduling.streaming import StreamingScheduler
 from coordinator.scheduling.window_lifecycle import WindowLifecycle
@@ -116,11 +116,11 @@ class Script:
         self.store = RunStore.create(self.run_dir, self.run_dir.name, self.config)
         self.state = State(self.config)
         self.account = self.state.account
-        self.leases = Leases(self.account)
+        self.leases = LeaseTable(self.account)
         self.settlement = WindowLifecycle(self.config, self.account)
         self.scheduler = StreamingScheduler(self.config, self.state, self.leases)
         self.started = self.now
-        self.monitors = Monitors(self.config.reward, self.alert)
+        self.monitors = RewardMonitors(self.config.reward, self.alert)
 
     # -- writing -----------------------------------------------------------------------------------
 

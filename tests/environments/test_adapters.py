@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from environments.worker import Pool, ready_of
+from environments.worker import EnvironmentPool, ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
@@ -64,7 +64,7 @@ def own_rewards(library: str, cases: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-async def episode(pool: Pool, key: int, case: dict[str, Any]) -> list[StepReply]:
+async def episode(pool: EnvironmentPool, key: int, case: dict[str, Any]) -> list[StepReply]:
     """All replies, the reset's first, until it ends or the script does."""
     row = {"id": str(key), "prompt": "q", **case["row"]}
     turns: list[PolicyTurn] = []
@@ -85,12 +85,12 @@ async def episode(pool: Pool, key: int, case: dict[str, Any]) -> list[StepReply]
 
 def played(
     name: str, cases: list[dict[str, Any]], *, together: bool = True, python: str | None = None,
-    story: Callable[[Pool], Any] | None = None, **options: Any,
+    story: Callable[[EnvironmentPool], Any] | None = None, **options: Any,
 ) -> list[list[StepReply]]:  # fmt: skip
     """Episodes of one environment, in one child."""
 
     async def whole() -> list[list[StepReply]]:
-        pool = Pool(
+        pool = EnvironmentPool(
             EnvironmentConfig(name=name, options=options, children=1, python=python, timeout_s=20)
         )
         try:
@@ -350,7 +350,7 @@ def test_kills_of_a_child_at_random_moments_change_nothing(bare: str) -> None:
     turns = [say("", ("increment", {"step": 1}))] * 6
     cases = [case("", *turns, say("over"), target=number % 9) for number in range(60)]
 
-    async def kill(pool: Pool) -> None:
+    async def kill(pool: EnvironmentPool) -> None:
         while True:
             await asyncio.sleep(dice.uniform(0.0, 0.02))
             child = pool._children[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from environments.endpoint import Agents
+from environments.endpoint import AgentPool
 from environments.worker import ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
@@ -34,7 +34,9 @@ print(json.dumps({"reward": float(said == row["answer"])}))
 class Episode:
     """One that a coordinator plays."""
 
-    def __init__(self, pool: Agents, key: int, prompt: str = "p", *, branch_of: int = -1) -> None:
+    def __init__(
+        self, pool: AgentPool, key: int, prompt: str = "p", *, branch_of: int = -1
+    ) -> None:
         self.pool, self.key, self.prompt, self.branch_of = pool, key, prompt, branch_of
         self.branches: list[int] = []
         self.turns: list[PolicyTurn] = []
@@ -58,7 +60,7 @@ class Episode:
 
 
 def play(
-    name: str, story: Callable[[Agents], Awaitable[None]], *, timeout_s: float = 30.0,
+    name: str, story: Callable[[AgentPool], Awaitable[None]], *, timeout_s: float = 30.0,
     reset_timeout_s: float = 60.0, children: int = 1, rewritten: Any = "fail", **options: Any,
 ) -> None:  # fmt: skip
     config = EnvironmentConfig(
@@ -68,7 +70,7 @@ def play(
     )  # fmt: skip
 
     async def whole() -> None:
-        pool = Agents(config)
+        pool = AgentPool(config)
         try:
             await pool.start()
             await story(pool)
@@ -84,7 +86,7 @@ def texts(reply: StepReply) -> list[str]:
 
 
 def test_each_request_is_a_turn_and_the_result_ends_the_episode() -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         episodes = [Episode(pool, key) for key in range(8)]
         begun = await asyncio.gather(*(e.ask() for e in episodes))
         assert [texts(reply) for reply in begun] == [["0:p"]] * 8
@@ -104,7 +106,7 @@ def test_each_request_is_a_turn_and_the_result_ends_the_episode() -> None:
 
 
 def test_tools_and_their_results_go_both_ways() -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0)
         (tool,) = (await episode.ask()).step.tools
         assert tool["function"]["name"] == "add"
@@ -131,7 +133,7 @@ WRONG = {
 
 
 def test_what_may_not_be_asked_is_refused_and_changes_nothing() -> None:
-    async def ask(pool: Agents, key: int, what: str) -> None:
+    async def ask(pool: AgentPool, key: int, what: str) -> None:
         episode = Episode(pool, key, prompt=what)
         assert texts(await episode.ask()) == ["hello"]
         (said,) = texts(await episode.say("x"))
@@ -140,14 +142,14 @@ def test_what_may_not_be_asked_is_refused_and_changes_nothing() -> None:
         assert (ended.step.done, ended.step.reward) == (True, 1.0)
         assert ended.step.metrics["refused"] == float(what == "rewritten")
 
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         await asyncio.gather(*(ask(pool, key, what) for key, what in enumerate(WRONG)))
 
     play("bad", story)
 
 
 def test_two_requests_at_once_are_one_turn() -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0, prompt="twice")
         await episode.ask()
         assert texts(await episode.say("x")) == ["one"]
@@ -168,7 +170,7 @@ def test_two_requests_at_once_are_one_turn() -> None:
     ],
 )
 def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0, prompt=what)
         reply = await episode.ask()
         if reply.status == "ok":
@@ -184,7 +186,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 
 @pytest.mark.parametrize("hurt", ["", "agent", "worker"])
 def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         first, branch = Episode(pool, 0), Episode(pool, 1, branch_of=0)
         assert texts(await first.ask()) == ["a"]
         assert (await first.say("x")).status == "branched"
@@ -219,7 +221,7 @@ def test_a_rewritten_history_is_a_branch_that_shares_the_reward(hurt: str) -> No
 
 
 def test_an_agent_in_a_branch_has_a_deadline_and_the_policy_none() -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         first, branch = Episode(pool, 0), Episode(pool, 1, branch_of=0)
         await first.ask()
         assert (await first.say("x")).status == "branched"
@@ -238,7 +240,7 @@ def test_an_agent_in_a_branch_has_a_deadline_and_the_policy_none() -> None:
 def test_who_asks_after_the_end_hears_that_it_is_over(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
 
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0)
         await episode.ask()
         assert (await episode.say("x")).step.done
@@ -250,7 +252,7 @@ def test_who_asks_after_the_end_hears_that_it_is_over(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_takes_too_long_ends_alone() -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         late, child = Episode(pool, 0), pool._children[0]
         await late.ask()
         began = time.monotonic()
@@ -263,7 +265,7 @@ def test_an_agent_that_takes_too_long_ends_alone() -> None:
 
 
 def test_an_agent_that_blocks_its_process_costs_those_nothing_that_wait(tmp_path: Path) -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         other, late, child = Episode(pool, 1), Episode(pool, 0), pool._children[0]
         assert texts(await other.ask()) == texts(await late.ask()) == ["hello"]
         (tmp_path / "flag").touch()
@@ -280,7 +282,7 @@ def test_an_agent_that_blocks_its_process_costs_those_nothing_that_wait(tmp_path
     ("name", "status"), [("deadly", "ok"), ("fickle", "lost"), ("otherwise", "diverged")]
 )
 def test_an_agent_whose_process_dies_plays_again(name: str, status: str, tmp_path: Path) -> None:
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0)
         reply = await episode.ask()
         for number in range(3):
@@ -297,7 +299,7 @@ def test_a_program_may_be_an_agent(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
 
-    async def story(pool: Agents) -> None:
+    async def story(pool: AgentPool) -> None:
         for key, (said, reward) in enumerate((("a", 1.0), ("b", 0.0))):
             episode = Episode(pool, key)
             assert texts(await episode.ask()) == ["p"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.worker import Pool, ready_of
+from environments.worker import EnvironmentPool, ready_of
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
@@ -24,7 +24,7 @@ def called(name: str, calls: list[dict[str, Any]], **options: Any) -> list[StepR
     """Replies to calls, each a turn of one episode."""
 
     async def whole() -> list[StepReply]:
-        pool = Pool(EnvironmentConfig(name=name, options=options, children=1))
+        pool = EnvironmentPool(EnvironmentConfig(name=name, options=options, children=1))
         try:
             await pool.start()
             turns: list[PolicyTurn] = []

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import pytest
 
 from environments.protocol import NoEnvironmentError, maker_of, waits
-from environments.tools import MOST_CALLS, Call, CallFormat, Tool, ToolError, Tools, calls_in
+from environments.tools import (
+    MOST_CALLS,
+    CallFormat,
+    Tool,
+    ToolCall,
+    ToolEnvironment,
+    ToolError,
+    calls_in,
+)
 from headrace.protocol.messages.environments import PolicyTurn, Step
 
 
@@ -57,7 +65,7 @@ def silent(a: int) -> int:
 
 
 def stepped(*functions: Callable[..., Any], text: str, form: CallFormat = "hermes") -> Step:
-    return asyncio.run(Tools(functions, form).step(PolicyTurn(text, 1)))
+    return asyncio.run(ToolEnvironment(functions, form).step(PolicyTurn(text, 1)))
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -100,14 +108,14 @@ SOME = [multiply, late]
 
 def test_a_list_of_functions_is_an_environment() -> None:
     make, first = maker_of(f"{__name__}:SOME", {})
-    assert isinstance(first, Tools)
+    assert isinstance(first, ToolEnvironment)
     assert waits(first), "one of them is a coroutine"
-    assert not waits(Tools([multiply], "hermes"))
+    assert not waits(ToolEnvironment([multiply], "hermes"))
     step = asyncio.run(make().step(PolicyTurn(call("multiply", a=2), 1)))
     assert [(m.role, m.content) for m in step.messages] == [("tool", "6")]
 
 
-CALLS = [Call("multiply", {"a": 4, "b": 5}), Call("late", {"text": "{x}"})]
+CALLS = [ToolCall("multiply", {"a": 4, "b": 5}), ToolCall("late", {"text": "{x}"})]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def test_values_of_a_format_without_types_get_the_function_s() -> None:
         "<tool_call>\n<function=multiply>\n<parameter=a>\n4\n</parameter>\n<parameter=more>\n"
         "[1, 2]\n</parameter>\n</function>\n</tool_call>"
     )
-    assert calls_in(text, "qwen") == [Call("multiply", {"a": "4", "more": "[1, 2]"})]
+    assert calls_in(text, "qwen") == [ToolCall("multiply", {"a": "4", "more": "[1, 2]"})]
     assert stepped(multiply, text=text, form="qwen").messages[0].content == "15"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from environments.protocol import NoEnvironmentError, maker_of
-from environments.worker import Pool, ready_of
+from environments.worker import EnvironmentPool, ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
@@ -29,12 +29,12 @@ async def pool(
     reset_timeout_s: float | None = None,
     python: str | None = None,
     **options: Any,
-) -> AsyncIterator[Pool]:
+) -> AsyncIterator[EnvironmentPool]:
     config = EnvironmentConfig(
         name=f"{FILE}:{thing}", options=options, children=children, timeout_s=timeout_s,
         reset_timeout_s=reset_timeout_s, python=python,
     )  # fmt: skip
-    made = Pool(config)
+    made = EnvironmentPool(config)
     try:
         await made.start()
         yield made
@@ -45,7 +45,7 @@ async def pool(
 class Player:
     """Plays episodes as the coordinator would ask for them."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: EnvironmentPool) -> None:
         self.pool = pool
         self.turns: dict[int, list[PolicyTurn]] = {}
         self.known: dict[int, list[str]] = {}
@@ -278,7 +278,7 @@ def test_an_environment_runs_in_a_python_that_has_msgspec_alone(tmp_path: Path) 
 
     async def whole() -> None:
         config = EnvironmentConfig(name=f"{file}:Theirs", children=1, python=python)
-        made = Pool(config)
+        made = EnvironmentPool(config)
         try:
             await made.start()
             await story(Player(made))

@@ -17,7 +17,7 @@ def check_environment(config: RunConfig) -> RunConfig:
     environment = config.environment
     if environment is None:
         return config
-    from coordinator.dispatch.message_rendering import Rendering
+    from coordinator.dispatch.message_rendering import MessageRenderer
     from environments.worker import ready_of
     from tasks.datasets.source import build_source
 
@@ -37,7 +37,7 @@ def check_environment(config: RunConfig) -> RunConfig:
             )
         return config
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    Rendering(tokenizer, is_chat=True, appends=environment.template == "append")
+    MessageRenderer(tokenizer, is_chat=True, appends=environment.template == "append")
     found: dict[str, Any] = {"tools": tools, "scored": environment.scored or not ready.pays}
     if tools:
         found["calls"] = _call_format(environment, str(tokenizer.chat_template))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from coordinator.connections.peers import Capacity, Peers
+from coordinator.connections.peers import GeneratorCapacity, Peers
 from headrace.protocol.messages.control import Hello
 
 
@@ -33,7 +33,7 @@ def test_room_is_what_a_look_at_all_generators_says(seed: int) -> None:
             case "passed" if generator is not None:
                 generator.passed()
             case "says" if generator is not None:
-                generator.says(hello(name, random_.randrange(4)))
+                generator.update_hello(hello(name, random_.randrange(4)))
         free = {name: one.free for name, one in peers.generators.items()}
         assert peers.room.total == sum(free.values())
         assert peers.room.any_idle == any(not one.live for one in peers.generators.values())
@@ -45,7 +45,7 @@ def test_room_is_what_a_look_at_all_generators_says(seed: int) -> None:
 
 
 def test_of_equals_the_one_that_has_had_room_longest_is_first() -> None:
-    room = Capacity()
+    room = GeneratorCapacity()
     for name in ("a", "b", "c"):
         room.set(name, 2, idle=True)
     assert room.most() == "a"
@@ -57,7 +57,7 @@ def test_of_equals_the_one_that_has_had_room_longest_is_first() -> None:
 
 
 def test_what_a_generator_says_of_its_room_costs_neither_time_nor_memory() -> None:
-    room = Capacity()
+    room = GeneratorCapacity()
     for step in range(10_000):
         room.set("a", 2**62 - step, idle=True)
     assert len(room._sizes) < 20

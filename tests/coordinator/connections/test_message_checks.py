@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coordinator.connections.message_checks import (
     LARGEST_REWARD,
     LONGEST_TEXT,
-    Limits,
+    TokenLimits,
     chunk_problem,
     sound_score,
 )
@@ -80,7 +80,7 @@ def a_chunk(**fields: Any) -> m.TrajectoryChunk:
 
 
 def problem(chunk: m.TrajectoryChunk, sender: str = GENERATOR) -> str | None:
-    return chunk_problem(chunk, growing(), LEASE, sender, Limits(8, 64), published())
+    return chunk_problem(chunk, growing(), LEASE, sender, TokenLimits(8, 64), published())
 
 
 def tokens(*ids: int) -> Any:
@@ -132,7 +132,7 @@ def test_a_response_without_a_token_cannot_finish(finish: m.Finish) -> None:
     empty = a_chunk(token_ids=tokens(), logprobs=logprobs(), spans=[], **fields)
     trajectory = growing()
     trajectory.length = trajectory.sampled = trajectory.next_chunk = 0
-    here = (trajectory, LEASE, GENERATOR, Limits(8, 64), published())
+    here = (trajectory, LEASE, GENERATOR, TokenLimits(8, 64), published())
     assert "at least one token" in (chunk_problem(empty, *here) or "")
     failed = a_chunk(
         token_ids=tokens(), logprobs=logprobs(), spans=[], start=0, chunk_index=0, finish="failed"

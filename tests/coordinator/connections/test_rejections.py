@@ -7,7 +7,7 @@ from coordinator.connections.rejections import (
     OF_A_KIND,
     PERIOD_S,
     RejectionLog,
-    Repeats,
+    RepeatLimiter,
 )
 
 
@@ -86,7 +86,7 @@ def test_many_of_equal_kind_are_one_line_and_their_number() -> None:
 
 def test_incidents_of_a_kind_are_written_until_there_are_too_many() -> None:
     now = 0.0
-    repeats = Repeats(lambda: now)
+    repeats = RepeatLimiter(lambda: now)
     written = [repeats.passes("generation_failed") for _ in range(OF_A_KIND + 5)]
     assert written == [True] * OF_A_KIND + [False] * 5
     assert repeats.passes("another")

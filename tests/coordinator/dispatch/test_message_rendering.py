@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.dispatch.message_rendering import Rendering, chat_text
+from coordinator.dispatch.message_rendering import MessageRenderer, chat_text
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import InsertedMessage
 from tests.byte_tokenizer import train_tokenizer
@@ -34,7 +34,7 @@ def said(*texts: str) -> list[InsertedMessage]:
 def rendered(
     tokenizer: Any, *messages: InsertedMessage, is_chat: bool = True, most: int = 1000
 ) -> tuple[Any, int]:
-    found = Rendering(tokenizer, is_chat=is_chat).ids(messages, most=most)
+    found = MessageRenderer(tokenizer, is_chat=is_chat).ids(messages, most=most)
     assert found is not None
     assert sum(size for _, _, size in found.pieces) == found.ids.size
     return found.ids, found.cut
@@ -69,15 +69,15 @@ def test_long_messages_are_cut_and_their_frames_are_not(tokenizer: Any) -> None:
     ids, lost = rendered(tokenizer, *said("word " * 30), most=60)
     assert (len(ids), lost) == (60, len(whole) - 60)
     assert ids[-3:].tolist() == whole[-3:].tolist()
-    assert Rendering(tokenizer, is_chat=True).ids(said("x"), most=2) is None
-    assert Rendering(tokenizer, is_chat=False).ids(said("x"), most=0) is None
+    assert MessageRenderer(tokenizer, is_chat=True).ids(said("x"), most=2) is None
+    assert MessageRenderer(tokenizer, is_chat=False).ids(said("x"), most=0) is None
 
 
 def test_a_template_that_drops_what_was_said_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = FORGETFUL
     try:
         with pytest.raises(UserError, match="changes earlier messages"):
-            Rendering(tokenizer, is_chat=True)
+            MessageRenderer(tokenizer, is_chat=True)
     finally:
         tokenizer.chat_template = CHATML
 
@@ -97,20 +97,20 @@ def test_what_a_reset_says_stands_between_prompt_and_answer(tokenizer: Any) -> N
     prompt = [{"role": "user", "content": "q"}]
     opening = chat_text(tokenizer, prompt, begins_answer=False)
     for texts in ((), ("board",), ("board", "rules")):
-        found = Rendering(tokenizer, is_chat=True).ids(said(*texts), most=1000, is_first=True)
+        found = MessageRenderer(tokenizer, is_chat=True).ids(said(*texts), most=1000, is_first=True)
         assert found is not None
         told = [*prompt, *({"role": "user", "content": text} for text in texts)]
         whole = chat_text(tokenizer, told, begins_answer=True)
         assert opening + tokenizer.decode(found[0].tolist()) == whole
-    assert Rendering(tokenizer, is_chat=False).ids([], most=9, is_first=True) is not None
+    assert MessageRenderer(tokenizer, is_chat=False).ids([], most=9, is_first=True) is not None
 
 
 def test_a_template_that_drops_thoughts_appends_where_that_is_asked_for(tokenizer: Any) -> None:
     tokenizer.chat_template = THINKING
     try:
         with pytest.raises(UserError, match=r'environment\.template = "append"'):
-            Rendering(tokenizer, is_chat=True)
-        found = Rendering(tokenizer, is_chat=True, appends=True).ids(said("more"), most=100)
+            MessageRenderer(tokenizer, is_chat=True)
+        found = MessageRenderer(tokenizer, is_chat=True, appends=True).ids(said("more"), most=100)
     finally:
         tokenizer.chat_template = CHATML
     assert found is not None
@@ -122,7 +122,7 @@ def test_a_template_without_an_answer_appends_nothing(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ bos_token }}"
     try:
         with pytest.raises(UserError, match="changes earlier messages"):
-            Rendering(tokenizer, is_chat=True, appends=True)
+            MessageRenderer(tokenizer, is_chat=True, appends=True)
     finally:
         tokenizer.chat_template = CHATML
 
@@ -146,7 +146,7 @@ def test_tools_are_shown_by_the_template_or_a_system_message(tokenizer: Any, tem
 
 def test_pieces_tell_messages_from_their_frames(tokenizer: Any) -> None:
     told = [InsertedMessage("tool", "four"), InsertedMessage("user", "and now?")]
-    found = Rendering(tokenizer, is_chat=True).ids(told, most=1000)
+    found = MessageRenderer(tokenizer, is_chat=True).ids(told, most=1000)
     assert found is not None
     assert [(source, role) for source, role, _ in found.pieces] == [
         ("template", "tool"), ("tool", "tool"), ("template", "user"), ("environment", "user"),
@@ -155,7 +155,7 @@ def test_pieces_tell_messages_from_their_frames(tokenizer: Any) -> None:
     borders = [0, *(sum(size for *_, size in found.pieces[: i + 1]) for i in range(5))]
     texts = [tokenizer.decode(found.ids[a:b].tolist()) for a, b in pairwise(borders)]
     assert (texts[1], texts[3]) == ("four", "and now?")
-    plain = Rendering(tokenizer, is_chat=False).ids(told, most=1000)
+    plain = MessageRenderer(tokenizer, is_chat=False).ids(told, most=1000)
     assert plain is not None
     assert [(source, role) for source, role, _ in plain.pieces] == [
         ("tool", "tool"), ("environment", "user"),

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.dispatch.mixture import Mixture, MixtureProgress, Rate, asked_shares
+from coordinator.dispatch.mixture import DomainMixture, MixtureProgress, PassRate, asked_shares
 from coordinator.dispatch.prompts import MAX_PASSED, Prompts
 from coordinator.persistence.state import State
 from headrace.config.loading.recipe import build, load_recipe
@@ -60,7 +60,7 @@ def test_the_papers_schedule_by_the_golden_case() -> None:
 def test_any_groups_in_a_row_have_the_shares_of_their_weights(weights: tuple[float, ...]) -> None:
     names = [f"domain-{n}" for n in range(len(weights))]
     point = {"weights": dict(zip(names, weights, strict=True))}
-    chosen = Mixture(mixture([point], **dict.fromkeys(names, SUMS)), seed=0)
+    chosen = DomainMixture(mixture([point], **dict.fromkeys(names, SUMS)), seed=0)
     drawn = [chosen.domain_at(position, 0) for position in range(5000)]
     for start in range(0, 4900, 97):
         counts = Counter(drawn[start : start + 100])
@@ -127,7 +127,7 @@ def test_bands_ask_by_what_the_last_group_got(tmp_path: Path) -> None:
     prompts = Prompts(recipe(tmp_path, task))
     training = [row.id for row in prompts._source.training_rows(200)]
     totals = {row: (0.0, 1.0, 2.0)[n % 3] for n, row in enumerate(training)}
-    progress = MixtureProgress(rates={row: Rate(0, 2, total) for row, total in totals.items()})
+    progress = MixtureProgress(rates={row: PassRate(0, 2, total) for row, total in totals.items()})
     asked: list[str] = []
     position = 0
     while position < 10 * len(training):
@@ -138,7 +138,7 @@ def test_bands_ask_by_what_the_last_group_got(tmp_path: Path) -> None:
     assert counts[2.0] == 0
     assert counts[1.0] / counts[0.0] == pytest.approx(0.5, abs=0.1)
     assert not prompts.unasked
-    progress = MixtureProgress(rates={row: Rate(0, 2, 2.0) for row in training})
+    progress = MixtureProgress(rates={row: PassRate(0, 2, 2.0) for row in training})
     assert prompts.next_group(0, 0, 0, progress).position == MAX_PASSED
     prompts.next_group(1, 0, 0, progress)
     assert prompts.unasked == ["task: its bands ask no prompt, so all are"]
@@ -159,12 +159,12 @@ def test_rates_are_those_of_the_last_group_and_part_of_the_state() -> None:
             at=1.0, trajectory_id=key, status="ok", reward=reward, correct=correct
         )
         state.mixture.score(scored, state.account.groups[0])
-    assert state.mixture.rates == {"p": Rate(0, 3, 1.5)}
+    assert state.mixture.rates == {"p": PassRate(0, 3, 1.5)}
     again = msgspec.structs.replace(group, group_id=1, trajectory_ids=[3, 4, 5])
     state.apply(again)
     failed = RewardArrived(at=1.0, trajectory_id=3, status="timeout", reward=None)
     state.mixture.score(failed, state.account.groups[1])
-    assert state.mixture.rates == {"p": Rate(1, 0, 0.0)}
+    assert state.mixture.rates == {"p": PassRate(1, 0, 0.0)}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.incidents.alerts import Alerts, Estimate, RewardStatistics, estimate
-from coordinator.incidents.reward_monitors import Monitors, surprise
+from coordinator.incidents.alerts import MeanEstimate, RewardAlerts, RewardStatistics, estimate
+from coordinator.incidents.reward_monitors import RewardMonitors, surprise
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.reward_monitors import AlertConfig
 from headrace.metrics.health_ranges import MIN_UPDATES_BACK
@@ -24,7 +24,7 @@ class Watched:
     def __init__(self, **alerts: Any) -> None:
         config = RewardConfig.model_validate({"sources": TWO, "alerts": alerts})
         self.alerts: list[str] = []
-        self.monitors = Monitors(config, self.alert)
+        self.monitors = RewardMonitors(config, self.alert)
         self.world = World(make_config(schedule={"num_generations": 1}))
 
     def alert(self, kind: str, text: str) -> None:
@@ -148,8 +148,8 @@ def test_length_that_pays_is_told_where_answers_grow() -> None:
     assert "to 6 tokens" in text
 
 
-def fixed(mean: float) -> Estimate:
-    return Estimate(mean, 0.01, 100)
+def fixed(mean: float) -> MeanEstimate:
+    return MeanEstimate(mean, 0.01, 100)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def fixed(mean: float) -> Estimate:
         ({}, RewardStatistics(entropy=0.01), ""),
         ({}, RewardStatistics(gap=fixed(0.3), first_gap=fixed(0.1)), "what is paid for"),
         ({}, RewardStatistics(gap=fixed(0.2), first_gap=fixed(0.1)), ""),
-        ({}, RewardStatistics(gap=Estimate(0.3, 0.2, 4), first_gap=fixed(0.1)), ""),
+        ({}, RewardStatistics(gap=MeanEstimate(0.3, 0.2, 4), first_gap=fixed(0.1)), ""),
         ({"gap_rise": None}, RewardStatistics(gap=fixed(0.9), first_gap=fixed(0.1)), ""),
         ({}, RewardStatistics(), ""),
     ],
@@ -170,13 +170,13 @@ def fixed(mean: float) -> Estimate:
 def test_each_rule_and_its_switch(
     alerts: dict[str, Any], seen: RewardStatistics, told: str
 ) -> None:
-    texts = list(Alerts(AlertConfig.model_validate(alerts)).judge("s", seen))
+    texts = list(RewardAlerts(AlertConfig.model_validate(alerts)).judge("s", seen))
     assert len(texts) == bool(told)
     assert all(told in text for text in texts)
 
 
 def test_what_was_not_seen_is_not_back_on_the_good_side() -> None:
-    alerts = Alerts(AlertConfig())
+    alerts = RewardAlerts(AlertConfig())
     one, many = RewardStatistics(edit_distance=0.0), RewardStatistics(edit_distance=3.0)
     seen = [one, *[RewardStatistics()] * MIN_UPDATES_BACK, one, *[many] * MIN_UPDATES_BACK, one]
     told = [len(list(alerts.judge("s", each))) for each in seen]

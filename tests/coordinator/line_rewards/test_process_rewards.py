@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.line_rewards.process_rewards import (
-    Rates,
+    LineRewardRates,
     line_rewards,
     num_scored,
     on_account,
@@ -16,7 +16,7 @@ from coordinator.line_rewards.process_rewards import (
 from headrace.protocol.records.record_types import LineScore
 from headrace.protocol.token_spans import Reward
 
-RATES = Rates(failing=0.25, passing=0.025)
+RATES = LineRewardRates(failing=0.25, passing=0.025)
 GOLDEN = [LineScore(0, 0.8), LineScore(1, 0.6), LineScore(2, 0.0), LineScore(3, -0.4)]
 """Golden case 3: the third line is a comment that the case counts among its four lines."""
 

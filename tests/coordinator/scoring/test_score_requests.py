@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.connections.peers import Ask, RewardPeer
+from coordinator.connections.peers import RewardPeer, ScoreKey
 from coordinator.connections.ranker_versions import RankerVersions
 from coordinator.connections.rejections import RejectionLog
-from coordinator.incidents.reward_monitors import Monitors
+from coordinator.incidents.reward_monitors import RewardMonitors
 from coordinator.scoring.score_requests import Scoring
 from headrace.errors import UserError
 from headrace.protocol.messages.control import (
@@ -43,7 +43,7 @@ class Front:
         self.sent: list[ScoreItem] = []
         self.failed: Any = None
         self.incidents: list[str] = []
-        self.monitors = Monitors(self.config.reward, lambda kind, text: None)
+        self.monitors = RewardMonitors(self.config.reward, lambda kind, text: None)
         self.rejections: Any = RejectionLog(lambda kind, text: None)
         self.lines = None
         self.rankers = RankerVersions(self.config, "/run")
@@ -260,7 +260,7 @@ def test_what_has_scored_a_part_of_a_group_scores_the_rest() -> None:
     front.rankers.published(version(9))
     front.finish()
     front.account.trajectories[0].reward_model = version(4).named
-    ask = Ask(0, "default")
+    ask = ScoreKey(0, "default")
     asked = front.rankers.choose(ask, [front.account.trajectories[0]])
     assert asked == version(4), "its folder is known by its number, its weights by the digest"
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.connections.peers import Peer, Peers
-from coordinator.hub import Clock
+from coordinator.hub import TrainingClock
 from coordinator.training.gauges import Gauges, _prefill
 from headrace.protocol.messages.control import GeneratorReport, Hello
 
@@ -29,7 +29,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A clock that is set by hand, and gauges that read it."""
     seconds = SimpleNamespace(now=0.0)
     monkeypatch.setattr("coordinator.hub.time.monotonic", lambda: seconds.now)
-    clock = Clock(train_s=100.0)
+    clock = TrainingClock(train_s=100.0)
     ledger = SimpleNamespace(
         generated=0, accounts={"trained_policy": 0}, dropped=Counter(), as_metrics=dict
     )

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from coordinator.training.host_use import HostUse, Process, families
+from coordinator.training.host_use import HostUsage, ProcessSample, families
 
 HOLDS = """
 import subprocess, sys
@@ -45,11 +45,11 @@ def test_children_of_children_count() -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        found = HostUse().find([process.pid, os.getpid()])
+        found = HostUsage().find([process.pid, os.getpid()])
         assert found[process.pid] > 64 << 20
         assert found[os.getpid()] > found[process.pid]
         process.stdin.close()
-    assert HostUse().find([process.pid]) == {}
+    assert HostUsage().find([process.pid]) == {}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def go_on(process: "subprocess.Popen[str]") -> None:
 def test_children_that_have_ended_count_and_so_does_who_is_gone(
     worker: "subprocess.Popen[str]",
 ) -> None:
-    use = HostUse(before_s=100.0)
+    use = HostUsage(before_s=100.0)
     assert use.cpu_s() is None, "nothing was looked for yet"
     use.find([worker.pid])
     first = use.cpu_s()
@@ -95,7 +95,7 @@ def test_children_that_have_ended_count_and_so_does_who_is_gone(
 def test_who_was_there_before_counts_from_when_it_is_seen(worker: "subprocess.Popen[str]") -> None:
     """A coordinator that takes over knows what its predecessor had counted."""
     code = (
-        "import sys; from coordinator.training.host_use import HostUse; use = HostUse(7.0);"
+        "import sys; from coordinator.training.host_use import HostUsage; use = HostUsage(7.0);"
         "use.find([int(sys.argv[1])]); print(use.cpu_s())"
     )
     found = subprocess.run(
@@ -107,7 +107,9 @@ def test_who_was_there_before_counts_from_when_it_is_seen(worker: "subprocess.Po
 
 
 def test_a_family_is_a_process_and_all_below_it() -> None:
-    table = {pid: Process(parent, 0, 0.0, 0) for pid, parent in ((2, 1), (3, 2), (4, 3), (5, 1))}
+    table = {
+        pid: ProcessSample(parent, 0, 0.0, 0) for pid, parent in ((2, 1), (3, 2), (4, 3), (5, 1))
+    }
     assert families([2, 5, 9], table) == {2: [2, 3, 4], 5: [5]}
 
 
@@ -129,9 +131,9 @@ def test_gpus_are_told_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetProcessUtilization=used,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    use = HostUse()
+    use = HostUsage()
     use._families = {11: [11, 12], 13: [13]}
     for _ in range(2):
         assert use.gpus() == {11: pytest.approx(0.9)}
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert HostUse().gpus() == {}
+    assert HostUsage().gpus() == {}

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from generators.engines.vllm_gather import Gatherer, gather
+from generators.engines.vllm_gather import OutputGatherer, gather
 
 TOKENS = 4
 
@@ -40,7 +40,7 @@ def told(outputs: list[EngineCoreOutput]) -> dict[str, list[int]]:
 
 
 def test_a_request_is_due_when_enough_tokens_are_there() -> None:
-    gatherer = Gatherer(TOKENS)
+    gatherer = OutputGatherer(TOKENS)
     for token in range(TOKENS - 1):
         assert gatherer.take([output("a", token)]) == []
     (due,) = gatherer.take([output("a", TOKENS - 1)])
@@ -49,7 +49,7 @@ def test_a_request_is_due_when_enough_tokens_are_there() -> None:
 
 
 def test_a_request_that_ends_is_due_at_once_with_how_it_began() -> None:
-    gatherer, began = Gatherer(TOKENS), PrefillStats(num_prompt_tokens=7)
+    gatherer, began = OutputGatherer(TOKENS), PrefillStats(num_prompt_tokens=7)
     gatherer.take([output("a", 5, prefill_stats=began), output("b", 6)])
     (due,) = gatherer.take([output("a", 8, finish_reason=FinishReason.STOP), output("b", 9)])
     assert (due.request_id, due.new_token_ids, due.prefill_stats) == ("a", [5, 8], began)
@@ -58,7 +58,7 @@ def test_a_request_that_ends_is_due_at_once_with_how_it_began() -> None:
 
 
 def test_what_says_more_than_tokens_is_not_kept() -> None:
-    gatherer = Gatherer(TOKENS)
+    gatherer = OutputGatherer(TOKENS)
     gatherer.take([output("a", 1)])
     odd = output("a", 2, num_nans_in_logits=3)
     ended = EngineCoreOutput("b", [], finish_reason=FinishReason.ABORT)
@@ -67,7 +67,7 @@ def test_what_says_more_than_tokens_is_not_kept() -> None:
 
 
 def test_an_aborted_request_leaves_nothing() -> None:
-    gatherer = Gatherer(TOKENS)
+    gatherer = OutputGatherer(TOKENS)
     gatherer.take([output("a", 1), output("b", 2)])
     gatherer.forget(["a", "never heard of"])
     assert told(gatherer.rest()) == {"b": [2]}

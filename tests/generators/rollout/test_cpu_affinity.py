@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from generators.rollout.cpu_affinity import Cores
+from generators.rollout.cpu_affinity import FrontCores
 from generators.run import pin
 from headrace.errors import UserError
 
@@ -35,7 +35,7 @@ def test_without_cores_for_evaluations_nothing_moves(allowed: set[int]) -> None:
     cores.serve(evaluation=True)
     assert os.sched_getaffinity(0) == {own}
     os.sched_setaffinity(0, allowed)
-    Cores().serve(evaluation=True)
+    FrontCores().serve(evaluation=True)
     assert os.sched_getaffinity(0) == allowed
 
 
