@@ -7,7 +7,7 @@ page is not what the rows say.
 
 A claim names a file of rows, the condition `where` that they have to meet, and whether only the
 `newest` counts. Its `figure` and
-`spread` are f-strings over these rows and the names of `known`.
+`spread` are f-strings over these rows and the names of `formula_names`.
 """
 
 import re
@@ -30,7 +30,7 @@ from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
 from benchmarks.kit.study_table import Table
 from benchmarks.kit.time_to_target import curve, interval_text, smoothed
-from benchmarks.robustness import chaos_facts
+from benchmarks.robustness import chaos_figures
 from benchmarks.studies.comparison_figures import part_figures, race_of, summarise, target_of
 from benchmarks.versus_trl import trl
 from headrace.host.install import ROOT
@@ -49,7 +49,7 @@ POINTS = 60
 # -- claims ----------------------------------------------------------------------------------------
 
 
-def known(rows: Sequence[Row]) -> dict[str, Any]:
+def formula_names(rows: Sequence[Row]) -> dict[str, Any]:
     """What formulas of a claim name: its `rows`, the newest as `last`, the rows `of` an arm by
     seed and `pairs` of two arms at their common seeds; figures of the race, of what is run beside
     it, of TRL and faults; and how numbers are written."""
@@ -70,10 +70,10 @@ def known(rows: Sequence[Row]) -> dict[str, Any]:
         "race": partial(race_figures, "long"),
         "beside_race": partial(race_part, "long"),
         "trl": trl_figures,
-        "faults": lambda: chaos_facts.whole(rows),
+        "faults": lambda: chaos_figures.total_figures(rows),
         "after_kills": lambda role: [
             seconds
-            for row in chaos_facts.alone(rows)
+            for row in chaos_figures.single_job_rows(rows)
             for seconds in row.get("recovery_kill_s", {}).get(role, [])
         ],
         "median": statistics.median,
@@ -109,7 +109,7 @@ def race_part(setting: str, name: str) -> dict[str, dict[str, Any]]:
 @cache
 def trl_figures() -> dict[str, Any]:
     """The result of the comparison with TRL."""
-    found = trl.Comparison(read_rows(trl.ROWS))
+    found = trl.TrlComparison(read_rows(trl.ROWS))
     return trl.summarise(found, found.seeds)
 
 
@@ -130,7 +130,7 @@ def lines() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
         rows = [r for r in rows if study_file.value_of(claim.get("where", "True"), {"row": r})]
         rows = rows[-1:] if claim.get("newest") else rows
         figure, spread = (
-            study_file.value_of(f'f"""{claim.get(name, "")}"""', known(rows))
+            study_file.value_of(f'f"""{claim.get(name, "")}"""', formula_names(rows))
             for name in ("figure", "spread")
         )
         cells = (claim["says"], figure, spread, f"`{claim['command']}`", source(rows))

@@ -49,7 +49,7 @@ def run_arm(
     recipe = str(ROOT / arm.recipe)
     summary = train(recipe, [f"seed={seed}", *arm.overrides], root=root, name=name)
     folder = Path(summary["folder"])
-    row = measured(arm, seed, summary, figures(summary))
+    row = run_row(arm, seed, summary, figures(summary))
     versions = [version for version, *_ in row["evaluations"]]
     row |= {
         "lost_by_tenth": lost_by_tenth(folder),
@@ -62,7 +62,7 @@ def run_arm(
     return row
 
 
-def measured(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
+def run_row(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
     """What any run's row says: what was run, the run's figures `found`, the machine meanwhile."""
     versions = [version for version, *_ in found["evaluations"]]
     return {
@@ -87,11 +87,11 @@ def figures(summary: Summary) -> Row:
         "dropped": summary["tokens"]["dropped"],
         "staleness": summary["staleness"],
         "idle_share": summary["idle_share"],
-        **learned(summary["evaluations"]),
+        **evaluation_fields(summary["evaluations"]),
     }
 
 
-def learned(evaluations: Sequence[Summary]) -> Row:
+def evaluation_fields(evaluations: Sequence[Summary]) -> Row:
     """What a row keeps of a run's evaluations."""
     evaluations = sorted(evaluations, key=lambda e: (e["update"], e["label"] == "after"))
     # Value pretraining repeats version 0, the evaluation after the end the one at the last update.

@@ -1,6 +1,6 @@
 """Whose processor time a measurement saw: its own by role, that of others, and what was stolen.
 
-In: a `Watch` around a measurement, and which process is which role (`roles_in`, from the
+In: a `MachineWatch` around a measurement, and which process is which role (`roles_in`, from the
 supervisor's own account). Out: a `MachineState` for the row. Looks at /proc about once a second;
 figures are those of Linux, and nothing is known elsewhere.
 
@@ -32,18 +32,18 @@ REST = "benchmark"
 """Own processes that belong to no role: the benchmark itself and the run's supervisor."""
 
 
-Born = tuple[int, float]
+ProcessKey = tuple[int, float]
 """A process: its pid and when it was born, so that a pid that is used again is another one."""
 
 
-class Used(NamedTuple):
+class CpuSeconds(NamedTuple):
     """Processor seconds of a process: its own, and of its children that it waited for."""
 
     own: float
     waited: float
 
 
-class Look(NamedTuple):
+class MachineSample(NamedTuple):
     """The machine at one time: seconds since the epoch; busy (user, nice and system time) and
     stolen seconds of all processors together; own seconds of the whole tree."""
 
@@ -54,17 +54,17 @@ class Look(NamedTuple):
 
 
 @dataclass
-class Tree:
+class ProcessTree:
     """Processes below a root, as far as they were ever seen; the root has no parent."""
 
-    used: dict[Born, Used] = field(default_factory=dict)
-    parent: dict[Born, Born | None] = field(default_factory=dict)
-    alive: set[Born] = field(default_factory=set)
+    used: dict[ProcessKey, CpuSeconds] = field(default_factory=dict)
+    parent: dict[ProcessKey, ProcessKey | None] = field(default_factory=dict)
+    alive: set[ProcessKey] = field(default_factory=set)
 
     def see(
         self,
-        found: Mapping[Born, Used],
-        parents: Mapping[Born, Born | None],
+        found: Mapping[ProcessKey, CpuSeconds],
+        parents: Mapping[ProcessKey, ProcessKey | None],
     ) -> None:
         """All processes of the tree that live now. A parent is the one that was there first: an
         orphan stays where it was born."""
@@ -77,12 +77,12 @@ class Tree:
         """Seconds by role: each process counts for the nearest one of `names` (by pid) at or above
         it, for `REST` where there is none."""
         names = names or {}
-        children: dict[Born | None, list[Born]] = {}
+        children: dict[ProcessKey | None, list[ProcessKey]] = {}
         for process, parent in self.parent.items():
             children.setdefault(parent, []).append(process)
         total: dict[str, float] = {}
 
-        def count(process: Born, above: str) -> float:
+        def count(process: ProcessKey, above: str) -> float:
             """Adds up the process and all below it; returns how much that is."""
             name = names.get(process[0], above)
             below = {child: count(child, name) for child in children.get(process, ())}
@@ -123,18 +123,18 @@ class MachineState:
         }
 
 
-class Watch:
-    """Looks at the machine from entry to exit: `with Watch() as watch: ...; watch.state(roles)`.
+class MachineWatch:
+    """Looks at the machine from entry to exit: `with MachineWatch() as watch: ...; watch.state(roles)`.
     `root`: the process whose tree is one's own, this one where nothing is said."""
 
     def __init__(self, root: int | None = None, *, every_s: float = EVERY_S) -> None:
         self._root, self._every_s = psutil.Process(root or os.getpid()), every_s
-        self._tree = Tree()
-        self._known: dict[Born, psutil.Process] = {}
+        self._tree = ProcessTree()
+        self._known: dict[ProcessKey, psutil.Process] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True, name="machine-state")
-        self.looks: list[Look] = []
-        self._first: Tree | None = None
+        self.looks: list[MachineSample] = []
+        self._first: ProcessTree | None = None
 
     def __enter__(self) -> Self:
         self._look()
@@ -172,8 +172,8 @@ class Watch:
     def _look(self) -> None:
         # Own processes first: what they use until the machine is read counts as others' time, and
         # is a thousandth of a second a look.
-        found: dict[Born, Used] = {}
-        parents: dict[Born, Born | None] = {}
+        found: dict[ProcessKey, CpuSeconds] = {}
+        parents: dict[ProcessKey, ProcessKey | None] = {}
         for process in self._processes():
             try:
                 with process.oneshot():
@@ -181,7 +181,7 @@ class Watch:
                     key = (process.pid, process.create_time())
             except psutil.NoSuchProcess:
                 continue
-            found[key] = Used(
+            found[key] = CpuSeconds(
                 times.user + times.system, times.children_user + times.children_system
             )
             self._known[key] = process
@@ -194,7 +194,7 @@ class Watch:
             self._first = deepcopy(self._tree)
         busy, stolen = _processors()
         own = sum(self._tree.seconds().values())
-        self.looks.append(Look(time.time(), busy, stolen, own))
+        self.looks.append(MachineSample(time.time(), busy, stolen, own))
 
     def _processes(self) -> list[psutil.Process]:
         """The tree as it is, parents first, and orphans of it that still live."""

@@ -14,25 +14,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.rows import tell
 
 F = TypeVar("F")
 Figures = Mapping[str, Any]
 
 
-class Took(NamedTuple):
+class Timing(NamedTuple):
     """Seconds on the clock, and of this process's processor time."""
 
     wall_s: float
     cpu_s: float
 
 
-def took(run: Callable[[], object]) -> Took:
+def time_call(run: Callable[[], object]) -> Timing:
     """How long it takes."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
-    return Took(time.perf_counter() - wall, time.process_time() - cpu)
+    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def in_turns(
@@ -74,7 +74,7 @@ def shown(row: Figures, name: str = "ratio") -> str:
 def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figures]) -> int:
     """Measure; the figures and the state of the machine meanwhile go to `options.rows` where there
     is such a file and nobody disturbed them, and with `--json` to the last line. The exit code."""
-    with Watch() as watch:
+    with MachineWatch() as watch:
         figures = measure()
     state = watch.state({})
     if getattr(options, "rows", None) is not None and state.disturbed:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.machine_state import MachineWatch
 from storage.queries import evaluation_answers, export, losses_by_length
 
 LONG_SHARE = 0.1
@@ -22,7 +22,7 @@ NOT_LOST = ("value_warmup", "discarded_at_end")
 
 
 def cpu_at_evaluations(
-    watch: Watch, evaluations: Sequence[Mapping[str, Any]], versions: Sequence[int]
+    watch: MachineWatch, evaluations: Sequence[Mapping[str, Any]], versions: Sequence[int]
 ) -> list[float]:
     """Processor seconds of training up to the last evaluation of each of `versions`. What is used
     between two evaluations is training's; start-up and evaluations are left out, as on the clock of
@@ -82,7 +82,7 @@ def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
 
 
 def answers_by_lines(folder: Path) -> dict[str, Any]:
-    """`written`: of a run on programs, `before` training and `after` it, accuracy on those of two
+    """`program_figures`: of a run on programs, `before` training and `after` it, accuracy on those of two
     lines (`short`) and of six to eight (`long`), `lines` of an answer, share of comments
     (`neutral`)."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,13 +91,13 @@ def answers_by_lines(folder: Path) -> dict[str, Any]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     versions = [row["min_version"] for row in rows if row["min_version"] is not None]
     found = {
-        when: written([row for row in rows if row["min_version"] == version])
+        when: program_figures([row for row in rows if row["min_version"] == version])
         for when, version in (("before", min(versions)), ("after", max(versions)))
     }
     return {"written": found}
 
 
-def written(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def program_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Figures of some answers to held-out prompts."""
     terms = [int(_object(row["info"])["terms"]) for row in rows]
     parts = [_object(row["reward_parts"]) for row in rows]

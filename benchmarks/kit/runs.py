@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.machine_state import Watch, roles_in
+from benchmarks.kit.machine_state import MachineWatch, roles_in
 from headrace.errors import RunFailedError
 from headrace.host.install import ROOT
 from storage.queries import metric_series
@@ -44,7 +44,7 @@ def train(
         sys.executable, "-m", "headrace", "train", recipe, "--plain", "--no-dashboard",
         "--root", str(root), f"name={name}", *overrides,
     ]  # fmt: skip
-    with log.open("wb") as file, Watch() as watch:
+    with log.open("wb") as file, MachineWatch() as watch:
         code = subprocess.run(
             command,
             cwd=tree,

@@ -28,11 +28,11 @@ Point = Mapping[str, Number]
 """Where an arm stands in its grid: a value for each coordinate; formulas name them."""
 
 
-class _Table(BaseModel):
+class _StudyTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Grid(_Table):
+class Grid(_StudyTable):
     """Where tuning begins, and what it tries of each coordinate, one after the other."""
 
     start: dict[str, Number]
@@ -44,7 +44,7 @@ class Grid(_Table):
         return 1 + sum(map(len, self.alternatives.values()))
 
 
-class ArmTable(_Table):
+class ArmTable(_StudyTable):
     """An arm: what it changes of the study's `overrides`, its recipe where it is another, and the
     name of its grid where it is tuned."""
 
@@ -53,14 +53,14 @@ class ArmTable(_Table):
     grid: str | None = None
 
 
-class Reduced(_Table):
+class ReducedStudy(_StudyTable):
     """What `--reduced` leaves: these arms, this number of seeds."""
 
     arms: tuple[str, ...]
     seeds: int
 
 
-class Column(_Table):
+class StudyColumn(_StudyTable):
     """A column that the table has besides: its title, a formula of a run's figure, and how it is
     written."""
 
@@ -69,7 +69,7 @@ class Column(_Table):
     form: str
 
 
-class Panel(_Table):
+class Panel(_StudyTable):
     """Axes of a plot, one of three: `dots` (a figure, one line per arm), `x` and `y` (a curve per
     arm), or `y` over a sweep: by its label the arm at each x."""
 
@@ -84,7 +84,7 @@ class Panel(_Table):
     """Where a horizontal line is."""
 
 
-class Plot(_Table):
+class Plot(_StudyTable):
     """A plot of the study, a file of its own."""
 
     file: str
@@ -93,7 +93,7 @@ class Plot(_Table):
     panels: tuple[Panel, ...]
 
 
-class Prepared(_Table):
+class Preparation(_StudyTable):
     """What runs need that is not checked in: the file or model folder that a module of ours
     makes."""
 
@@ -102,7 +102,7 @@ class Prepared(_Table):
     arguments: tuple[str, ...]
 
 
-class Tuning(_Table):
+class TuningTable(_StudyTable):
     """On which seeds arms are tuned, up to which accuracy, and what only these runs have."""
 
     seeds: tuple[int, ...]
@@ -110,7 +110,7 @@ class Tuning(_Table):
     overrides: tuple[str, ...] = ()
 
 
-class Variant(_Table):
+class Variant(_StudyTable):
     """An arm of a part: the arm `of` at its best point, or where tuning begins (`start`), with
     other coordinates (formulas of its own ones) and overrides. `against`: what it is compared with,
     an arm of the part as `OF, NAME`; `own_target`: the target is that arm's, the task being
@@ -125,7 +125,7 @@ class Variant(_Table):
     own_target: bool = False
 
 
-class Part(_Table):
+class StudyPart(_StudyTable):
     """What is run besides, by an option of its own; `tuned`: as runs of tuning are. `overrides` and
     `against` are those of all its arms."""
 
@@ -139,7 +139,7 @@ class Part(_Table):
     arms: tuple[Variant, ...]
 
 
-class Race(_Table):
+class Race(_StudyTable):
     """The target is a share of the median of what the study's reference ends with; other shares are
     reported, too. `ratio`: the arm whose seconds the reference's are divided by. `quotients`: by
     name, two arms and what the quotient of their seconds is, in words."""
@@ -150,7 +150,7 @@ class Race(_Table):
     quotients: dict[str, tuple[str, str, str]] = {}
 
 
-class StudyFile(_Table):
+class StudyFile(_StudyTable):
     """What a file says of a study."""
 
     recipe: str = ""
@@ -167,16 +167,16 @@ class StudyFile(_Table):
     shown: tuple[str, ...] = ()
     """Overrides of all runs but those of tuning."""
     arms: dict[str, ArmTable] = {}
-    reduced: Reduced | None = None
-    prepare: tuple[Prepared, ...] = ()
+    reduced: ReducedStudy | None = None
+    prepare: tuple[Preparation, ...] = ()
     facts: str | None = None
     """`module:function`: what else a row keeps of a run, from its folder."""
-    columns: tuple[Column, ...] = ()
+    columns: tuple[StudyColumn, ...] = ()
     plots: tuple[Plot, ...] = ()
     grids: dict[str, Grid] = {}
-    tuning: Tuning | None = None
+    tuning: TuningTable | None = None
     race: Race | None = None
-    parts: dict[str, Part] = {}
+    parts: dict[str, StudyPart] = {}
     ceiling: str | None = None
     """The arm, a stream, whose generator and learner were measured alone."""
     retired: str | None = None

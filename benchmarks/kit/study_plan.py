@@ -13,7 +13,7 @@ from typing import Self
 from benchmarks.kit import study_file
 from benchmarks.kit.arms import Arm, Row
 from benchmarks.kit.rows import RESULTS, Rows, read_rows
-from benchmarks.kit.study_file import Part, Point, StudyFile, Variant, filled, value_of
+from benchmarks.kit.study_file import Point, StudyFile, StudyPart, Variant, filled, value_of
 from benchmarks.kit.time_to_target import crossing, curve
 from benchmarks.kit.tuning import Tuning
 
@@ -96,7 +96,7 @@ class Study:
             found[label] = (variant, self._variant(part, variant, label))
         return found
 
-    def _variant(self, part: Part, variant: Variant, label: str) -> Arm:
+    def _variant(self, part: StudyPart, variant: Variant, label: str) -> Arm:
         grid = self.file.arms[variant.of].grid
         start: Point = self.file.grids[grid].start if variant.start and grid else {}
         own = start or self.best(variant.of)

@@ -23,7 +23,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from benchmarks.kit.arms import Arm, Row, is_missing, key, new_key
 from benchmarks.kit.rows import Rows
-from benchmarks.kit.study_file import Prepared
+from benchmarks.kit.study_file import Preparation
 from benchmarks.kit.study_plan import Plan
 from benchmarks.kit.study_table import line_of
 from benchmarks.kit.tuning import Tuning, words
@@ -148,7 +148,7 @@ def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str,
     return lines
 
 
-def prepare(needed: Sequence[Prepared]) -> None:
+def prepare(needed: Sequence[Preparation]) -> None:
     """Make what runs need that is not there. RunFailedError where a module ends badly."""
     for one in needed:
         path = ROOT / one.makes

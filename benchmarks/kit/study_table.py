@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.kit.arm_run import generated_at, metric_of
 from benchmarks.kit.arms import Row
-from benchmarks.kit.study_file import Column, value_of
+from benchmarks.kit.study_file import StudyColumn, value_of
 
 TENTHS = [(i + 0.5) / 10 for i in range(10)]
 
@@ -66,7 +66,7 @@ def figure_of(row: Row, formula: str) -> Any:
 
 
 def lines_of(
-    by_arm: Mapping[str, Mapping[int, Row]], *, reference: str, columns: Sequence[Column] = ()
+    by_arm: Mapping[str, Mapping[int, Row]], *, reference: str, columns: Sequence[StudyColumn] = ()
 ) -> list[Row]:
     """One line for each arm's rows by seed. `against`: mean accuracy less that of the arm
     `reference` at the same seed, None without a common seed."""
@@ -87,7 +87,9 @@ def lines_of(
     return lines
 
 
-def arms_table(lines: Iterable[Row], *, reference: str, columns: Sequence[Column] = ()) -> Table:
+def arms_table(
+    lines: Iterable[Row], *, reference: str, columns: Sequence[StudyColumn] = ()
+) -> Table:
     """One line an arm: medians with least and largest; mean accuracy also less that of the
     reference, seed by seed; and the study's own columns."""
     figures = {

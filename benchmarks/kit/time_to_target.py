@@ -32,7 +32,7 @@ NORMAL = 1.96
 """Standard deviations within which 95 % of a normal distribution lie."""
 
 
-class Time(NamedTuple):
+class TimeToTarget(NamedTuple):
     """A crossing, or, where `reached` is False, how long a run was seen without one."""
 
     value: float
@@ -103,19 +103,23 @@ def curve(row: Mapping[str, Any]) -> Points:
     return [(seconds, accuracy) for _, seconds, accuracy, _ in row.get("evaluations", ())]
 
 
-def time_to(row: Mapping[str, Any], target: float) -> Time:
+def time_to(row: Mapping[str, Any], target: float) -> TimeToTarget:
     """Training seconds to the target, or of the whole run where it never came there."""
     found = crossing(curve(row), target)
-    return Time(found.at, True) if found else Time(row["train_time_s"], False)
+    return TimeToTarget(found.at, True) if found else TimeToTarget(row["train_time_s"], False)
 
 
-def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> Time:
+def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> TimeToTarget:
     """What was spent up to the target, of something that the row has at each evaluation."""
     found = crossing(curve(row), target)
-    return Time(at_place(values, found.place), True) if found else Time(values[-1], False)
+    return (
+        TimeToTarget(at_place(values, found.place), True)
+        if found
+        else TimeToTarget(values[-1], False)
+    )
 
 
-def survival(times: Sequence[Time]) -> list[tuple[float, float]]:
+def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:
     """Kaplan and Meier: (time, share that had not crossed after it) at each time of a crossing. Who
     was seen without one up to just that time was still there."""
     steps: list[tuple[float, float]] = []
@@ -128,21 +132,21 @@ def survival(times: Sequence[Time]) -> list[tuple[float, float]]:
     return steps
 
 
-def restricted_mean(times: Sequence[Time]) -> float:
+def restricted_mean(times: Sequence[TimeToTarget]) -> float:
     """Area under `survival` up to the longest of the times, crossings and ends of runs alike."""
     longest = max(time.value for time in times)
     steps = [(0.0, 1.0), *survival(times), (longest, 0.0)]
     return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
 
 
-def median(times: Sequence[Time]) -> float | None:
+def median(times: Sequence[TimeToTarget]) -> float | None:
     """The first time after which at most half had not crossed; None where more never did."""
     return next((value for value, share in survival(times) if share <= 0.5 + 1e-12), None)
 
 
 def interval(
-    pairs: Mapping[int, tuple[Time, Time]],
-    figure: Callable[[Sequence[Time], Sequence[Time]], float] | None = None,
+    pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]],
+    figure: Callable[[Sequence[TimeToTarget], Sequence[TimeToTarget]], float] | None = None,
     *,
     seed: int = 0,
 ) -> tuple[float, float] | None:
@@ -161,12 +165,12 @@ def interval(
     return found[int(tail * RESAMPLES)], found[math.ceil((1 - tail) * RESAMPLES) - 1]
 
 
-def ratio_of_means(over: Sequence[Time], under: Sequence[Time]) -> float:
+def ratio_of_means(over: Sequence[TimeToTarget], under: Sequence[TimeToTarget]) -> float:
     """Restricted mean of `over` by that of `under`."""
     return restricted_mean(over) / restricted_mean(under)
 
 
-def compared(pairs: Mapping[int, tuple[Time, Time]]) -> dict[str, Any]:
+def compared(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dict[str, Any]:
     """The first arm's times by the second's, over seeds: `ratio` (of their restricted means), its
     `interval`, those of single seeds, `censored`. Empty without seeds."""
     if not pairs:

@@ -20,11 +20,11 @@ from benchmarks.kit.study_file import Grid, Point
 
 Score = tuple[float, ...]
 """Less is better, the first number before the second."""
-Known = Callable[[Point, Sequence[int]], Score | None]
+PointScore = Callable[[Point, Sequence[int]], Score | None]
 """How good a point is by its runs on these seeds; None while one of them is missing."""
 
 
-class Missing(NamedTuple):
+class TuningRun(NamedTuple):
     """A run that tuning asks for."""
 
     point: Point
@@ -32,16 +32,16 @@ class Missing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class TuningProgress:
     """How far tuning is: all points in their order, the best of them so far, and the run that comes
     next, None when it is over."""
 
     tried: tuple[Point, ...]
     best: Point
-    missing: Missing | None
+    missing: TuningRun | None
 
 
-class Tried(NamedTuple):
+class TuningPoint(NamedTuple):
     """A point that was run: its rows, and whether it is the arm's best."""
 
     mode: str
@@ -50,13 +50,13 @@ class Tried(NamedTuple):
     best: bool
 
 
-def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
+def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
     """Follow the pass as far as `known` says how good its points are."""
 
-    def next_run(point: Point) -> Missing | None:
+    def next_run(point: Point) -> TuningRun | None:
         for seed in seeds:
             if known(point, [seed]) is None:
-                return Missing(point, seed)
+                return TuningRun(point, seed)
         return None
 
     def in_full(point: Point) -> Score:
@@ -65,7 +65,7 @@ def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
     best: Point = grid.start
     tried = [best]
     if missing := next_run(best):
-        return Walk(tuple(tried), best, missing)
+        return TuningProgress(tuple(tried), best, missing)
     for name, values in grid.alternatives.items():
         found, bar = [best], known(best, seeds[:1]) or ()
         for value in values:
@@ -75,10 +75,10 @@ def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
             if first is not None and first >= bar:
                 continue
             if missing := next_run(point):
-                return Walk(tuple(tried), best, missing)
+                return TuningProgress(tuple(tried), best, missing)
             found.append(point)
         best = min(found, key=in_full)
-    return Walk(tuple(tried), best, None)
+    return TuningProgress(tuple(tried), best, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Tuning:
     seeds: Sequence[int]
     rows: Mapping[str, Row]
 
-    def walk(self, mode: str) -> Walk:
+    def walk(self, mode: str) -> TuningProgress:
         """How far the arm is."""
 
         def known(point: Point, seeds: Sequence[int]) -> Score | None:
@@ -117,14 +117,14 @@ class Tuning:
             and not set(seeds) & set(self.seeds)
         )
 
-    def tried(self, modes: Sequence[str]) -> Iterator[Tried]:
+    def tried(self, modes: Sequence[str]) -> Iterator[TuningPoint]:
         """Every point of these arms that was run."""
         for mode in modes:
             found = self.walk(mode)
             for point in found.tried:
                 if rows := self._found(mode, point, self.seeds):
                     over = found.missing is None
-                    yield Tried(mode, point, rows, best=over and point == found.best)
+                    yield TuningPoint(mode, point, rows, best=over and point == found.best)
 
     def _keys(self, mode: str, point: Point, seeds: Sequence[int]) -> list[str]:
         arm = self.arm(mode, point)

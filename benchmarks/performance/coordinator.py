@@ -22,10 +22,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.made_runs import stream
-from benchmarks.kit.made_server import Server, Used, on_core, sockets_for, two_cores
 from benchmarks.kit.pairs import ratios
+from benchmarks.kit.pinned_coordinator import (
+    CoordinatorUsage,
+    PinnedCoordinator,
+    on_core,
+    sockets_for,
+    two_cores,
+)
 from benchmarks.kit.rows import tell
+from benchmarks.kit.synthetic_runs import stream
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.token_spans import Span
@@ -36,7 +42,7 @@ WINDOW = 2 * CHUNK
 IN_FLIGHT = 128
 """Messages sent and not acknowledged: some commits' worth, as from busy generators."""
 PATIENCE_S = 120.0
-Measure = Callable[[int, int], Awaitable[Used]]
+Measure = Callable[[int, int], Awaitable[CoordinatorUsage]]
 """The cost of a number of chunks, by the number per message."""
 THREADS = ("loop", "recorder", "sockets")
 
@@ -51,7 +57,7 @@ def config() -> RunConfig:
     )
 
 
-class Sender(ScriptedGenerator):
+class ChunkSender(ScriptedGenerator):
     """Holds leases and sends chunks of them on command."""
 
     def __init__(self, *arguments: Any, **at: Any) -> None:
@@ -118,16 +124,16 @@ class Sender(ScriptedGenerator):
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
     """The cost of chunks in a new coordinator with this many active trajectories. It is killed:
     what it would do at its end is no part of this."""
-    server = Server(folder, config(), core=core)
+    server = PinnedCoordinator(folder, config(), core=core)
 
-    async def measure(chunks: int, size: int) -> Used:
+    async def measure(chunks: int, size: int) -> CoordinatorUsage:
         before = server.used()
         await sender.send(chunks, size)
         return server.used().since(before)
 
     try:
         with sockets_for(server.start(), 3) as at:
-            sender = Sender(name="generator-0", capacity=active, **at)
+            sender = ChunkSender(name="generator-0", capacity=active, **at)
             learner = ScriptedLearner(name="learner-0", **at)
             reward = ScriptedReward(name="reward-0", **at)
             async with server.joined([learner, reward, sender]):
@@ -140,7 +146,7 @@ async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measur
 async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
     """Both sizes in turns, each first in every second repeat; the figures."""
     sizes = (args.few, args.many)
-    samples: dict[int, list[Used]] = {size: [] for size in sizes}
+    samples: dict[int, list[CoordinatorUsage]] = {size: [] for size in sizes}
     async with contextlib.AsyncExitStack() as stack:
         benches = {}
         for size in sizes:
@@ -173,7 +179,7 @@ async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[st
     }
 
 
-def _figures(chunks: int, samples: Sequence[Used]) -> dict[str, Any]:
+def _figures(chunks: int, samples: Sequence[CoordinatorUsage]) -> dict[str, Any]:
     per_cpu_s = [chunks / one.cpu_s for one in samples]
     cpu_s = sum(one.cpu_s for one in samples)
     return {

@@ -48,15 +48,15 @@ from headrace_cli.commands.reward.judges import serving_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
-from learner.batching.batch import policy_half, totals_of, value_half
-from learner.batching.shards import merged
+from learner.batching.batch import loss_counts, policy_batch, value_batch
+from learner.batching.shards import merge_shards
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.checkpoint import CRITIC, POLICY
-from learner.process.checkpointing import Checkpoints
+from learner.process.checkpointing import RankCheckpoints
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import Relay
 from learner.process.trainer import Trainer
-from learner.updates.critic_update import update_of
+from learner.updates.critic_update import critic_update_class
 from rewards.labeling.offline_scoring import open_desk
 from storage.journal.store import read_journal
 from storage.queries import critic_sample
@@ -78,7 +78,7 @@ def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, 
         for _, record in records:
             if isinstance(record, BatchTaken):
                 sent = sent_batch(record, state, rules, config, {})
-                yield sent.header(), merged(sent.parts)
+                yield sent.header(), merge_shards(sent.parts)
             state.apply(record)
 
 
@@ -104,7 +104,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutAnswer:
     """A held-out prompt, what the policy wrote, and its return."""
 
     prompt: int
@@ -117,7 +117,7 @@ class Held:
 
 async def answers_of(
     config: RunConfig, prompts: int, prefixes: int, continuations: int, seed: int
-) -> tuple[list[Held], list[tuple[int, list[float]]]]:
+) -> tuple[list[HeldOutAnswer], list[tuple[int, list[float]]]]:
     """Fresh answers, and for each prefix the prompt it is of and the returns of its
     continuations."""
     from rewards.models.encoding import prompt_ids
@@ -130,7 +130,7 @@ async def answers_of(
         open_desk(config.reward) as desk,
     ):
 
-        async def write(place: int, row: Any, before: Sequence[int], number: int) -> Held:
+        async def write(place: int, row: Any, before: Sequence[int], number: int) -> HeldOutAnswer:
             ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
             written = await sampler.write(
                 ids, before, max_tokens=limit - len(before),
@@ -152,9 +152,9 @@ async def answers_of(
             score = await desk.score(item)
             if score.status != "ok":
                 raise UserError(f"an answer could not be scored: {score.error}")
-            return Held(place, item, ids, whole, written.logprobs, score.reward)
+            return HeldOutAnswer(place, item, ids, whole, written.logprobs, score.reward)
 
-        held: list[Held] = []
+        held: list[HeldOutAnswer] = []
 
         async def fresh(place: int) -> str:
             held.append(await write(place, rows[place], (), 0))
@@ -181,7 +181,7 @@ async def answers_of(
 
 
 def values_of(
-    config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[Held]
+    config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[HeldOutAnswer]
 ) -> tuple[Floats, Floats]:
     """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
     device, work = torch.device("cpu"), Work()
@@ -194,7 +194,7 @@ def values_of(
         read_image=MediaStore(run_dir / MEDIA).read,
     )  # fmt: skip
     relay = Relay(rank=0, world=1)
-    Checkpoints(
+    RankCheckpoints(
         run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work
     ).restore(checkpoint, models.engines)
     shard = Shard(
@@ -217,18 +217,18 @@ def values_of(
         ],
     )  # fmt: skip
     shape = algorithm.shape_rewards
-    windows = policy_half(
+    windows = policy_batch(
         shard, version=0, lambdas=algorithm.lambdas, shape=shape, kl_coef=0.0, device=device
     )
-    finished = value_half(shard, shape=shape, kl_coef=0.0, device=device)
+    finished = value_batch(shard, shape=shape, kl_coef=0.0, device=device)
     batch = Batch(
         batch_id=0, update=1, lineage=0, version=0, publish_as=0, parts=[1], value_epochs=1,
         checkpoint=False,
     )  # fmt: skip
     engine, slots = models.engines[CRITIC], algorithm.value
     assert slots is not None
-    critic = update_of(engine)(
-        slots, engine, models.place, batch, finished, totals_of(windows, finished, models.place),
+    critic = critic_update_class(engine)(
+        slots, engine, models.place, batch, finished, loss_counts(windows, finished, models.place),
         parts=1, window=config.window,
     )  # fmt: skip
     critic.prepare(None, at_cuts=False)
@@ -335,7 +335,7 @@ def _join(config: RunConfig) -> None:
 
 
 def figures(
-    held: Sequence[Held],
+    held: Sequence[HeldOutAnswer],
     prefixes: Sequence[tuple[int, list[float]]],
     values: Floats,
     returns: Floats,

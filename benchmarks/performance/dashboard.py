@@ -25,16 +25,16 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.made_runs import Living, Shape, make_run
+from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.rows import RESULTS, Rows
+from benchmarks.kit.synthetic_runs import LiveRun, RunShape, make_run
 from benchmarks.performance.dashboard_pages import (
-    Served,
+    DashboardServer,
     first_paints,
-    painted,
+    open_page,
     refreshes,
-    served,
-    timed,
+    serve_dashboard,
+    time_action,
 )
 from headrace.errors import UserError
 from headrace.host.install import ROOT
@@ -57,9 +57,9 @@ WORST = (
 )
 
 
-def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> Shape:
+def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> RunShape:
     """A run of that size, of at least four updates, in which not all goes well."""
-    return Shape(
+    return RunShape(
         max(4 * BATCH, trajectories), metric_rows=metric_rows, batch=BATCH, group=8,
         figures=figures, mishaps=True,
     )  # fmt: skip
@@ -72,7 +72,9 @@ def path_of(page: str) -> str:
     return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
 
 
-def filters(window: BrowserContext, server: Served, updates: int, times: int) -> dict[str, Any]:
+def filters(
+    window: BrowserContext, server: DashboardServer, updates: int, times: int
+) -> dict[str, Any]:
     """By filter of the page Trajectories: seconds to its rows, and to the whole page with the
     trajectory below them, medians. No filter is asked for twice, so that nothing is known of it."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -80,21 +82,21 @@ def filters(window: BrowserContext, server: Served, updates: int, times: int) ->
     def number(page: Page, label: str, value: float) -> tuple[float, float]:
         box = page.get_by_label(label, exact=True).first
         box.fill(f"{value:g}")
-        return timed(page, lambda: box.press("Enter"))
+        return time_action(page, lambda: box.press("Enter"))
 
     def choice(page: Page, label: str, option: str) -> tuple[float, float]:
         page.get_by_label(label, exact=False).first.click()
         wanted = page.get_by_role("option", name=option, exact=True)
         wanted.wait_for()
-        return timed(page, wanted.click)
+        return time_action(page, wanted.click)
 
     for turn in range(times):
-        with painted(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(window, server, path_of("trajectories")) as (page, _, _):
             reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
             length = number(page, "Length from", 60 + 5 * turn)
             status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
             sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
-        with painted(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(window, server, path_of("trajectories")) as (page, _, _):
             update = number(page, "Trained at update", max(1, updates // (turn + 2)))
         took = {"reward": reward, "length": length, "status": status, "sort": sort}
         for name, seconds in (took | {"update": update}).items():
@@ -130,9 +132,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     pages: dict[str, Any] = {}
     chosen = options.pages or list(PAGES)
     with (
-        Watch() as watch,
+        MachineWatch() as watch,
         open_window(*WINDOW, private=options.private) as window,
-        served(root) as server,
+        serve_dashboard(root) as server,
     ):
         by_path = first_paints(window, server, [path_of(page) for page in chosen], options.times)
         pages = {page: by_path[path_of(page)] for page in chosen}
@@ -142,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             print(f"filters        {by_filter}", flush=True)
         memory = server.memory_mb()
         if options.live_s:
-            with Living(run_dir, size):
+            with LiveRun(run_dir, size):
                 for page in chosen:
                     live = refreshes(window, server, path_of(page), options.live_s)
                     print(f"{page:<14} {live}", flush=True)

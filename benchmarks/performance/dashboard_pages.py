@@ -64,7 +64,7 @@ none are left, whether that is certain."""
 
 
 @dataclass(frozen=True)
-class Served:
+class DashboardServer:
     """A dashboard: its address and its server."""
 
     address: str
@@ -81,13 +81,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(root: Path) -> Iterator[Served]:
+def serve_dashboard(root: Path) -> Iterator[DashboardServer]:
     """The dashboard of the folder, until the block ends."""
     with serving(root) as (address, pid):
-        yield Served(address, psutil.Process(pid))
+        yield DashboardServer(address, psutil.Process(pid))
 
 
-class Paint(NamedTuple):
+class PagePaint(NamedTuple):
     """One way to a page: seconds until it was there, and until it was whole, the server's processor
     seconds, bytes."""
 
@@ -98,9 +98,9 @@ class Paint(NamedTuple):
 
 
 @contextlib.contextmanager
-def painted(
-    window: BrowserContext, server: Served, path: str
-) -> Iterator[tuple[Page, Paint, list[int]]]:
+def open_page(
+    window: BrowserContext, server: DashboardServer, path: str
+) -> Iterator[tuple[Page, PagePaint, list[int]]]:
     """A new page at the address, once it is there, and the bytes of each message that it got over
     its websockets, which grow."""
     page, sizes = window.new_page(), list[int]()
@@ -119,7 +119,7 @@ def painted(
         whole = time.perf_counter() - began
         page.wait_for_timeout(1000 * SETTLE_S)
         _check(page, path)
-        yield page, Paint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
+        yield page, PagePaint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
     finally:
         page.close()
 
@@ -132,7 +132,7 @@ def _check(page: Page, path: str) -> None:
 
 
 def first_paints(
-    window: BrowserContext, server: Served, paths: list[str], times: int
+    window: BrowserContext, server: DashboardServer, paths: list[str], times: int
 ) -> dict[str, Any]:
     """Figures by path. Each page is opened three times before it counts, so that both ends are
     warm: a browser keeps the code of a page that it has seen twice. The first visit is `cold_s`. Of
@@ -141,10 +141,10 @@ def first_paints(
     for path in paths:
         paints = []
         for _ in range(1 + BEFORE + times):
-            with painted(window, server, path) as (_, paint, _):
+            with open_page(window, server, path) as (_, paint, _):
                 paints.append(paint)
         cold, warm = paints[0], paints[1 + BEFORE :]
-        middle = Paint(*map(statistics.median, zip(*warm, strict=True)))
+        middle = PagePaint(*map(statistics.median, zip(*warm, strict=True)))
         found[path] = {
             **{name: round(value, 3) for name, value in middle._asdict().items()},
             "first_paint_most_s": round(max(paint.first_paint_s for paint in warm), 3),
@@ -157,10 +157,12 @@ def first_paints(
     return found
 
 
-def refreshes(window: BrowserContext, server: Served, path: str, seconds: float) -> dict[str, Any]:
+def refreshes(
+    window: BrowserContext, server: DashboardServer, path: str, seconds: float
+) -> dict[str, Any]:
     """Bytes and the server's processor seconds per refresh of a live run's page, over all refreshes
     within the given seconds."""
-    with painted(window, server, path) as (page, _, sizes):
+    with open_page(window, server, path) as (page, _, sizes):
         page.wait_for_timeout(1000)
         used, runs = server.cpu_s(), len(sizes)
         began = time.perf_counter()
@@ -173,7 +175,7 @@ def refreshes(window: BrowserContext, server: Served, path: str, seconds: float)
         }
 
 
-def timed(page: Page, act: Callable[[], None]) -> tuple[float, float]:
+def time_action(page: Page, act: Callable[[], None]) -> tuple[float, float]:
     """Seconds from an act of the user's to other rows in the first table, and to all of the page
     that follows from it."""
     page.evaluate(WATCH)

@@ -1,6 +1,6 @@
 """Claim: an export costs at most twice the processor time of a bare rewrite, in bounded memory.
 
-A made-up run is written by the real store (`benchmarks.kit.made_runs`). Then two processes take
+A made-up run is written by the real store (`benchmarks.kit.synthetic_runs`). Then two processes take
 turns, and who is first changes from turn to turn:
 
 - export    `headrace export RUN tokens --out FILE`, Parquet: SQL, journal and diagnostics are read
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.made_runs import Shape, make_run
+from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.pairs import in_turns, ratios
 from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.synthetic_runs import RunShape, make_run
 from headrace.errors import RunFailedError
 from headrace.host.install import ROOT
 
@@ -89,9 +89,9 @@ def summary(figures: Figures) -> dict[str, Any]:
     }
 
 
-def shape(tokens: int, length: int) -> Shape:
+def shape(tokens: int, length: int) -> RunShape:
     """A run with this many tokens (rounded up to whole batches) in responses of this length."""
-    return Shape(
+    return RunShape(
         -(-tokens // length), (length, length), window=128, chunk=64, masked=4, figures=1.0
     )
 
@@ -101,7 +101,7 @@ def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str
     with tempfile.TemporaryDirectory(prefix="headrace-export-", dir=root) as folder:
         run_dir = make_run(Path(folder) / "run", shape(tokens, length))
         out = Path(folder) / "tokens.parquet"
-        with Watch() as watch:
+        with MachineWatch() as watch:
             figures = turns_of(run_dir, out, turns)
         return {
             "tokens": tokens,

@@ -26,8 +26,8 @@ import psutil
 import xxhash
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.made_runs import MODEL
-from benchmarks.kit.pairs import Took, conclude, in_turns, ratios, shown, spread
+from benchmarks.kit.pairs import Timing, conclude, in_turns, ratios, shown, spread
+from benchmarks.kit.synthetic_runs import MODEL
 from generators.engine import NO_VERSION, GenerationRequest
 from generators.engines.model_files import read_config, weight_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
@@ -45,7 +45,7 @@ LOADS = 5
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """What is generated in one measurement: `count` responses of `tokens` tokens. Prompts are
     random, and the same for both sides of a turn."""
 
@@ -90,14 +90,16 @@ def notice_of(path: Path, *, version: int = 0, update: int = 0) -> m.WeightNotic
     )
 
 
-def coordinator(pipe: Connection, batch: Batch, notice: m.WeightNotice, cpus: set[int]) -> None:
+def coordinator(
+    pipe: Connection, batch: PromptBatch, notice: m.WeightNotice, cpus: set[int]
+) -> None:
     """A process that leases, acknowledges and counts. Over the pipe: its address, "ready"; then in
     a turn's number, out (seconds, tokens); None ends it."""
     os.sched_setaffinity(0, cpus)
     asyncio.run(_coordinate(pipe, batch, notice))
 
 
-async def _coordinate(pipe: Connection, batch: Batch, notice: m.WeightNotice) -> None:
+async def _coordinate(pipe: Connection, batch: PromptBatch, notice: m.WeightNotice) -> None:
     peer = ScriptedCoordinator()
     serving = asyncio.create_task(peer.serve())
     pipe.send(peer.router.address)
@@ -141,7 +143,7 @@ async def read_all(
     return sum(await asyncio.gather(*map(tokens, requests)))
 
 
-class Bench:
+class GeneratorBench:
     """One engine, measured raw and through the generator's loop."""
 
     def __init__(self, options: argparse.Namespace, cpus: set[int]) -> None:
@@ -150,7 +152,7 @@ class Bench:
         config = read_config(model)
         self.weights = options.model / "model.safetensors"
         self._capacity = options.in_flight
-        self._batch = Batch(
+        self._batch = PromptBatch(
             options.in_flight, options.tokens, options.window, config.get_text_config().vocab_size
         )
         notice = notice_of(self.weights)
@@ -252,13 +254,13 @@ def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
     """Both sides in turns."""
     tokens = options.in_flight * options.tokens
     with asyncio.Runner() as runner:
-        bench = Bench(options, cpus)
+        bench = GeneratorBench(options, cpus)
 
-        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Took:
+        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Timing:
             before = bench.cpu_s()
-            return Took(runner.run(side(turn)), bench.cpu_s() - before)
+            return Timing(runner.run(side(turn)), bench.cpu_s() - before)
 
-        def show(turn: Mapping[str, Took]) -> None:
+        def show(turn: Mapping[str, Timing]) -> None:
             raw, ours = (tokens / turn[side].wall_s for side in ("raw", "ours"))
             print(f"{raw:>10.0f} {ours:>10.0f} {ours / raw:>6.3f}", flush=True)
 

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import MODEL
 from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread
-from benchmarks.performance.learner import Answer, shard_of
+from benchmarks.kit.synthetic_runs import MODEL
+from benchmarks.performance.learner import SyntheticAnswer, shard_of
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.recipe import load_recipe
@@ -48,7 +48,7 @@ from learner.models import attention
 from learner.models.deepspeed_engine import join_ranks
 from learner.models.forward import Pack, PolicyNetwork
 from learner.process.trainer import Trainer
-from learner.process.weight_publishing import Publisher
+from learner.process.weight_publishing import WeightPublisher
 
 RECIPE = ROOT / "recipes" / "qwen-gsm8k-gpu.toml"
 SIZES: dict[str, dict[str, int]] = {
@@ -65,7 +65,7 @@ PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 PROMPT = 256
 
 
-class Operations:
+class OperationCounter:
     """Counts the operations of networks that are asked for packs; the head's for the tokens that
     are read."""
 
@@ -85,7 +85,7 @@ class Operations:
         self.flops += once * (3 if torch.is_grad_enabled() else 1)
 
 
-class Known:
+class CarriedKeys:
     """Carried keys and values of one layer."""
 
     def __init__(self, key: Tensor, value: Tensor) -> None:
@@ -117,7 +117,7 @@ def windows(config: RunConfig, count: int, vocabulary: int, seed: int) -> Shard:
         ids = rng.integers(3, vocabulary, PROMPT + start + window).astype(np.int32)
         ended = float(rng.integers(2)) if start + window == longest else None
         logprobs = np.full(window, -np.log(vocabulary), np.float32)
-        answers.append(Answer(i, i, ids, PROMPT, start, logprobs, ended))
+        answers.append(SyntheticAnswer(i, i, ids, PROMPT, start, logprobs, ended))
     return shard_of(answers)
 
 
@@ -136,12 +136,14 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     shape = model_shape(folder / "model")
     join_ranks(rank=0, world_size=1, port=free_port(), device=device)
     trainer = Trainer(config, folder, rank=0, device=device)
-    counted = Operations([engine.network for engine in trainer.models.engines.values()], shape)
+    counted = OperationCounter(
+        [engine.network for engine in trainer.models.engines.values()], shape
+    )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     flops, found = [], list[dict[str, float]]()
     size = trainer.models.policy_bytes
-    with Publisher(
+    with WeightPublisher(
         "bench", folder, config.transport, num_bytes=size, coordinator="tcp://127.0.0.1:1"
     ) as publisher:
         for update in range(1, options.updates + 2):
@@ -219,7 +221,7 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         layout, tokens = layout_of(**pack, device=device), sum(pack["lengths"])
         draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
         if layout.past_length:
-            layout.past = Known(*(draw(layout.past_length, few, width) for _ in range(2)))
+            layout.past = CarriedKeys(*(draw(layout.past_length, few, width) for _ in range(2)))
         q, k, v = (draw(1, n, tokens, width).requires_grad_() for n in (heads, few, few))
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

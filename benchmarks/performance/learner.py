@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import MODEL
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
+from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, time_call
+from benchmarks.kit.synthetic_runs import MODEL
 from benchmarks.performance.padded_loop import PaddedLoop
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
@@ -40,8 +40,8 @@ from headrace.protocol.token_spans import Float32, Int32, Reward, Span
 from learner.algorithms.registry import build_algorithm
 from learner.batching.layout import layout_of
 from learner.batching.packing import pack_sequences
-from learner.batching.shards import merged
-from learner.device import Place
+from learner.batching.shards import merge_shards
+from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -60,7 +60,7 @@ CONTEXTS, LENGTH, OPENING = ("full", "frozen", "carried"), 2048, 12
 
 
 @dataclass(frozen=True)
-class Answer:
+class SyntheticAnswer:
     """A response up to its window's end, which begins at `start`: its number, its group's, token
     ids of which the prompt has `opening`, the window's logprobs. `score`: None while unfinished."""
 
@@ -73,7 +73,7 @@ class Answer:
     score: float | None = None
 
 
-def shard_of(answers: Iterable[Answer]) -> Shard:
+def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
     """One window of each answer, and the whole of those that are finished."""
     shard = Shard(sequences=[], windows=[], values=[])
     for place, answer in enumerate(answers):
@@ -132,7 +132,7 @@ def demo_shard(
     """One update's only part: each response's last window, and all that finished; a tenth is
     unfinished. `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
     rng = np.random.default_rng(seed)
-    answers: list[Answer] = []
+    answers: list[SyntheticAnswer] = []
     opening = np.zeros(0, np.int32)
     for i, length in enumerate(demo_lengths(trajectories, rng)):
         if i % members == 0:
@@ -144,12 +144,14 @@ def demo_shard(
         score = float(finished and rng.random() < 0.5)
         logprobs = rng.normal(-2.0, 0.5, length - start).astype(np.float32)
         answers.append(
-            Answer(i, i // members, ids, opening.size, start, logprobs, score if finished else None)
+            SyntheticAnswer(
+                i, i // members, ids, opening.size, start, logprobs, score if finished else None
+            )
         )
     return shard_of(answers)
 
 
-class Learner:
+class BenchLearner:
     """Our update with the demonstration's settings, as the only rank."""
 
     def __init__(
@@ -182,7 +184,7 @@ class Learner:
             DeepSpeedEngine(self.network, policy, config),
             DeepSpeedEngine(ValueNetwork(critic, autocast=autocast), value, config),
             config,
-            Place(device=CPU, budget=budget, shares_openings=shares_openings),
+            RankContext(device=CPU, budget=budget, shares_openings=shares_openings),
         )
         self.updates = 0
         self.metrics: dict[str, Metric] = {}
@@ -194,7 +196,7 @@ class Learner:
             batch_id=self.updates, update=self.updates, lineage=0, version=0, publish_as=1,
             parts=[1], value_epochs=1, checkpoint=False,
         )  # fmt: skip
-        self.metrics = self.updater.run(batch, merged([part])).metrics
+        self.metrics = self.updater.run(batch, merge_shards([part])).metrics
         return self.metrics
 
 
@@ -208,18 +210,20 @@ def unfinished(count: int, window: int, start: int) -> Shard:
     rng, end = np.random.default_rng(0), OPENING + start + window
     ids = rng.integers(3, VOCABULARY, (count, OPENING + LENGTH)).astype(np.int32)
     logprobs = np.full(window, -2.0, np.float32)
-    return shard_of(Answer(i, i, ids[i, :end], OPENING, start, logprobs) for i in range(count))
+    return shard_of(
+        SyntheticAnswer(i, i, ids[i, :end], OPENING, start, logprobs) for i in range(count)
+    )
 
 
 def against_loop(options: argparse.Namespace) -> dict[str, Any]:
     """Ours and a plain loop."""
-    ours = Learner(budget=options.budget)
+    ours = BenchLearner(budget=options.budget)
     plain = PaddedLoop(MODEL, budget=options.budget, lr=(POLICY_LR, VALUE_LR))
     batch = partial(demo_shard, trajectories=options.trajectories, window=options.window)
     turns = in_turns(
         {
-            "ours": lambda turn: took(partial(ours.run, batch(seed=turn))),
-            "plain": lambda turn: took(partial(plain.run, batch(seed=turn))),
+            "ours": lambda turn: time_call(partial(ours.run, batch(seed=turn))),
+            "plain": lambda turn: time_call(partial(plain.run, batch(seed=turn))),
         },
         options.repeats,
     )
@@ -257,7 +261,7 @@ def attention_share(options: argparse.Namespace) -> float:
 def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
     """Each length of prompt, computed for each response and once."""
     learners = {
-        side: Learner(budget=options.budget, shares_openings=side == "shared")
+        side: BenchLearner(budget=options.budget, shares_openings=side == "shared")
         for side in ("apart", "shared")
     }
 
@@ -267,7 +271,7 @@ def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
             trajectories=options.trajectories, window=options.window, seed=turn, prompt=prompt,
             members=MEMBERS,
         )  # fmt: skip
-        seconds, found = took(partial(learners[side].run, part)).wall_s, learners[side].metrics
+        seconds, found = time_call(partial(learners[side].run, part)).wall_s, learners[side].metrics
         return seconds, float(found["perf/tokens_per_s"]) * float(found["timing_s/update"])  # type: ignore[arg-type]
 
     prompts: dict[str, Any] = {}
@@ -291,8 +295,8 @@ def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
 
     def timed(context: str, turn: int) -> tuple[float, float, float]:
         """Seconds of an update, the share of context, bytes that are carried for a token."""
-        ours, shares = Learner(context=context, window=window, critic_spread=0.3), list[Any]()
-        seconds = took(
+        ours, shares = BenchLearner(context=context, window=window, critic_spread=0.3), list[Any]()
+        seconds = time_call(
             lambda: shares.extend(ours.run(part)["perf/context_share"] for part in parts)
         ).wall_s
         carried = sum(store.num_bytes for store in ours.updater.carried.values())

@@ -44,10 +44,10 @@ from typing import Any, get_args
 
 from benchmarks.kit.command_line import command_line, take_engine, take_rows
 from benchmarks.kit.rows import RESULTS, Rows, result_line
-from benchmarks.robustness.chaos_facts import ended_badly, facts, whole
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, STOPS, Kind, draw
-from benchmarks.robustness.chaos_job import SMALL, Job
-from benchmarks.robustness.chaos_place import open_place
+from benchmarks.robustness.chaos_figures import ended_badly, facts, total_figures
+from benchmarks.robustness.chaos_job import SMALL, ChaosJob
+from benchmarks.robustness.chaos_testbed import open_testbed
 from headrace.host.install import ROOT
 
 FAULTS_A_RUN = 20
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.append(rows.add(key, {**row, "jobs": args.jobs}))
         if not args.json:
             print(_line(row), flush=True)
-    result = {"benchmark": "chaos", "engine": args.engine, **whole(found)}
+    result = {"benchmark": "chaos", "engine": args.engine, **total_figures(found)}
     result["missing"] = {kind: why for row in found for kind, why in row["missing"].items()}
     if args.json:
         print(result_line(result))
@@ -153,7 +153,7 @@ def one_run(
     """One run with `count` faults drawn by the seed: its row."""
     judge = "environment" if world in ("episodes", "agents") else "reward"
     roles = [judge if role == "reward" else role for role in ROLES]
-    with open_place() as place:
+    with open_testbed() as place:
         server = place.database if seed % 2 else None
         without = place.missing.keys() | (set() if server else {"freeze_sql", "lose_sql"})
         kinds: list[Kind] = [kind for kind in get_args(Kind) if kind not in without]
@@ -164,7 +164,7 @@ def one_run(
         faults = draw(seed, count, kinds, children=children, roles=roles)
         chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
         sql = [f"storage.database={server.url}"] if server else []
-        job = Job(place, (*OVERRIDES, *WORLDS[world], *chosen, *sql))
+        job = ChaosJob(place, (*OVERRIDES, *WORLDS[world], *chosen, *sql))
         course = job.play(faults)
         by_kind = [done.fault.kind for done in course.done]
         return {

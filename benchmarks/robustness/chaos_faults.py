@@ -14,7 +14,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-class Drawn(NamedTuple):
+class FaultOdds(NamedTuple):
     """How often a kind is drawn, of the sum of all; from how many to how many seconds it lasts."""
 
     weight: int
@@ -23,20 +23,20 @@ class Drawn(NamedTuple):
 
 HEARTBEAT_S = 5.0
 """Seconds after which a silent process counts as gone: some stops and cuts last longer."""
-KINDS: dict[Kind, Drawn] = {
-    "kill": Drawn(8, (0.0, 0.0)),
-    "kill_child": Drawn(2, (0.0, 0.0)),
-    "kill_job": Drawn(1, (0.0, 0.0)),
-    "stop": Drawn(5, (0.2, 12.0)),
-    "stop_child": Drawn(1, (0.2, 12.0)),
-    "disk_full": Drawn(1, (1.0, 6.0)),
-    "slow_disk": Drawn(1, (1.0, 6.0)),
-    "cut_network": Drawn(1, (0.2, 12.0)),
-    "slow_network": Drawn(1, (2.0, 8.0)),
+KINDS: dict[Kind, FaultOdds] = {
+    "kill": FaultOdds(8, (0.0, 0.0)),
+    "kill_child": FaultOdds(2, (0.0, 0.0)),
+    "kill_job": FaultOdds(1, (0.0, 0.0)),
+    "stop": FaultOdds(5, (0.2, 12.0)),
+    "stop_child": FaultOdds(1, (0.2, 12.0)),
+    "disk_full": FaultOdds(1, (1.0, 6.0)),
+    "slow_disk": FaultOdds(1, (1.0, 6.0)),
+    "cut_network": FaultOdds(1, (0.2, 12.0)),
+    "slow_network": FaultOdds(1, (2.0, 8.0)),
     # One at least, and others every third of a second.
-    "reset": Drawn(4, (0.0, 3.0)),
-    "freeze_sql": Drawn(1, (1.0, 12.0)),
-    "lose_sql": Drawn(1, (1.0, 6.0)),
+    "reset": FaultOdds(4, (0.0, 3.0)),
+    "freeze_sql": FaultOdds(1, (1.0, 12.0)),
+    "lose_sql": FaultOdds(1, (1.0, 6.0)),
 }
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")

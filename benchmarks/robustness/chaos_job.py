@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Fault
-from benchmarks.robustness.chaos_place import Place
+from benchmarks.robustness.chaos_testbed import Testbed
 from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 from headrace.run_files.update_log import read_applied
@@ -64,7 +64,7 @@ class ManyTurns:
         return Step(messages=messages, reward=turn.tokens % 3 / 4, done=not self._left)
 
 
-def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """A process of this tree's code in a session of its own; what it says goes behind the log."""
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -73,7 +73,7 @@ def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-class Runs:
+class RunFolder:
     """The folder of one run, as files say of it. `root`: where the run's own folder is or will
     be."""
 
@@ -96,7 +96,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FaultEvent:
     """A fault that was done: from when to when (seconds since 1970), and to which process."""
 
     fault: Fault
@@ -106,11 +106,11 @@ class Done:
 
 
 @dataclass
-class Course:
+class JobHistory:
     """What happened to a job. `ends`: how it ended by itself, in words. `hangs`: how often there
     was no update for `PATIENCE_S`. `orphans`: processes that outlived their job."""
 
-    done: list[Done] = field(default_factory=list)
+    done: list[FaultEvent] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     resumes: int = 0
     hangs: int = 0
@@ -119,13 +119,13 @@ class Course:
     last_code: int | None = None
 
 
-class Job(Runs):
+class ChaosJob(RunFolder):
     """One run folder and the supervisor that serves it now."""
 
-    def __init__(self, place: Place, overrides: Sequence[str]) -> None:
+    def __init__(self, place: Testbed, overrides: Sequence[str]) -> None:
         super().__init__(place.root)
         self._place, self._overrides = place, overrides
-        self.course = Course()
+        self.course = JobHistory()
         self._process: subprocess.Popen[bytes]
         self._log = place.root.parent.parent / "train.log"
         self._failed_resumes = 0
@@ -134,7 +134,7 @@ class Job(Runs):
 
     # -- life ----------------------------------------------------------------------------------
 
-    def play(self, faults: Sequence[Fault]) -> Course:
+    def play(self, faults: Sequence[Fault]) -> JobHistory:
         """Start, do every fault at its moment, and end by a Ctrl-C. Leaves nothing behind when it
         is broken off."""
         self._start()
@@ -161,7 +161,7 @@ class Job(Runs):
             command += ["--resume", str(self.run_dir)]
         else:
             command += [str(RECIPE), "--root", str(self.root), *self._overrides]
-        self._process = started(self._place.command(command), self._log)
+        self._process = start_process(self._place.command(command), self._log)
 
     def _up(self) -> bool:
         """See to it that a job runs; False where the run cannot be resumed."""
@@ -230,7 +230,7 @@ class Job(Runs):
 
     def _count_orphans(self) -> None:
         """Wait for the processes of a job that ended; count and kill those that stay."""
-        if left := waited(lambda: living(self._seen), REAP_S):
+        if left := wait_for_none(lambda: living(self._seen), REAP_S):
             self.course.orphans += len(left)
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -239,11 +239,11 @@ class Job(Runs):
 
     # -- faults --------------------------------------------------------------------------------
 
-    def _do(self, fault: Fault) -> Done | None:
+    def _do(self, fault: Fault) -> FaultEvent | None:
         """Do a fault; None where nobody comes to whom it could be done."""
         pid, network = self._process.pid, self._place.network
         if fault.role not in ("job", "machine"):
-            found = waited_for(lambda: self._victims(fault), APPEAR_S)
+            found = wait_for_some(lambda: self._victims(fault), APPEAR_S)
             if not found:
                 return None
             pid = found[fault.which % len(found)]
@@ -269,10 +269,10 @@ class Job(Runs):
                 if coordinator is not None:
                     network.reset(pid, int(coordinator[0].rsplit(":", 1)[1]), fault.seconds)
             case "kill" | "kill_child" | "stop" | "stop_child":
-                was_done = _signalled(pid, fault)
+                was_done = _send_signal(pid, fault)
             case _:
                 was_done = False
-        return Done(fault, began, time.time(), pid) if was_done else None
+        return FaultEvent(fault, began, time.time(), pid) if was_done else None
 
     def _kill_job(self) -> None:
         """SIGKILL to the supervisor, and a resume when all its processes are gone."""
@@ -301,7 +301,7 @@ class Job(Runs):
         return found
 
 
-def _signalled(pid: int, fault: Fault) -> bool:
+def _send_signal(pid: int, fault: Fault) -> bool:
     """Kill a process, or stop it for as long as the fault lasts; whether that was done."""
     try:
         if fault.kind in KILLS:
@@ -345,7 +345,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def waited_for(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
+def wait_for_some(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
     """The first findings within this many seconds."""
     deadline = time.monotonic() + seconds
     while not (found := find()) and time.monotonic() < deadline:
@@ -353,7 +353,7 @@ def waited_for(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
     return found
 
 
-def waited(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
+def wait_for_none(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
     """The findings left after this many seconds; empty as soon as there are none."""
     deadline = time.monotonic() + seconds
     while (found := find()) and time.monotonic() < deadline:

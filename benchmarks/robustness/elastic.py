@@ -33,8 +33,8 @@ from typing import Any, Literal, NamedTuple
 from benchmarks.kit.command_line import command_line, offer_row
 from benchmarks.kit.rows import tell
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S
-from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, Runs, started
-from benchmarks.robustness.chaos_place import Network, network_problem
+from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, RunFolder, start_process
+from benchmarks.robustness.chaos_testbed import NamespaceNetwork, network_problem
 from headrace.protocol.records.record_types import LeaseIssued, ProcessChanged, Record, TokensLost
 from storage.audit import audit_run
 from storage.journal.store import read_journal
@@ -51,23 +51,23 @@ def problem() -> str:
     return network_problem() or ("" if shutil.which("tc") else "there is no tc")
 
 
-class Guest(NamedTuple):
+class GuestGenerator(NamedTuple):
     """A generator that joined from a host."""
 
     name: str
     process: subprocess.Popen[bytes]
 
 
-class Trial(Runs):
+class ElasticTrial(RunFolder):
     """One run, its hosts and who comes and goes. `killed`, `drained`: by name, when (seconds since
     1970)."""
 
-    def __init__(self, root: Path, network: Network, seed: int) -> None:
+    def __init__(self, root: Path, network: NamespaceNetwork, seed: int) -> None:
         super().__init__(root)
         self._network, self._seed = network, seed
         self._dice = random.Random(seed)
         self._events: Counter[str] = Counter()
-        self._guests: list[Guest] = []
+        self._guests: list[GuestGenerator] = []
         self._most = 1
         self._killed: dict[str, float] = {}
         self._drained: dict[str, float] = {}
@@ -82,7 +82,7 @@ class Trial(Runs):
             self._until(job, lambda: len(self.updates()) >= 1)
             for _ in range(events):
                 self._guests = [one for one in self._guests if one.process.poll() is None]
-                self._do(_drawn(self._dice, len(self._guests), most))
+                self._do(_draw_event(self._dice, len(self._guests), most))
                 self._most = max(self._most, 1 + len(self._guests))
                 time.sleep(self._dice.uniform(0.2, 2.0))
             goal = len(self.updates()) + 2
@@ -101,7 +101,7 @@ class Trial(Runs):
 
     def _headrace(self, host: int, name: str, *argv: str) -> subprocess.Popen[bytes]:
         command = self._network.command(host, [sys.executable, "-m", "headrace", *argv])
-        return started(command, self.root / f"{name}.log")
+        return start_process(command, self.root / f"{name}.log")
 
     def _do(self, kind: Kind) -> None:
         host = self._dice.randint(1, HOSTS)
@@ -110,7 +110,7 @@ class Trial(Runs):
             case "join":
                 name = f"guest-{self._events['join']}"
                 join = ("generator", "--connect", str(self.run_dir), "--name", name)
-                self._guests.append(Guest(name, self._headrace(host, name, *join)))
+                self._guests.append(GuestGenerator(name, self._headrace(host, name, *join)))
             case "cut":
                 self._network.cut(host, CUT_S)
             case "slow":
@@ -158,7 +158,7 @@ class Trial(Runs):
         }
 
 
-def _drawn(rng: random.Random, guests: int, most: int) -> Kind:
+def _draw_event(rng: random.Random, guests: int, most: int) -> Kind:
     """Mostly comings while there are few, and goings while there are many."""
     if guests == 0:
         return "join"
@@ -196,9 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(reason)
     trials = []
     for seed in range(args.first_seed, args.first_seed + args.trials):
-        network = contextlib.closing(Network(HOSTS))
+        network = contextlib.closing(NamespaceNetwork(HOSTS))
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, network as hosts:
-            found = Trial(Path(root), hosts, seed).play(args.events, args.most)
+            found = ElasticTrial(Path(root), hosts, seed).play(args.events, args.most)
         trials.append(found)
         print(
             f"seed {seed}: {found['updates']} updates, up to {found['most']} generators, "

@@ -22,9 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import stream
-from benchmarks.kit.made_server import Server, allow_files, on_core, sockets_for, two_cores
+from benchmarks.kit.pinned_coordinator import (
+    PinnedCoordinator,
+    allow_files,
+    on_core,
+    sockets_for,
+    two_cores,
+)
 from benchmarks.kit.rows import tell
+from benchmarks.kit.synthetic_runs import stream
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
 from storage.journal.store import read_journal
@@ -59,7 +65,7 @@ class CountingReward(ScriptedReward):
 @contextlib.asynccontextmanager
 async def fleet(
     folder: Path, *, generators: int, ranks: int, every_updates: int, core: int
-) -> AsyncIterator[tuple[Server, CountingReward]]:
+) -> AsyncIterator[tuple[PinnedCoordinator, CountingReward]]:
     """A coordinator and all its peers, until the block ends, which kills it: a stream of short
     answers in which every generator always has something to do."""
     capacity = max(4, 4096 // generators)
@@ -77,7 +83,7 @@ async def fleet(
         storage={"token_diagnostics": False},
         transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
     )
-    server = Server(folder, config, core=core)
+    server = PinnedCoordinator(folder, config, core=core)
     try:
         with sockets_for(server.start(), generators + 2) as at:
             reward = CountingReward(name="reward-0", **at)

@@ -28,7 +28,7 @@ Judge = Callable[[str, str], bool]
 DEADLINE_S = 5
 
 
-class Case(NamedTuple):
+class VerifierCase(NamedTuple):
     """A right answer, a response, and whether it is right."""
 
     gold: str
@@ -36,11 +36,13 @@ class Case(NamedTuple):
     expected: bool
 
 
-def read_cases(path: Path) -> list[Case]:
+def read_cases(path: Path) -> list[VerifierCase]:
     """The cases of a file; UserError where it has none."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-        cases = [Case(row["gold"], row["prediction"], bool(row["expected"])) for row in rows]
+        cases = [
+            VerifierCase(row["gold"], row["prediction"], bool(row["expected"])) for row in rows
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path}: each line is an object with gold, prediction and expected ({error!r})"
@@ -50,12 +52,12 @@ def read_cases(path: Path) -> list[Case]:
     return cases
 
 
-def golden_cases() -> list[Case]:
+def golden_cases() -> list[VerifierCase]:
     """Those of the tests."""
     from tests.rewards.math_cases import RIGHT, WRONG
 
     return [
-        Case(gold, text, expected)
+        VerifierCase(gold, text, expected)
         for cases, expected in ((RIGHT, True), (WRONG, False))
         for pairs in cases.values()
         for gold, text in pairs
@@ -99,7 +101,7 @@ def scorer(name: str) -> Judge:
     return judge
 
 
-def verdicts(judge: Judge, cases: Iterable[Case]) -> list[bool]:
+def verdicts(judge: Judge, cases: Iterable[VerifierCase]) -> list[bool]:
     """What a judge says; one that raises says no."""
     said = []
     for case in cases:
@@ -110,7 +112,7 @@ def verdicts(judge: Judge, cases: Iterable[Case]) -> list[bool]:
     return said
 
 
-def figures(cases: Sequence[Case], said: Sequence[bool]) -> dict[str, float]:
+def figures(cases: Sequence[VerifierCase], said: Sequence[bool]) -> dict[str, float]:
     """How right a judge is."""
     pairs = [(case.expected, verdict) for case, verdict in zip(cases, said, strict=True)]
     return {
@@ -121,7 +123,7 @@ def figures(cases: Sequence[Case], said: Sequence[bool]) -> dict[str, float]:
     }
 
 
-def compare(cases: Sequence[Case], others: Mapping[str, Judge]) -> dict[str, object]:
+def compare(cases: Sequence[VerifierCase], others: Mapping[str, Judge]) -> dict[str, object]:
     """The figures of every judge."""
     result: dict[str, object] = {"name": "math-verifier", "cases": len(cases)}
     said = {}

@@ -1,6 +1,6 @@
 """Claim: how long a coordinator takes to restart, and its memory, do not grow with the run.
 
-A scripted history (`benchmarks.kit.made_runs`) goes through the real state, journal and SQL:
+A scripted history (`benchmarks.kit.synthetic_runs`) goes through the real state, journal and SQL:
 groups, leases, chunks, rewards, windows, batches, commits, weights, checkpoints. At every size a
 coordinator's process is started on the run and killed where it stands. In: the number of
 trajectories; sizes are a hundredth, a tenth and the whole of it. Out: a table; with --json, as the
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import MadeRun, Shape
-from benchmarks.kit.made_server import Server
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator
 from benchmarks.kit.rows import tell
+from benchmarks.kit.synthetic_runs import RunShape, SyntheticRun
 from headrace.run_files.run_folder import read_config
 from storage.database.engine import SQLITE_NAME
 from storage.journal.segments import end_of
@@ -32,8 +32,8 @@ BATCH = 128
 
 def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
     """Bring the run in the folder to this number of trajectories, in chunks of bounded tokens."""
-    shape = Shape(trajectories, (1, tokens), batch=BATCH, late=True)
-    made = MadeRun(run_dir, shape)
+    shape = RunShape(trajectories, (1, tokens), batch=BATCH, late=True)
+    made = SyntheticRun(run_dir, shape)
     try:
         made.grow(shape.updates)
     finally:
@@ -41,9 +41,9 @@ def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
 
 
 @contextlib.contextmanager
-def restarted(run_dir: Path) -> Iterator[tuple[Server, float]]:
+def restarted_coordinator(run_dir: Path) -> Iterator[tuple[PinnedCoordinator, float]]:
     """A coordinator that has taken the run over, and how long that took; it is killed then."""
-    server = Server(run_dir, read_config(run_dir))
+    server = PinnedCoordinator(run_dir, read_config(run_dir))
     began = time.perf_counter()
     try:
         server.start(resume=True)
@@ -55,7 +55,7 @@ def restarted(run_dir: Path) -> Iterator[tuple[Server, float]]:
 def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
     """The figures of a restart of the run as it is."""
     size = sum(path.stat().st_size for path in (run_dir / "journal").iterdir())
-    with restarted(run_dir) as (server, restart_s):
+    with restarted_coordinator(run_dir) as (server, restart_s):
         row: dict[str, Any] = {
             "restart_s": round(restart_s, 2),
             "memory_mb": round(server.seen.memory_info().rss / 1e6),
@@ -66,7 +66,7 @@ def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
         for path in run_dir.glob(f"{SQLITE_NAME}*"):
             path.unlink()
         end = end_of(run_dir / "journal").rows
-        with restarted(run_dir) as (_, without_s):
+        with restarted_coordinator(run_dir) as (_, without_s):
             began = time.perf_counter() - without_s
             while _projected(run_dir) < end:
                 time.sleep(0.2)

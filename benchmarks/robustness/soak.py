@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_server import Server, allow_files, on_core, two_cores
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, on_core, two_cores
 from benchmarks.kit.rows import tell
 from benchmarks.robustness.fleet import CountingReward, fleet
 from storage.audit import audit_run
@@ -39,7 +39,7 @@ MOST_TEXTS = 10
 """Findings that are written out."""
 
 
-class Look(NamedTuple):
+class MemorySample(NamedTuple):
     """The coordinator's memory (MiB), by the number of scored answers."""
 
     scored: int
@@ -50,7 +50,7 @@ async def run(
     folder: Path, *, trajectories: int, restarts: int, generators: int, core: int
 ) -> dict[str, Any]:
     """The whole run."""
-    stretches: list[list[Look]] = []
+    stretches: list[list[MemorySample]] = []
     restart_s: list[float] = []
     began = time.monotonic()
     settings = {"generators": generators, "ranks": 1, "every_updates": 20, "core": core}
@@ -60,12 +60,12 @@ async def run(
             for part in range(1, restarts + 2):
                 if part > 1:
                     restart_s.append(await _killed(server, reward))
-                looks: list[Look] = []
+                looks: list[MemorySample] = []
                 goal = trajectories * part // (restarts + 1)
                 waiting = asyncio.create_task(reward.until(goal))
                 while not waiting.done():
                     await asyncio.wait([waiting], timeout=EVERY_S)
-                    looks.append(Look(reward.scored, server.seen.memory_info().rss / MIB))
+                    looks.append(MemorySample(reward.scored, server.seen.memory_info().rss / MIB))
                     progress.update(task, completed=reward.scored)
                 await waiting
                 stretches.append(looks)
@@ -88,7 +88,7 @@ async def run(
     }
 
 
-async def _killed(server: Server, reward: CountingReward) -> float:
+async def _killed(server: PinnedCoordinator, reward: CountingReward) -> float:
     """Kill the coordinator and start another; seconds until answers are scored again."""
     before, began = reward.scored, time.monotonic()
     server.kill()
@@ -105,7 +105,7 @@ def _is_expected(finding: Finding) -> bool:
     return finding.kind == "torn"
 
 
-def growth(stretches: Sequence[Sequence[Look]]) -> dict[str, Any]:
+def growth(stretches: Sequence[Sequence[MemorySample]]) -> dict[str, Any]:
     """What grew, from the looks of each stretch: its second third against its last tenth."""
     lines: list[dict[str, Any]] = []
     for looks in stretches:
@@ -126,7 +126,7 @@ def growth(stretches: Sequence[Sequence[Look]]) -> dict[str, Any]:
     }
 
 
-def _held(looks: Sequence[Look], since: float, until: float) -> float:
+def _held(looks: Sequence[MemorySample], since: float, until: float) -> float:
     """What was held in a part of a stretch, as shares of its answers; at its end, where nobody
     looked."""
     first, size = looks[0].scored, max(1, looks[-1].scored - looks[0].scored)

@@ -27,7 +27,7 @@ LONG = 20
 Floats = npt.NDArray[np.float64]
 
 
-class Answer(NamedTuple):
+class TrainedAnswer(NamedTuple):
     """A trained answer of T tokens: V(s_t) [T] when its update began, and its reward."""
 
     values: Floats
@@ -54,7 +54,7 @@ def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
     }
 
 
-def trained_answers(folder: Path, last: int) -> Iterator[Answer]:
+def trained_answers(folder: Path, last: int) -> Iterator[TrainedAnswer]:
     """The answers that updates up to `last` trained the policy on, in whole."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "trajectories.jsonl"
@@ -62,10 +62,12 @@ def trained_answers(folder: Path, last: int) -> Iterator[Answer]:
         with path.open(encoding="utf-8") as file:
             for row in map(json.loads, file):
                 if row["length"] and 0 <= row["trained_at_update"][0] <= last:
-                    yield Answer(np.array(row["values"], np.float64), float(row["returns"][-1]))
+                    yield TrainedAnswer(
+                        np.array(row["values"], np.float64), float(row["returns"][-1])
+                    )
 
 
-def positions(answers: Sequence[Answer], lam: float) -> dict[str, Any]:
+def positions(answers: Sequence[TrainedAnswer], lam: float) -> dict[str, Any]:
     """The figures of some answers."""
     values = [by_tenth(answer.values) for answer in answers]
     advantages = [by_tenth(advantages_of(answer, lam)) for answer in answers]
@@ -77,7 +79,7 @@ def positions(answers: Sequence[Answer], lam: float) -> dict[str, Any]:
     }
 
 
-def advantages_of(answer: Answer, lam: float) -> Floats:
+def advantages_of(answer: TrainedAnswer, lam: float) -> Floats:
     """[T] GAE, the reward being the last token's."""
     rewards = np.zeros(len(answer.values))
     rewards[-1] = answer.reward

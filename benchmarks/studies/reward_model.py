@@ -45,7 +45,7 @@ STEPS, BATCH, LEARNING_RATE = 150, 64, 2e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Example):
+class LabelledAnswer(Example):
     """A prompt with its answer, whose last token is the end token, and whether that is right."""
 
     right: bool
@@ -68,7 +68,7 @@ def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
 
 def judged_answers(
     policy: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int, count: int
-) -> list[Judged]:
+) -> list[LabelledAnswer]:
     """Answers of the policy to `count` training prompts, without those that never ended."""
     model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     sizes = Sizes(MIN_TERMS, MAX_TERMS, CHAIN_SUMS.tail_exponent)
@@ -77,7 +77,7 @@ def judged_answers(
         row = prompt_row(CHAIN_SUMS, i, seed, sizes=sizes)
         by_length[len(row.prompt)].append(row)
     generator = torch.Generator().manual_seed(seed)
-    judged: list[Judged] = []
+    judged: list[LabelledAnswer] = []
     for rows in by_length.values():
         prompts = [tokenizer.encode(str(row.prompt)) for row in rows]
         answers = sample(model, torch.tensor(prompts), max_tokens=MAX_TOKENS, generator=generator)
@@ -85,11 +85,11 @@ def judged_answers(
             if tokens[-1] == tokenizer.eos_token_id:
                 text = str(tokenizer.decode(tokens, skip_special_tokens=True))
                 right = CHAIN_SUMS.is_right(row, text)
-                judged.append(Judged(prompt + tokens, len(prompt), right))
+                judged.append(LabelledAnswer(prompt + tokens, len(prompt), right))
     return judged
 
 
-def train(model: Any, judged: list[Judged], seed: int) -> None:
+def train(model: Any, judged: list[LabelledAnswer], seed: int) -> None:
     """Fit the scores at the end tokens, and nothing else, to right and wrong."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
     rng = Random(f"reward-model/{seed}")
@@ -104,12 +104,12 @@ def train(model: Any, judged: list[Judged], seed: int) -> None:
         optimizer.step()
 
 
-def end_scores(model: Any, group: list[Judged]) -> Tensor:
+def end_scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
     """[n] the scores at the end tokens."""
     return scores(model, group)[range(len(group)), [len(one.ids) - 1 for one in group]]
 
 
-def scores(model: Any, group: list[Judged]) -> Tensor:
+def scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
     """[n, longest] the score at every token; padding comes after and is never looked at."""
     ids = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(one.ids) for one in group], batch_first=True

@@ -40,7 +40,7 @@ from benchmarks.kit.study_plan import Plan, Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner, listing
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
-    Time,
+    TimeToTarget,
     compared,
     crossing,
     curve,
@@ -64,7 +64,7 @@ COST_PARTS = {"s_per_token": SPEED, "cpu_s_per_token": SPEED, "seconds": RACE, "
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TrlComparison:
     """Both parts of the study with the rows there are; `updates` of a run of its speed, where they
     are others than the study's."""
 
@@ -126,21 +126,21 @@ class Comparison:
             for mode in MODES
         }
 
-    def cost(self, name: str, row: Row) -> Time:
+    def cost(self, name: str, row: Row) -> TimeToTarget:
         """What a run took, of one of `COST_PARTS`."""
         if name == "seconds":
             return time_to(row, self.accuracy)
         if name == "cpu_s":
             return spent_at(row, self.accuracy, row["evaluation_cpu_s"])
         spent = row["train_time_s"] if name == "s_per_token" else row["evaluation_cpu_s"][-1]
-        return Time(spent / _tokens(row), True)
+        return TimeToTarget(spent / _tokens(row), True)
 
 
 def main(argv: list[str]) -> int:
     """Run what is missing, print the figures; 1 when runs failed."""
     options = parse(argv)
     rows = Rows(options.rows)
-    found = Comparison(rows.rows, options.updates)
+    found = TrlComparison(rows.rows, options.updates)
     file = found.studies[SPEED].file
     assert file.reduced is not None
     seeds = range(options.seeds or (file.reduced.seeds if options.reduced else len(found.seeds)))
@@ -189,7 +189,7 @@ def _tokens(row: Row) -> int:
 # -- the result --------------------------------------------------------------------------------
 
 
-def summarise(found: Comparison, seeds: Sequence[int]) -> dict[str, Any]:
+def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
     """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
     its arms have a run."""
     rows, tuning = found.shown(seeds), found.tuning
@@ -221,7 +221,7 @@ def summarise(found: Comparison, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def arm_figures(found: Comparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
+def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
     """Figures of one arm by its rows of each part; `censored`: runs that never had the accuracy."""
     speed, race = list(rows[SPEED].values()), list(rows[RACE].values())
     figures: dict[str, Any] = {"speed_seeds": len(speed), "race_seeds": len(race)}
@@ -302,7 +302,7 @@ def ratio_line(result: Mapping[str, Any]) -> str:
 def plots(path: Path = ROWS) -> dict[str, tuple[str, Callable[[Path], object]]]:
     """By the name of its file: the caption of the plot, if there are rows of the race, and what
     draws it."""
-    found = Comparison(read_rows(path))
+    found = TrlComparison(read_rows(path))
     rows = found.shown(found.seeds)
     arms = {mode: list(by_seed.values()) for mode in MODES if (by_seed := rows[RACE, mode])}
     (plot,) = found.studies[RACE].file.plots

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.kit.arm_run import learned, measured, run_arm
+from benchmarks.kit.arm_run import evaluation_fields, run_arm, run_row
 from benchmarks.kit.arms import Arm, Row
-from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.study_file import Point
-from benchmarks.versus_trl.trl_job import Job
+from benchmarks.versus_trl.trl_job import TrlJob
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.algorithm import ClippedLossConfig
 from headrace.config.sections.run import RunConfig
@@ -91,7 +91,7 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
     command = trl_command(trl_python(), job, path)
-    with Watch() as watch:
+    with MachineWatch() as watch:
         said = listen(command, trl_environment_of(arm.point), folder / "log")
     state = watch.state({said.pid: TRL}).as_row()
     summary = {"evaluations": said.evaluations, "watch": watch, "machine_state": state}
@@ -101,19 +101,19 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
         "updates": said.result["updates"],
         "train_time_s": round(said.result["train_time_s"], 2),
         "tokens": {name: said.result["tokens"] for name in ("trained_policy", "generated")},
-        **learned(said.evaluations),
+        **evaluation_fields(said.evaluations),
     }
     if remove:
         shutil.rmtree(folder)
-    return measured(arm, seed, summary, found)
+    return run_row(arm, seed, summary, found)
 
 
-def job_of(config: RunConfig, point: Point, folder: Path) -> Job:
+def job_of(config: RunConfig, point: Point, folder: Path) -> TrlJob:
     """The work of a configuration in TRL's words; its files are in `folder`."""
     evaluation, reward, stop = config.evaluation, config.reward, config.stop
     assert stop.updates is not None
     assert stop.train_time_s is not None
-    return Job(
+    return TrlJob(
         model=str(Path(config.model.path).resolve()),
         train_rows=str(folder / "train.jsonl"),
         held_out_rows=str(folder / "held-out.jsonl"),
@@ -222,7 +222,7 @@ def trl_environment_of(point: Point) -> dict[str, str]:
     }
 
 
-def trl_command(python: Path, job: Job, path: Path) -> list[str]:
+def trl_command(python: Path, job: TrlJob, path: Path) -> list[str]:
     """What starts TRL's side on the job, whose file is `path`."""
     start = [str(python), "-m"]
     if job.processes > 1:
@@ -233,7 +233,7 @@ def trl_command(python: Path, job: Job, path: Path) -> list[str]:
     return [*start, "benchmarks.versus_trl.trl_trainer", str(path)]
 
 
-class Said(NamedTuple):
+class TrlOutput(NamedTuple):
     """What a process of TRL's side said, and its pid."""
 
     pid: int
@@ -243,7 +243,7 @@ class Said(NamedTuple):
 
 def listen(
     command: Sequence[str], environment: Mapping[str, str], log: Path, *, wall_s: float = WALL_S
-) -> Said:
+) -> TrlOutput:
     """What a process says in JSON lines until it ends. RunFailedError when it ends badly, says no
     `result`, or takes longer than `wall_s`."""
     with (
@@ -267,7 +267,7 @@ def listen(
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RunFailedError(f"{' '.join(command)} ended with {process.returncode}:\n{tail}")
     evaluations = [message["evaluation"] for message in said if "evaluation" in message]
-    return Said(process.pid, evaluations, results[-1])
+    return TrlOutput(process.pid, evaluations, results[-1])
 
 
 def end(process: "subprocess.Popen[str]") -> None:

@@ -1,6 +1,6 @@
 """TRL's job, which travels as JSON, and the check of answers.
 
-In: nothing but the standard library: TRL's environment knows none of our packages. Out: `Job`, made
+In: nothing but the standard library: TRL's environment knows none of our packages. Out: `TrlJob`, made
 by `benchmarks.versus_trl.trl_arms` from the recipe that our runs have, done by
 `benchmarks.versus_trl.trl_trainer`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrlJob:
     """A training run of TRL. Row files are JSON lines of `prompt` and `answer`, those of training
     in the order in which they are trained on."""
 

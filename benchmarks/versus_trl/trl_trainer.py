@@ -1,6 +1,6 @@
 """TRL's side of `headrace bench trl`: its GRPO trainer on one job. Runs in TRL's own environment.
 
-In: the file of a `Job`. Out, on standard output, one JSON object a line: `evaluation` with an
+In: the file of a `TrlJob`. Out, on standard output, one JSON object a line: `evaluation` with an
 evaluation's figures, named as those of our runs are, and at the end `result`. Whatever libraries
 print goes to standard error. With several processes the first one speaks.
 
@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.versus_trl.trl_job import Job, is_correct
+from benchmarks.versus_trl.trl_job import TrlJob, is_correct
 
 Say = Callable[[dict[str, Any]], None]
 Rows = list[dict[str, str]]
@@ -32,12 +32,12 @@ EVALUATION_SEED = 0
 VERSIONS = ("trl", "transformers", "torch")
 
 
-class Scorer:
+class TrlReward:
     """The reward of training, and how many tokens were sampled for it."""
 
     __name__ = "correct"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrlJob) -> None:
         self._job = job
         self.ends: set[int] = set()
         self.tokens = 0
@@ -63,10 +63,10 @@ class Scorer:
         return is_correct(text, answer, finished=finished, marker=self._job.marker)
 
 
-class Course(TrainerCallback):
+class TrlRunCallback(TrainerCallback):
     """The clock, the evaluations and the end of a run."""
 
-    def __init__(self, job: Job, scorer: Scorer, held_out: Rows, say: Say) -> None:
+    def __init__(self, job: TrlJob, scorer: TrlReward, held_out: Rows, say: Say) -> None:
         self._job, self._scorer, self._held_out, self._say = job, scorer, held_out, say
         self.trainer: Any = None
         self.updates = 0
@@ -172,10 +172,10 @@ def read_rows(path: str) -> Rows:
         return [json.loads(line) for line in file]
 
 
-def train(job: Job, say: Say) -> None:
+def train(job: TrlJob, say: Say) -> None:
     """Run a job to its end."""
-    scorer = Scorer(job)
-    course = Course(job, scorer, read_rows(job.held_out_rows), say)
+    scorer = TrlReward(job)
+    course = TrlRunCallback(job, scorer, read_rows(job.held_out_rows), say)
     trainer = GRPOTrainer(
         model=job.model,
         reward_funcs=scorer,
@@ -205,7 +205,7 @@ def answer(path: Path) -> None:
         if speaks:
             lines.write(json.dumps(message) + "\n")
 
-    train(Job(**json.loads(path.read_text(encoding="utf-8"))), say)
+    train(TrlJob(**json.loads(path.read_text(encoding="utf-8"))), say)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,7 @@ Boundary = Literal["copy", "bootstrap", "terminal"]
 
 
 def gae(
-    rewards: Tensor | Sequence[float],
-    values: Tensor | Sequence[float],
-    *,
-    gamma: float,
-    lam: float,
+    rewards: Tensor | Sequence[float], values: Tensor | Sequence[float], *, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantages of one finished response.
 
@@ -145,7 +141,7 @@ def packed_egae(
 def _closing_values(
     last_values: Tensor, segments: Segments, present: Tensor, boundary: Boundary
 ) -> Tensor:
-    """V(s_l) of each window that has tokens: 0 where it finished, else what the boundary says."""
+    """V(s_l) of each window that has tokens: 0 where it finished, else by `boundary`."""
     finished = segments.finished[present]
     match boundary:
         case "copy":
@@ -191,7 +187,7 @@ def length_adaptive_lambda(
 
 
 def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:
-    """[S] length for the adaptive lambda: an unfinished response counts half a window longer.
+    """[S] length for the adaptive lambda; unfinished responses count half a window more.
 
     l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)
     """
@@ -219,15 +215,13 @@ def whiten(
 
     Args:
         advantages: [T]. mask: [T] bool, `policy_mask`: boundary tokens are neither counted nor
-        given back, else
-            the last token of a cut window, whose advantage is 0, would become a strong push.
-        eps: added to the (n - 1) variance. clamp: bound of the absolute value afterwards (T-PPO
-        recipe: 10), or None. batch_moments: `moments` summed over all micro-batches and ranks;
-        None: of this pack.
+        returned, else the last token of a cut window, whose advantage is 0, would become a strong
+        push. eps: added to the (n - 1) variance. clamp: bound of the absolute value afterwards
+        (T-PPO recipe: 10), or None. batch_moments: `moments` summed over all micro-batches and
+        ranks; None: of this pack.
 
     Returns:
-        [T] in the type of `advantages`. With fewer than two trained tokens there is no spread:
-        they are given back as they are.
+        [T] in the type of `advantages`; unchanged with fewer than two trained tokens.
     """
     with torch.no_grad():
         count, total, squares = (

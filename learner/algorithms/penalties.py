@@ -1,4 +1,4 @@
-"""Penalties: extra terms of the policy's loss, one per token, and of a trajectory's reward.
+"""Penalties: extra terms of the policy's loss per token, and of a trajectory's reward.
 
 In: logprobs or logits, or lengths. Out: one loss per token, to be added with a coefficient over its
 own mask, or what is added to a reward (the verifier's own score stays apart, so that accuracy and
@@ -56,7 +56,7 @@ def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> 
 
 
 def token_entropy(log_p: Tensor) -> Tensor:
-    """[...] entropy in nats of distributions [..., V], given the logarithm of each probability.
+    """[...] entropy in nats of distributions [..., V], given as log-probabilities.
 
     H = -sum p log p; a token of probability 0 (log p = -inf, forbidden) adds nothing.
     """
@@ -71,10 +71,10 @@ def entropy_bonus(entropy: Tensor) -> Tensor:
 
 
 def positive_likelihood(new: Tensor) -> Tensor:
-    """[T] -log pi_new, to be averaged over all tokens of right answers of the whole batch.
+    """[T] -log pi_new, to be averaged over all tokens of the batch's right answers.
 
-    L = -1 / (sum over right answers of |o_i|) * sum sum log pi; 0 if there is none (that is what
-    `aggregation` gives for an empty mask). Source: VAPO Eq. 9-10, weight 0.1.
+    L = -1 / (sum over right answers of |o_i|) * sum sum log pi; 0 if there is none (the result of
+    `aggregation` for an empty mask). Source: VAPO Eq. 9-10, weight 0.1.
     """
     return -new
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -68,8 +68,9 @@ RatioFunction = Callable[[LossInputs], Ratio]
 
 
 class AdvantageFunction(Protocol):
-    """(rewards [T], token rewards [T], values [T], windows, groups) -> raw advantages [T].
-    `rewards` are what was paid; `token_rewards` are what each token earns besides (KL)."""
+    """(rewards [T], token rewards [T], values [T], windows, groups) -> advantages [T].
+
+    Raw ones. `rewards` come from the reward; `token_rewards` are each token's own besides (KL)."""
 
     def __call__(
         self,
@@ -82,7 +83,7 @@ class AdvantageFunction(Protocol):
 
 
 class NormaliseFunction(Protocol):
-    """(raw advantages [T], mask [T], `moments` of the whole batch) -> what the loss sees [T]."""
+    """(raw advantages [T], mask [T], `moments` of the batch) -> advantages of the loss [T]."""
 
     def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
 
@@ -99,8 +100,9 @@ class AggregateFunction(Protocol):
 
 @dataclass(frozen=True)
 class KlSlots:
-    """Divergence from the reference: (new [N], reference [N]) -> [N], times `coef`, in the loss or
-    in the reward."""
+    """Divergence from the reference policy, in the loss or in the reward.
+
+    `estimate`: (new [N], reference [N]) -> [N], to be multiplied by `coef`."""
 
     estimate: Callable[[Tensor, Tensor], Tensor]
     coef: float
@@ -109,9 +111,10 @@ class KlSlots:
 
 @dataclass(frozen=True)
 class HotSlots:
-    """What becomes of tokens that FIRE's hot sampler drew. `correct`: what the loss is given, with
-    their streams corrected. `reads_start`: that reads their logprobs of the update's start. `cap`:
-    the largest importance weight, inf without one."""
+    """Treatment of tokens that FIRE's hot sampler drew.
+
+    `correct` returns the loss's inputs with their streams corrected. `reads_start`: it reads their
+    logprobs of the update's start. `cap`: the largest importance weight, inf without one."""
 
     correct: Callable[[LossInputs], LossInputs]
     reads_start: bool
@@ -120,9 +123,10 @@ class HotSlots:
 
 @dataclass(frozen=True)
 class ValueSlots:
-    """The value model's part: targets, loss, aggregation. `loss` takes (values, old values,
-    targets). `reads_old`: the loss reads the values of the update's start; `targets_read_old`: the
-    targets do."""
+    """The value model's part: targets, loss, aggregation.
+
+    `loss` takes (values, old values, targets). `reads_old`: the loss reads the values of the
+    update's start; `targets_read_old`: the targets do."""
 
     targets: Callable[[Tensor, Tensor, Segments], ValueTargets]
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -138,16 +142,15 @@ class Algorithm:
     Attributes:
         window: most tokens of one window. lambdas: ([S] length so far, [S] finished) -> [S] lambda
         of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N] their
-        sampled tokens) -> [N] with what the length costs added; of windows, of value trajectories
-        and of groups. advantages, normalise: rewards to what the loss sees. whitens_by_act:
+        sampled tokens) -> [N] with the length penalty added; of windows, of value trajectories and
+        of groups. advantages, normalise: rewards to the loss's advantages. whitens_by_act:
         normalise turns of each act apart. returns: (rewards [T], windows) -> discounted sums up to
         each window's end, and where they reach the end of the trajectory. uses_critic: advantages
         read values. asks_at_cuts: advantages read V(s_l) of cut windows. ratio: logprobs to ratio
         and weight. uses_proximal: the ratio reads logprobs recomputed at the update's start.
         policy_loss: log ratio and advantages to token losses. aggregate: token losses to weights.
         entropy_coef, positive_nll_coef: weights of further terms. kl: divergence from the
-        reference, None without one. hot: what becomes of hot tokens. value: None for critic-free
-        algorithms.
+        reference, None without one. value: None for critic-free algorithms.
     """
 
     window: int
@@ -177,11 +180,11 @@ def build_algorithm(
     max_length: int | None = None,
     fire: FireConfig | None = None,
 ) -> Algorithm:
-    """The functions that a configuration names.
+    """Return the functions that a configuration names.
 
     Args:
-        window: most tokens of one window. max_length: most tokens of a response; None: `window`.
-        fire: how hot tokens were sampled; None: there are none.
+        window: maximum tokens of a window. max_length: of a response; None: `window`. fire: how
+        hot tokens were sampled; None: there are none.
 
     Raises UserError where advantages by critic are asked for without a value model.
     """
@@ -312,12 +315,7 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
 
 
 def _normalise(
-    advantages: Tensor,
-    mask: Tensor,
-    batch_moments: Tensor,
-    *,
-    whitened: bool,
-    clamp: float | None,
+    advantages: Tensor, mask: Tensor, batch_moments: Tensor, *, whitened: bool, clamp: float | None
 ) -> Tensor:
     if whitened:
         return whiten(advantages, mask, clamp=clamp, batch_moments=batch_moments)
@@ -337,27 +335,23 @@ def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyL
             return reinforce
 
 
-def _aggregate(kind: str, longest: int) -> AggregateFunction:
-    def token_mean(
+def _aggregate(
+    kind: Literal["token_mean", "sample_mean", "fixed_length"], longest: int
+) -> AggregateFunction:
+    def weights(
         mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
     ) -> Tensor:
-        return token_mean_weights(mask, global_tokens=tokens)
+        match kind:
+            case "token_mean":
+                return token_mean_weights(mask, global_tokens=tokens)
+            case "sample_mean":
+                return sample_mean_weights(
+                    mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
+                )
+            case "fixed_length":
+                return fixed_length_weights(mask, global_samples=samples, length=longest)
 
-    def sample_mean(
-        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
-    ) -> Tensor:
-        return sample_mean_weights(
-            mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
-        )
-
-    def fixed_length(
-        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
-    ) -> Tensor:
-        return fixed_length_weights(mask, global_samples=samples, length=longest)
-
-    return {"token_mean": token_mean, "sample_mean": sample_mean, "fixed_length": fixed_length}[
-        kind
-    ]
+    return weights
 
 
 def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
@@ -383,8 +377,7 @@ def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
 
 
 def build_ratio(config: RatioConfig) -> RatioFunction:
-    """The ratio that a configuration names; every kind is called alike, with all that any of them
-    reads."""
+    """Return the ratio that a configuration names; all kinds take the same inputs."""
     match config:
         case BehaviourRatioConfig():
             return lambda x: behaviour_ratio(x.new, x.behaviour, x.mask)
@@ -421,7 +414,7 @@ def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
 
 
 def reads_proximal(config: RatioConfig) -> bool:
-    """Whether the ratio reads logprobs recomputed at the update's start."""
+    """Return whether the ratio reads logprobs recomputed at the update's start."""
     match config:
         case BehaviourRatioConfig():
             return False

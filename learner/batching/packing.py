@@ -1,4 +1,4 @@
-"""Packing: which sequences share a forward pass, and which belong to which optimizer step.
+"""Packing of sequences into forward passes, and their split over optimizer steps.
 
 In: lengths of sequences and a budget of tokens. Out: lists of sequence indices. Promises: every
 sequence is in exactly one pack; a pack is over the budget only if one sequence alone is; the same
@@ -16,7 +16,7 @@ def pack_sequences(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
     """Sequence indices of each pack, by first-fit decreasing.
 
     Args:
-        lengths: tokens of each sequence, all positive. budget: most tokens of a pack; a longer
+        lengths: tokens of each sequence, all positive. budget: maximum tokens of a pack; a longer
         sequence has a pack to itself.
 
     Returns:

@@ -1,9 +1,8 @@
-"""The figures of one update by metric name (see headrace/metrics/registry.py), merged over all
-ranks.
+"""Metrics of one update (see headrace/metrics/registry.py), merged over all ranks.
 
-In: what the halves of an update saw. Out: floats. Promises: every rank gets the same numbers,
-however the batch was cut into ranks and micro-batches; a figure without data is absent, never 0 or
-NaN.
+In: the tallies of the models' parts of an update. Out: floats. Promises: every rank gets the same
+numbers, however the batch was cut into ranks and micro-batches; a figure without data is absent,
+never 0 or NaN.
 """
 
 import time
@@ -14,8 +13,8 @@ import torch
 
 from headrace.protocol.fields import Metric
 from learner.algorithms.segment_advantages import WindowAdvantages
-from learner.batching.batch import Totals
-from learner.device import Place
+from learner.batching.batch import LossCounts
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.prefix_cache import PrefixCache
 from learner.updates.model_update import ModelUpdate
@@ -23,7 +22,7 @@ from learner.updates.token_statistics import Tally, as_vectors, from_vectors, me
 from learner.updates.token_statistics_table import finalise, spreads
 
 _COMPUTED = {"actor": "perf/policy_tokens", "critic": "perf/value_tokens"}
-"""By the prefix of a model's figures."""
+"""Metric of a model's computed tokens, by the prefix of its figures."""
 
 
 class Stopwatch:
@@ -41,7 +40,7 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def figures(self) -> dict[str, float]:
-        """All of them, and the time since the beginning as `update`."""
+        """Return all of them, and the time since the beginning as `update`."""
         whole = {"update": time.perf_counter() - self._began}
         return {f"timing_s/{name}": s for name, s in (self.seconds | whole).items()}
 
@@ -50,11 +49,11 @@ def figures_of(
     models: Sequence[ModelUpdate],
     seen: WindowAdvantages,
     *,
-    totals: Totals,
-    place: Place,
+    totals: LossCounts,
+    place: RankContext,
     carried: Sequence[PrefixCache] = (),
 ) -> dict[str, Metric]:
-    """All figures of the update but times.
+    """Return all metrics of the update but times.
 
     Args:
         models: those that it trained. seen: the windows' advantages and values. carried: keys and
@@ -76,8 +75,7 @@ def figures_of(
 
 
 def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, float]:
-    """Learning rate, steps applied and thrown away, the loss of a step, and the last step's
-    gradient norm."""
+    """Learning rate, applied and dropped steps, loss per step, the last gradient norm."""
     log, prefix = model.log, model.prefix
     figures = {
         f"{prefix}/steps": float(log.applied),
@@ -103,7 +101,7 @@ def _log_tally(prefix: str, log: StepLog) -> Tally:
     return Tally({f"{prefix}/{name}": x for name, x in counts.items()}, {})
 
 
-def _carried_tally(carried: Sequence[PrefixCache], place: Place) -> Tally:
+def _carried_tally(carried: Sequence[PrefixCache], place: RankContext) -> Tally:
     counts = {
         "bytes": sum(store.num_bytes for store in carried),
         "hits": sum(store.figures.hits for store in carried),
@@ -121,7 +119,7 @@ def _carried_tally(carried: Sequence[PrefixCache], place: Place) -> Tally:
     )
 
 
-def _over_ranks(tally: Tally, place: Place) -> Tally:
+def _over_ranks(tally: Tally, place: RankContext) -> Tally:
     if place.world == 1:
         return tally
     sums, maxima = as_vectors(tally)
@@ -131,10 +129,9 @@ def _over_ranks(tally: Tally, place: Place) -> Tally:
 
 
 def _work_figures(
-    prefixes: Sequence[str], sums: Mapping[str, float], totals: Totals
+    prefixes: Sequence[str], sums: Mapping[str, float], totals: LossCounts
 ) -> dict[str, float]:
-    """How many tokens went through a model, and which shares of them were in a loss, context or
-    padding."""
+    """Tokens that went through a model, and their shares in a loss, context or padding."""
     tokens, fillers = (
         sum(sums[f"{prefix}/{name}"] for prefix in prefixes) for name in ("tokens", "fillers")
     )
@@ -150,7 +147,7 @@ def _work_figures(
 
 
 def _carried_figures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Of all models together: what was there, what was not, and how old it was."""
+    """Hits, misses and age of carried keys, of all models together."""
     figures = {
         f"perf/carried_{name}": sums[f"carried/{name}"]
         for name in ("bytes", "hits", "misses", "recomputed_tokens")

@@ -21,8 +21,8 @@ from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch, BatchPart, Message, Shutdown
 from learner.algorithms.registry import build_algorithm
-from learner.batching.shards import merged
-from learner.device import Place
+from learner.batching.shards import merge_shards
+from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -57,7 +57,7 @@ def updater(
     policy = PolicyNetwork(load_policy(models, dtype=torch.float32, device=CPU))
     critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
     engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
-    place = Place(device=CPU, rank=rank, world=world, budget=100, forward_together=stage == 3)
+    place = RankContext(device=CPU, rank=rank, world=world, budget=100, forward_together=stage == 3)
     algorithm = build_algorithm(ALGORITHM, window=16)
     return Updater(algorithm, engines[0], engines[1], config, place), engines
 
@@ -108,7 +108,7 @@ def over_the_relay(relay: Relay, sent: Sent, rank: int) -> tuple[Batch, Shard]:
     parts = relay.deliver(header, Wire(sent).hear if rank == 0 else None)
     assert isinstance(parts, list)
     assert len(parts) == header.parts[rank]
-    return header, merged(parts)
+    return header, merge_shards(parts)
 
 
 def given_up(relay: Relay, sent: Sent, rank: int) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.machine_state import MachineState, Watch
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
+from benchmarks.kit.machine_state import MachineState, MachineWatch
+from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, time_call
 from benchmarks.kit.rows import Rows
 
 
@@ -38,7 +38,7 @@ def test_ratios_are_of_the_same_turn() -> None:
 
 
 def test_a_side_is_timed_on_the_clock_and_on_the_processor() -> None:
-    found = took(lambda: sum(range(10**6)))
+    found = time_call(lambda: sum(range(10**6)))
     assert found.wall_s > 0
     assert found.cpu_s > 0
 
@@ -51,7 +51,9 @@ def test_a_disturbed_result_is_printed_and_becomes_no_row(
     others: float,
     kept: int,
 ) -> None:
-    monkeypatch.setattr(Watch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {}))
+    monkeypatch.setattr(
+        MachineWatch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {})
+    )
     rows = tmp_path / "rows.jsonl"
     options = argparse.Namespace(json=True, rows=Rows(rows))
     assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0

@@ -23,7 +23,7 @@ from benchmarks.versus_trl.trl import (
     SPEED,
     STREAMING,
     SYNCHRONOUS,
-    Comparison,
+    TrlComparison,
     score,
 )
 from benchmarks.versus_trl.trl_arms import (
@@ -35,7 +35,7 @@ from benchmarks.versus_trl.trl_arms import (
     trl_command,
     trl_environment_of,
 )
-from benchmarks.versus_trl.trl_job import Job, is_correct
+from benchmarks.versus_trl.trl_job import TrlJob, is_correct
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.reward import RewardConfig
@@ -50,14 +50,14 @@ from tests.benchmarks.race_rows import race_row, rising
 from tests.rewards.answers.test_math_answer import RIGHT, WRONG
 from tests.rewards.items import item
 
-FOUND = Comparison({})
+FOUND = TrlComparison({})
 GRIDS = FOUND.tuning.grids
 RECIPE = "recipes/algorithms/grpo.toml"
 START = GRIDS[TRL].start
 
 
 def arm_of(part: str, mode: str, point: Point, *, updates: int = 24) -> Arm:
-    return Comparison({}, updates).arm(part, mode, point)
+    return TrlComparison({}, updates).arm(part, mode, point)
 
 
 def points(grid: Grid) -> Iterator[Point]:
@@ -71,7 +71,7 @@ def config_of(arm: Arm, seed: int = 0) -> RunConfig:
     return load_recipe(ROOT / arm.recipe, [f"seed={seed}", *arm.overrides])
 
 
-def trl_job(part: str, point: Point) -> Job:
+def trl_job(part: str, point: Point) -> TrlJob:
     return job_of(config_of(arm_of(part, TRL, point), 3), point, Path("folder"))
 
 
@@ -431,7 +431,7 @@ def test_the_table_has_a_line_for_each_arm_and_the_rows_a_plot(
     rows = tmp_path / "rows.jsonl"
     assert trl.plots(rows) == {}
     bench(Measured(), "--seeds", "2")
-    found = trl.Comparison(read_rows(rows))
+    found = trl.TrlComparison(read_rows(rows))
     result = trl.summarise(found, range(2))
     text = trl.arms_table(result).markdown()
     assert "| trl | 2, 2 | 100 | 20.01 | 30.0 | 60.0 | 1.00 (1.00 to 1.00) | 1.00 (" in text
@@ -445,7 +445,7 @@ def test_the_table_has_a_line_for_each_arm_and_the_rows_a_plot(
 
 def test_the_table_says_who_never_got_there(bench: Bench, tmp_path: Path) -> None:
     bench(Measured(top=0.7), "--reduced")
-    found = trl.Comparison(read_rows(tmp_path / "rows.jsonl"))
+    found = trl.TrlComparison(read_rows(tmp_path / "rows.jsonl"))
     assert "| trl | 2, 2 (0 crossed) |" in trl.arms_table(trl.summarise(found, range(2))).markdown()
 
 

@@ -18,7 +18,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import Batch, BatchPart, Shutdown, UpdateDone
 from headrace.protocol.records.record_types import CheckpointWritten, UpdateCommitted
-from learner.batching.shards import merged
+from learner.batching.shards import merge_shards
 from learner.loop import run_loop
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.rank_broadcast import Relay
@@ -93,7 +93,7 @@ def train(world: World, relay: Relay, trainer: Trainer, prepared: PreparedBatch)
     relay.share(batch)
     own = relay.deliver(batch, parts.__next__)
     assert isinstance(own, list)
-    reports = relay.collect(trainer.train(batch, merged(own), None))
+    reports = relay.collect(trainer.train(batch, merge_shards(own), None))
     done = trainer.report(cast(list[UpdateDone], reports))
     world.commit(skipped=done.skipped)
     place = max(i for i, x in enumerate(world.records) if isinstance(x, UpdateCommitted))

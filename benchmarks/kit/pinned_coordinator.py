@@ -27,7 +27,7 @@ FILES = 16
 """Descriptors of a peer, and some."""
 
 
-class Used(NamedTuple):
+class CoordinatorUsage(NamedTuple):
     """Seconds on the clock; of the processor, by the coordinator's event loop, its recorder and its
     sockets, and by this process, which has the peers."""
 
@@ -42,12 +42,12 @@ class Used(NamedTuple):
         """Processor seconds of the coordinator."""
         return self.loop_s + self.recorder_s + self.sockets_s
 
-    def since(self, before: Self) -> "Used":
+    def since(self, before: Self) -> "CoordinatorUsage":
         """What was used since then."""
-        return Used(*(now - then for now, then in zip(self, before, strict=True)))
+        return CoordinatorUsage(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-class Server(CoordinatorProcess):
+class PinnedCoordinator(CoordinatorProcess):
     """A coordinator's process; `core`: the one that it runs on alone."""
 
     def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Server(CoordinatorProcess):
         peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
         return int(peak) * 1024 / 1e6
 
-    def used(self) -> Used:
+    def used(self) -> CoordinatorUsage:
         """So far; the rest of the coordinator's threads is the recorder."""
         loop = sockets = whole = 0.0
         process = self.seen
@@ -84,7 +84,7 @@ class Server(CoordinatorProcess):
                 sockets += seconds
         own = os.times()
         recorder = whole - loop - sockets
-        return Used(time.perf_counter(), loop, recorder, sockets, own.user + own.system)
+        return CoordinatorUsage(time.perf_counter(), loop, recorder, sockets, own.user + own.system)
 
     @contextlib.asynccontextmanager
     async def joined(self, peers: Sequence[ScriptedPeer]) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
 """Where runs live that are hurt: a small disk and a network of their own.
 
-In: root's rights. Out: `Network`, the run's host and others, whose wires can be cut and slowed;
-`Place`, with the folder for runs, how to start a job in it, and the faults of disk and network.
+In: root's rights. Out: `NamespaceNetwork`, the run's host and others, whose wires can be cut and slowed;
+`Testbed`, with the folder for runs, how to start a job in it, and the faults of disk and network.
 Promise: nothing outside is touched, and all is gone with the block. Where rights or tools are
 missing, `missing` says which faults cannot be made, and why.
 
@@ -42,7 +42,7 @@ client.recv(1)
 """Says by an error what became of a connection that was to be ended."""
 
 
-class Network:
+class NamespaceNetwork:
     """The run's host (0) and others, joined by a bridge in the run's own namespace. Addresses are
     10.77.0.1 and up; nothing of it is seen from outside."""
 
@@ -142,7 +142,7 @@ class Network:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-class Database:
+class PostgresServer:
     """A PostgreSQL server on a Unix socket in a new folder, which other networks reach too."""
 
     def __init__(self, folder: Path) -> None:
@@ -194,13 +194,13 @@ class Database:
 
 
 @dataclass
-class Place:
+class Testbed:
     """See the module's docstring. `root`: the folder for runs."""
 
     root: Path
-    network: Network | None
+    network: NamespaceNetwork | None
     missing: dict[Kind, str] = field(default_factory=dict)
-    database: Database | None = None
+    database: PostgresServer | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that starts a job here."""
@@ -231,7 +231,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def open_place() -> Iterator[Place]:
+def open_testbed() -> Iterator[Testbed]:
     """A place for one job after the other; what cannot be had is in `missing`."""
     base = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
     missing: dict[Kind, str] = {}
@@ -243,7 +243,7 @@ def open_place() -> Iterator[Place]:
         if problem := network_problem():
             missing |= {"cut_network": problem, "slow_network": problem, "reset": problem}
         else:
-            network = stack.enter_context(contextlib.closing(Network()))
+            network = stack.enter_context(contextlib.closing(NamespaceNetwork()))
             if shutil.which("tc") is None:
                 missing["slow_network"] = "there is no tc"
             if shutil.which("ss") is None:
@@ -252,12 +252,12 @@ def open_place() -> Iterator[Place]:
                 missing["reset"] = "the kernel does not end connections for `ss --kill`"
         database = None
         try:
-            database = stack.enter_context(contextlib.closing(Database(base / "sql")))
+            database = stack.enter_context(contextlib.closing(PostgresServer(base / "sql")))
         except (OSError, subprocess.CalledProcessError) as error:
             missing |= {"freeze_sql": str(error), "lose_sql": str(error)}
         root = base / "disk" / "runs"
         root.mkdir(parents=True)
-        yield Place(root, network, missing, database)
+        yield Testbed(root, network, missing, database)
 
 
 def network_problem() -> str:

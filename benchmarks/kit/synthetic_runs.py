@@ -1,6 +1,6 @@
 """Runs that nobody trains: a script plays their processes, or writes what they would have written.
 
-In: a configuration's own keys (`stream`); for a run folder, a `Shape`. Out: a configuration, of
+In: a configuration's own keys (`stream`); for a run folder, a `RunShape`. Out: a configuration, of
 whose model nothing but the tokenizer is ever read; a run folder with journal, token diagnostics and
 SQL, written by the real store. Promises: the records go through the coordinator's own state and
 rules, so that windows, batches and ledger are what they would be; a run that was begun goes on
@@ -68,7 +68,7 @@ def stream(**own: Any) -> RunConfig:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RunShape:
     """What a made run shall have: `trajectories` in updates of `batch`, rounded up, in groups of
     `group`; answers within the token limits `lengths`, in chunks of `chunk` and windows of
     `window`, of which the last `masked` are not trained where the answer goes on. `figures`: the
@@ -130,10 +130,10 @@ def gauge_names() -> list[str]:
     return [*gauges, *of_processes, "rewards/default/queue", "rewards/default/in_flight"]
 
 
-class MadeRun:
+class SyntheticRun:
     """A run folder whose run is made, its store and its state. Close the store when done."""
 
-    def __init__(self, run_dir: Path, shape: Shape) -> None:
+    def __init__(self, run_dir: Path, shape: RunShape) -> None:
         self.shape = shape
         if (run_dir / "journal").exists():
             self.store = RunStore.open(run_dir)
@@ -377,12 +377,12 @@ class MadeRun:
         )  # fmt: skip
 
 
-def make_run(run_dir: Path, shape: Shape) -> Path:
+def make_run(run_dir: Path, shape: RunShape) -> Path:
     """A whole run that has ended, made as far as it is missing; `latest` names it."""
     line = queries.run_line(run_dir) if (run_dir / "journal").exists() else None
     if line is not None and line.status == "finished" and line.updates >= shape.updates:
         return run_dir
-    made = MadeRun(run_dir, shape)
+    made = SyntheticRun(run_dir, shape)
     try:
         made.grow(shape.updates)
         at = STARTED + 61.0 + SECONDS * shape.updates
@@ -393,12 +393,12 @@ def make_run(run_dir: Path, shape: Shape) -> Path:
     return run_dir
 
 
-class Living:
+class LiveRun:
     """Let a complete run go on inside the block: one sample per second, an update every few, as its
     coordinator would write them. `samples` counts what was written."""
 
     def __init__(
-        self, run_dir: Path, shape: Shape, *, every_s: float = 1.0, update: int = 5
+        self, run_dir: Path, shape: RunShape, *, every_s: float = 1.0, update: int = 5
     ) -> None:
         self._run_dir, self._shape = run_dir, shape
         self._every_s, self._each = every_s, update
@@ -408,7 +408,7 @@ class Living:
     def __enter__(self) -> Self:
         line = queries.run_line(self._run_dir)
         self._at = (line.started_at or STARTED) + line.wall_s
-        self._made = MadeRun(self._run_dir, self._shape)
+        self._made = SyntheticRun(self._run_dir, self._shape)
         (self._run_dir / ANNOUNCED).write_text(json.dumps({"pid": os.getpid()}))
         self._made.store.append([r.RunPhase(at=self._at, phase="training")])
         self._life = self._lives.submit(self._live)

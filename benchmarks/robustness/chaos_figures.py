@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.robustness.chaos_faults import KILLS, Kind
-from benchmarks.robustness.chaos_job import ENDED, Course, Done
+from benchmarks.robustness.chaos_job import ENDED, FaultEvent, JobHistory
 from headrace.protocol.records import record_types as r
 from headrace.run_files.run_folder import MEDIA
 from headrace.run_files.update_log import compare, read_applied
@@ -25,7 +25,7 @@ DOUBLED: Final = "trained_twice"
 NO_FAULT: Final = "none"
 
 
-def facts(run_dir: Path, course: Course) -> Figures:
+def facts(run_dir: Path, course: JobHistory) -> Figures:
     """The figures of one run, as `benchmarks.robustness.chaos` explains them; also `refusals`, why
     chunks were refused, in the coordinator's words, and `recovery_kill_s`, after kills alone. Of
     `died`, tokens that their generator came back with count too; of `rolled_back`, those that wait
@@ -62,7 +62,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "generated": report.counts["generated"],
         "trained": report.counts["trained_policy"],
         "dropped": report.counts["dropped"],
-        "aged": aged(records, course.done, applied),
+        "aged": stale_tokens(records, course.done, applied),
         "updates": weights.updates,
         "rolled_back": rolled_back,
         "trained_again": again,
@@ -114,8 +114,8 @@ def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
     return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
 
 
-def aged(
-    records: Iterable[r.Record], done: Sequence[Done], updates: Sequence[float]
+def stale_tokens(
+    records: Iterable[r.Record], done: Sequence[FaultEvent], updates: Sequence[float]
 ) -> dict[str, list[int]]:
     """By kind of fault, [tokens left out for their age, tokens taken] of the batches from each
     fault to the second update after its end, whose windows waited for it; `NO_FAULT`: of the
@@ -147,7 +147,7 @@ def aged(
 
 
 def recoveries(
-    done: Sequence[Done], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
+    done: Sequence[FaultEvent], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
 ) -> dict[str, list[float]]:
     """By whom it was done to, the seconds from each fault (from its end, where it lasted) to the
     next update that is in the weights; faults that another one followed before are left out. `of`:
@@ -163,7 +163,7 @@ def recoveries(
     return dict(found)
 
 
-def alone(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def single_job_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows of runs beside which the benchmark made no other."""
     return [row for row in rows if row.get("jobs", 1) == 1]
 
@@ -173,10 +173,10 @@ def ended_badly(row: Mapping[str, Any]) -> bool:
     return row["exit_code"] not in ENDED
 
 
-def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
+def total_figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
     """The figures of all runs together. `recovery_s` is of those that had the machine alone."""
     recovery: dict[str, list[float]] = defaultdict(list)
-    for row in alone(rows):
+    for row in single_job_rows(rows):
         for role, seconds in row["recovery_s"].items():
             recovery[role] += seconds
 
