@@ -55,7 +55,7 @@ def run_loop(
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
-            while trainer.notices:  # whoever has an answer has said Hello
+            while trainer.notices:  # an answer means that Hello was said
                 inbox.send(trainer.notices.pop(0))
 
 

@@ -1,12 +1,12 @@
-"""The same recipe at two or more commits, seed by seed: what a change of the code did to learning.
+"""Effect of code changes on learning: the same recipe at two or more commits, by seed.
 
 Each commit is checked out into a folder of its own below `.cache/revisions/`, and its own `headrace
 train` runs there, with the packages of this environment. For each seed the commits take turns, in a
 new random order; a row holds the accuracy before and after, the training seconds, tokens and idle
-shares as that commit's own `headrace show --json` gives them. Rows are appended to `--rows` under
-`revisions/<recipe>/<commit>/<seed>`; what is there already is not run again. `difference` is the
-last commit's accuracy after training less the first's, seed by seed. The quickstart takes some five
-minutes a run on two calm cores.
+shares as that commit's own `headrace show --json` prints them. Rows are appended to `--rows` under
+`revisions/<recipe>/<commit>/<seed>`; existing ones are not run again. `difference` is the last
+commit's accuracy after training less the first's, seed by seed. The quickstart takes some five
+minutes per run on two idle cores.
 """
 
 import json
@@ -31,7 +31,7 @@ FOLDER = ROOT / ".cache" / "revisions"
 
 
 def checkout(revision: str) -> tuple[str, Path]:
-    """The commit's short name and a folder that has it checked out; UserError when git fails."""
+    """Check a commit out; return its short name and folder. UserError when git fails."""
     commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")[:12]
     tree = FOLDER / commit
     if not tree.exists():
@@ -50,7 +50,7 @@ def _git(*arguments: str) -> str:
 def measure(
     recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: Rows
 ) -> dict[str, Any]:
-    """All seeds at all commits, those that `rows` lacks; returns the comparison."""
+    """Run all seeds at all commits that `rows` lacks; return the comparison."""
     trees = dict(map(checkout, revisions))
     name = Path(recipe).stem
     for seed in seeds:

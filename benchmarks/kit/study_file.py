@@ -1,13 +1,12 @@
-"""A study as data: a TOML file of arms, overrides and seeds in `benchmarks/studies`.
+"""Format of a study: a TOML file of arms, overrides and seeds in `benchmarks/studies`.
 
 In: a file, and the name of one of its settings where it has several. Out: `StudyFile`; any mistake
-is a `UserError` of one line. What the keys mean is said here, once.
+is a `UserError` of one line. The meaning of the keys is documented here.
 
 Two kinds of strings are more than text. An override may hold `{formula}`s, which are filled from
-the study's variables and from the point at which an arm stands; `@NAME` stands for the overrides of
-`lists.NAME`. Columns and plots say by formulas what they take of a row
-(`benchmarks.kit.study_table`). Formulas are Python expressions without builtins: a study is run by
-who wrote it, as code is.
+the study's variables and from an arm's point; `@NAME` stands for the overrides of `lists.NAME`.
+Columns and plots compute figures of a row by formulas (`benchmarks.kit.study_table`). Formulas are
+Python expressions without builtins: a study is trusted like code.
 """
 
 import re
@@ -25,7 +24,7 @@ FOLDER = ROOT / "benchmarks" / "studies"
 FORMULA = re.compile(r"\{([^{}]*)\}")
 Number = int | float
 Point = Mapping[str, Number]
-"""Where an arm stands in its grid: a value for each coordinate; formulas name them."""
+"""An arm's point in its grid: a value for each coordinate; formulas name them."""
 
 
 class _StudyTable(BaseModel):
@@ -33,20 +32,19 @@ class _StudyTable(BaseModel):
 
 
 class Grid(_StudyTable):
-    """Where tuning begins, and what it tries of each coordinate, one after the other."""
+    """The starting point of tuning, and the alternatives of each coordinate in turn."""
 
     start: dict[str, Number]
     alternatives: dict[str, tuple[Number, ...]]
 
     @property
     def budget(self) -> int:
-        """Points that tuning runs."""
+        """Maximum number of points that tuning runs."""
         return 1 + sum(map(len, self.alternatives.values()))
 
 
 class ArmTable(_StudyTable):
-    """An arm: what it changes of the study's `overrides`, its recipe where it is another, and the
-    name of its grid where it is tuned."""
+    """An arm: `overrides` on top of the study's, its own recipe, its grid where it is tuned."""
 
     overrides: tuple[str, ...] = ()
     recipe: str | None = None
@@ -54,15 +52,14 @@ class ArmTable(_StudyTable):
 
 
 class ReducedStudy(_StudyTable):
-    """What `--reduced` leaves: these arms, this number of seeds."""
+    """Arms and number of seeds of a run with `--reduced`."""
 
     arms: tuple[str, ...]
     seeds: int
 
 
 class StudyColumn(_StudyTable):
-    """A column that the table has besides: its title, a formula of a run's figure, and how it is
-    written."""
+    """A further column of the table: its title, a formula of a run's figure, its format."""
 
     title: str
     figure: str
@@ -70,8 +67,9 @@ class StudyColumn(_StudyTable):
 
 
 class Panel(_StudyTable):
-    """Axes of a plot, one of three: `dots` (a figure, one line per arm), `x` and `y` (a curve per
-    arm), or `y` over a sweep: by its label the arm at each x."""
+    """Axes of a plot: `dots` (a figure, one line per arm), `x` and `y` (curves), or a sweep.
+
+    A sweep has, by its label, the arm at each x."""
 
     dots: str | None = None
     x: str | None = None
@@ -81,7 +79,7 @@ class Panel(_StudyTable):
     xlabel: str
     ylabel: str = ""
     level: float | None = None
-    """Where a horizontal line is."""
+    """Height of a horizontal line."""
 
 
 class Plot(_StudyTable):
@@ -94,8 +92,7 @@ class Plot(_StudyTable):
 
 
 class Preparation(_StudyTable):
-    """What runs need that is not checked in: the file or model folder that a module of ours
-    makes."""
+    """A file or model folder that runs need, is not checked in, and a module creates."""
 
     makes: str
     module: str
@@ -103,7 +100,7 @@ class Preparation(_StudyTable):
 
 
 class TuningTable(_StudyTable):
-    """On which seeds arms are tuned, up to which accuracy, and what only these runs have."""
+    """Settings of tuning: its seeds, the accuracy to reach, overrides of its runs alone."""
 
     seeds: tuple[int, ...]
     target: float | None = None
@@ -111,10 +108,11 @@ class TuningTable(_StudyTable):
 
 
 class Variant(_StudyTable):
-    """An arm of a part: the arm `of` at its best point, or where tuning begins (`start`), with
-    other coordinates (formulas of its own ones) and overrides. `against`: what it is compared with,
-    an arm of the part as `OF, NAME`; `own_target`: the target is that arm's, the task being
-    another."""
+    """An arm of a part: the arm `of` with other coordinates and overrides.
+
+    At its best point, or where tuning begins (`start`); other coordinates are formulas of its own
+    ones. `against`: the arm of the part, as `OF, NAME`, that it is compared with; `own_target`: the
+    target is that arm's, the task being another."""
 
     name: str
     of: str
@@ -126,12 +124,13 @@ class Variant(_StudyTable):
 
 
 class StudyPart(_StudyTable):
-    """What is run besides, by an option of its own; `tuned`: as runs of tuning are. `overrides` and
-    `against` are those of all its arms."""
+    """Further runs of a study, by an option of their own; `tuned`: with tuning's settings.
+
+    `overrides` and `against` are those of all its arms."""
 
     about: str
     title: str | None = None
-    """Over its arms, where they are of one arm."""
+    """Title of the arms' column, where they are variants of one arm."""
     seeds: tuple[int, ...]
     tuned: bool = False
     overrides: tuple[str, ...] = ()
@@ -140,9 +139,10 @@ class StudyPart(_StudyTable):
 
 
 class Race(_StudyTable):
-    """The target is a share of the median of what the study's reference ends with; other shares are
-    reported, too. `ratio`: the arm whose seconds the reference's are divided by. `quotients`: by
-    name, two arms and what the quotient of their seconds is, in words."""
+    """A race to a target: a share of the median final accuracy of the study's reference.
+
+    Other shares are reported, too. `ratio`: the arm whose seconds the reference's are divided by.
+    `quotients`: by name, two arms and the meaning of the quotient of their seconds."""
 
     share: float
     other_shares: tuple[float, ...] = ()
@@ -151,16 +151,16 @@ class Race(_StudyTable):
 
 
 class StudyFile(_StudyTable):
-    """What a file says of a study."""
+    """The contents of a study's file."""
 
     recipe: str = ""
     seeds: tuple[int, ...] = ()
     reference: str = ""
     """The arm that the others are compared with, seed by seed."""
     jobs: int | None = None
-    """Runs at a time. None: one a core."""
+    """Runs at a time. None: one per core."""
     drawn: bool = False
-    """The order of the arms is drawn for every two seeds."""
+    """Draw the order of the arms for every two seeds."""
     variables: dict[str, Number | str] = {}
     lists: dict[str, tuple[str, ...]] = {}
     overrides: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ class StudyFile(_StudyTable):
     reduced: ReducedStudy | None = None
     prepare: tuple[Preparation, ...] = ()
     facts: str | None = None
-    """`module:function`: what else a row keeps of a run, from its folder."""
+    """`module:function` that returns further fields of a row from a run's folder."""
     columns: tuple[StudyColumn, ...] = ()
     plots: tuple[Plot, ...] = ()
     grids: dict[str, Grid] = {}
@@ -180,12 +180,12 @@ class StudyFile(_StudyTable):
     ceiling: str | None = None
     """The arm, a stream, whose generator and learner were measured alone."""
     retired: str | None = None
-    """The commit that has the code of a study that nobody runs any more."""
+    """The commit that has the code of a study that is no longer run."""
     now: str | None = None
-    """What a retired one is called now, options included."""
+    """The present name of a retired one, options included."""
 
     def expanded(self, overrides: Sequence[str]) -> Iterator[str]:
-        """Overrides with the named lists in their places. UserError for an unknown name."""
+        """Replace named lists by their overrides. UserError for an unknown name."""
         for one in overrides:
             if not one.startswith("@"):
                 yield one
@@ -196,17 +196,17 @@ class StudyFile(_StudyTable):
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """All studies."""
+    """Return the names of all studies."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def settings(path: Path) -> list[str]:
-    """The settings of a study; empty where it is one study alone."""
+    """Return the settings of a study; empty where it has only one."""
     return list(read_toml(path).get("settings", {}))
 
 
 def load(path: Path, setting: str | None = None) -> StudyFile:
-    """The study of a file, with the keys of a setting on top."""
+    """Read the study of a file, with the keys of a setting on top."""
     table = read_toml(path)
     if (found := table.pop("settings", None)) and setting is not None:
         deep_merge(table, found[setting])
@@ -217,7 +217,7 @@ def load(path: Path, setting: str | None = None) -> StudyFile:
 
 
 def filled(template: str, known: Mapping[str, Any]) -> str:
-    """An override with its formulas filled in."""
+    """Fill in the formulas of an override."""
 
     def value(match: re.Match[str]) -> str:
         found = value_of(match[1], known)
@@ -227,7 +227,7 @@ def filled(template: str, known: Mapping[str, Any]) -> str:
 
 
 def value_of(formula: str, known: Mapping[str, Any]) -> Any:
-    """What a formula comes to. UserError where it does not."""
+    """Evaluate a formula. UserError where it fails."""
     helpers = {"max": max, "min": min, "round": round, "zip": zip}
     try:
         return eval(formula, {"__builtins__": {}, **helpers, **known})

@@ -1,10 +1,9 @@
-"""The runs of a study: those that are missing, each on its share of the cores, and what tuning asks
-for.
+"""Execution of a study's missing runs and of its tuning, each run on its share of the cores.
 
 In: a plan and a file of rows. Out: rows. Promises: the order is the plan's, and a row says its
-`place`; a run that others disturbed is made again (`benchmarks.kit.arms`); a run that fails in
-tuning is a row too, for a setting that cannot run is a bad setting; whatever is interrupted goes on
-where it stopped.
+`place`; a run that others disturbed is repeated (`benchmarks.kit.arms`); a run that fails in tuning
+is a row too, for a setting that cannot run is a bad setting; an interrupted study goes on where it
+stopped.
 """
 
 import os
@@ -32,13 +31,14 @@ from headrace.host.hardware import detect
 from headrace.host.install import ROOT
 
 Measure = Callable[..., Row]
-"""Makes one run, as `benchmarks.kit.arm_run.run_arm` does."""
+"""Function that runs an arm, as `benchmarks.kit.arm_run.run_arm`."""
 
 
 @dataclass
 class Runner:
-    """Where runs go. `study`: whose rows they are; `measure` makes one; `jobs`: runs at a time;
-    `keep`: their folders, else they are removed."""
+    """Runner of a study's runs. `measure` runs one; `jobs`: runs at a time.
+
+    `keep`: where their folders are kept, else they are removed."""
 
     study: str
     rows: Rows
@@ -47,8 +47,9 @@ class Runner:
     keep: Path | None = None
 
     def run_all(self, plan: Plan, *, keep_failures: bool = False) -> list[str]:
-        """Run what is missing of the plan; the failures in words. `keep_failures`: they are rows,
-        and are not reported."""
+        """Run what is missing of the plan; return the failures' texts.
+
+        `keep_failures`: they become rows, and are not reported."""
         missing = [one for one in plan if is_missing(key(*one[:2]), self.rows.rows)]
         failed: list[str] = []
         shares: queue.Queue[set[int]] = queue.Queue()
@@ -112,8 +113,9 @@ class Runner:
             shares.put(share)
 
     def tune(self, tuning: Tuning, modes: Sequence[str]) -> None:
-        """Run what tuning lacks: one run of each arm in turn, so that an interrupted tuning has as
-        much of each."""
+        """Run what tuning lacks, one run of each arm in turn.
+
+        An interrupted tuning then has equally many of each."""
         left = list(modes)
         while left:
             for mode in list(left):
@@ -127,14 +129,14 @@ class Runner:
 
 
 def core_shares(cores: Sequence[int], jobs: int) -> list[set[int]]:
-    """The cores split over `jobs` runs, as evenly as they go; shared where there are too few."""
+    """Split the cores over `jobs` runs as evenly as possible; shared where there are too few."""
     if jobs >= len(cores):
         return [{cores[i % len(cores)]} for i in range(jobs)]
     return [set(cores[i::jobs]) for i in range(jobs)]
 
 
 def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str, Row]) -> list[str]:
-    """What is there and what is missing, of tuning and of a plan."""
+    """List the state of tuning, and the existing and missing runs of a plan."""
     lines = []
     for mode in modes:
         if mode in tuning.grids:
@@ -149,7 +151,7 @@ def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str,
 
 
 def prepare(needed: Sequence[Preparation]) -> None:
-    """Make what runs need that is not there. RunFailedError where a module ends badly."""
+    """Create missing files that runs need. RunFailedError where a module fails."""
     for one in needed:
         path = ROOT / one.makes
         if path.is_file() or (path / "config.json").is_file():

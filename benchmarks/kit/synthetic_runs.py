@@ -1,10 +1,10 @@
-"""Runs that nobody trains: a script plays their processes, or writes what they would have written.
+"""Synthetic runs without training: configurations for scripted peers, and written run folders.
 
 In: a configuration's own keys (`stream`); for a run folder, a `RunShape`. Out: a configuration, of
 whose model nothing but the tokenizer is ever read; a run folder with journal, token diagnostics and
 SQL, written by the real store. Promises: the records go through the coordinator's own state and
-rules, so that windows, batches and ledger are what they would be; a run that was begun goes on
-where it stopped, and one that is whole is not made again.
+rules, so that windows, batches and ledger are realistic; a partial run goes on where it stopped,
+and a complete one is reused.
 """
 
 import json
@@ -41,12 +41,12 @@ from storage.run_store import RunStore
 MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
 STARTED = 1_767_268_800.0
 SECONDS = 20.0
-"""Of an update."""
+"""Duration of an update."""
 RECORDS = 8_000
 """Approximate number of records per append."""
 CHECKPOINT_EVERY = 20
 EVALUATIONS = 10
-"""While a run goes on."""
+"""Number of evaluations during a run."""
 TOKENS = (3, 18)
 """Ids of the demonstration's tokens."""
 GENERATORS = tuple(f"generator-{number}" for number in range(4))
@@ -55,8 +55,9 @@ _GAUGES = ("schedule/", "idle/", "ledger/")
 
 
 def stream(**own: Any) -> RunConfig:
-    """A stream of windows with a critic, on the demonstration's task and model; `own`: keys and
-    tables of a recipe that stand over its own."""
+    """Configure streaming with a critic, on the demonstration's task and model.
+
+    `own`: keys and tables of a recipe that override these."""
     table: dict[str, Any] = {
         "model": {"path": str(MODEL)},
         "task": {"kind": "chain_sums"},
@@ -69,12 +70,13 @@ def stream(**own: Any) -> RunConfig:
 
 @dataclass(frozen=True)
 class RunShape:
-    """What a made run shall have: `trajectories` in updates of `batch`, rounded up, in groups of
-    `group`; answers within the token limits `lengths`, in chunks of `chunk` and windows of
-    `window`, of which the last `masked` are not trained where the answer goes on. `figures`: the
-    share of the updates, the newest, of whose tokens the learner's figures are kept. `mishaps`:
-    some answers fail, some scores are lost, some windows are dropped. `late`: the first answer of
-    each group ends only in the next update."""
+    """Size and contents of a synthetic run.
+
+    `trajectories` in updates of `batch`, rounded up, in groups of `group`; answers within the token
+    limits `lengths`, in chunks of `chunk` and windows of `window`, of which the last `masked` are
+    not trained where the answer goes on. `figures`: the share of the updates, the newest, that have
+    token diagnostics. `mishaps`: some answers fail, some scores are lost, some windows are dropped.
+    `late`: the first answer of each group ends only in the next update."""
 
     trajectories: int
     lengths: tuple[int, int] = (4, 128)
@@ -90,17 +92,17 @@ class RunShape:
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run."""
+        """Number of updates of the whole run."""
         return -(-self.trajectories // self.batch)
 
     @property
     def samples(self) -> int:
-        """Samples of the gauges in each update."""
+        """Number of samples of the gauges in each update."""
         of_updates = self.updates * len(update_names())
         return max(1, round((self.metric_rows - of_updates) / self.updates / len(gauge_names())))
 
     def config(self) -> RunConfig:
-        """The configuration of such a run, in which nobody gives up."""
+        """Return the configuration of such a run, without short time-outs."""
         most = self.lengths[1] * (1 + self.late)
         return stream(
             name="made",
@@ -117,21 +119,21 @@ class RunShape:
 
 
 def update_names() -> list[str]:
-    """Metrics that each update has."""
+    """Return the metrics that each update has."""
     plain = [name for name, info in METRICS.items() if not info.bins and "NAME" not in name]
     sources = [name for name in METRICS if name.startswith("rewards/NAME/")]
     return [*plain, *(name.replace("NAME", "default") for name in sources)]
 
 
 def gauge_names() -> list[str]:
-    """Metrics that each sample between updates has."""
+    """Return the metrics that each sample between updates has."""
     gauges = [n for n, info in METRICS.items() if n.startswith(_GAUGES) and not info.bins]
     of_processes = [f"{kind}/{name}" for kind in ("heartbeat", "memory") for name in PROCESSES]
     return [*gauges, *of_processes, "rewards/default/queue", "rewards/default/in_flight"]
 
 
 class SyntheticRun:
-    """A run folder whose run is made, its store and its state. Close the store when done."""
+    """A synthetic run's folder, store and state. Close the store when done."""
 
     def __init__(self, run_dir: Path, shape: RunShape) -> None:
         self.shape = shape
@@ -149,8 +151,8 @@ class SyntheticRun:
         self._rng = np.random.default_rng(0)
 
     def grow(self, updates: int) -> None:
-        """Go on until this many updates are written."""
-        said = time.monotonic()
+        """Write updates until there are this many."""
+        printed_at = time.monotonic()
         records: list[r.Record] = []
         for number in range(self.state.committed + 1, updates + 1):
             records += self.update(number)
@@ -159,14 +161,13 @@ class SyntheticRun:
                 records = []
                 if self.store.wants_snapshot and (found := self._snapshot()):
                     records.append(found)
-            if time.monotonic() - said > 10.0:
+            if time.monotonic() - printed_at > 10.0:
                 print(f"update {number:,} of {updates:,} is made")
-                said = time.monotonic()
+                printed_at = time.monotonic()
         self.store.append(records)
 
     def update(self, number: int) -> list[r.Record]:
-        """All that happens in an update, its own commit among the last records. Updates must be
-        asked for in order."""
+        """Return the records of an update, its commit among the last. Call this in order."""
         shape, self._records = self.shape, []
         self._rng = np.random.default_rng(number)
         began = STARTED + 60.0 + SECONDS * (number - 1)
@@ -186,7 +187,7 @@ class SyntheticRun:
         return self._records
 
     def sample(self, at: float) -> r.MetricsSampled:
-        """Gauges between updates."""
+        """Return a sample of the gauges between updates."""
         figures = self._figures(gauge_names())
         for name in PROCESSES:
             figures[f"memory/{name}"] = 4e8 + 1e8 * float(self._rng.random())
@@ -243,7 +244,7 @@ class SyntheticRun:
         return [state.account.trajectories[key] for key in ids]
 
     def _sampled(self, trajectory: Trajectory, at: float, finish: Finish | None) -> None:
-        """Tokens of a drawn number, in chunks; the last chunk has `finish`."""
+        """Sample a drawn number of tokens, in chunks; the last chunk has `finish`."""
         least, most = self.shape.lengths
         left, version = int(self._rng.integers(least, most + 1)), self.state.versions.current
         lease_id, generator = self.state.leases[trajectory.trajectory_id]
@@ -288,7 +289,7 @@ class SyntheticRun:
         )  # fmt: skip
 
     def _trained(self, number: int, began: float) -> None:
-        """A batch of all that is ready, gauges meanwhile, and the new weights."""
+        """Train a batch of all ready windows, with gauges meanwhile and new weights."""
         state, account, at = self.state, self.state.account, began + SECONDS / 2
         stale = [key for key in account.ready if self.shape.mishaps and self._rng.random() < 0.02]
         if stale:
@@ -349,7 +350,7 @@ class SyntheticRun:
 
     @property
     def _skill(self) -> float:
-        """How far the policy has come, 0 to 1."""
+        """The policy's progress, 0 to 1."""
         return min(1.0, self.state.update / self.shape.updates)
 
     def _masked(self, window: Window) -> list[r.MaskedRun]:
@@ -359,7 +360,7 @@ class SyntheticRun:
         return [r.MaskedRun("boundary_mask", window.end - size, window.end, size)]
 
     def _figures(self, names: Sequence[str]) -> dict[str, float]:
-        """Metrics around 1, shares around 0.02, and the ledger as it is."""
+        """Draw metrics around 1 and shares around 0.02; the ledger is the real one."""
         shares = {name for name, info in METRICS.items() if info.unit == "share"}
         noise = (1.0 + 0.08 * self._rng.standard_normal(len(names))).tolist()
         found = {n: 0.02 * x if n in shares else x for n, x in zip(names, noise, strict=True)}
@@ -378,7 +379,7 @@ class SyntheticRun:
 
 
 def make_run(run_dir: Path, shape: RunShape) -> Path:
-    """A whole run that has ended, made as far as it is missing; `latest` names it."""
+    """Write a finished run, or the missing rest of it; `latest` names it."""
     line = queries.run_line(run_dir) if (run_dir / "journal").exists() else None
     if line is not None and line.status == "finished" and line.updates >= shape.updates:
         return run_dir
@@ -394,8 +395,9 @@ def make_run(run_dir: Path, shape: RunShape) -> Path:
 
 
 class LiveRun:
-    """Let a complete run go on inside the block: one sample per second, an update every few, as its
-    coordinator would write them. `samples` counts what was written."""
+    """A complete run that goes on inside the block, as its coordinator would write it.
+
+    One sample per second, an update every few samples. `samples` counts those written."""
 
     def __init__(
         self, run_dir: Path, shape: RunShape, *, every_s: float = 1.0, update: int = 5

@@ -1,14 +1,12 @@
-"""The best setting of each arm of a comparison, by the same procedure with as many runs for each.
+"""Tuning of a comparison's arms, by the same procedure with as many runs for each.
 
 In: the arms' grids, and rows of runs on tuning seeds, which no table shows. Out: for each arm its
-best point, or the point that is to be run next. Nothing is copied by hand: the comparison asks
-here.
+best point, or the point to be run next. Nothing is copied by hand: the comparison reads it here.
 
 The procedure is one pass over the arm's coordinates (its `Grid`), in their order. At each of them
 the alternatives are run with all other coordinates at the best so far, and the best of them and of
-the present value is taken over. An alternative that is no better than the present value on the
-first seed is not run on the others: it cannot be taken over. Which point is better, the
-comparison's score says.
+the present value is adopted. An alternative that is no better than the present value on the first
+seed is not run on the others: it cannot be adopted. Points are compared by the comparison's score.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +19,11 @@ from benchmarks.kit.study_file import Grid, Point
 Score = tuple[float, ...]
 """Less is better, the first number before the second."""
 PointScore = Callable[[Point, Sequence[int]], Score | None]
-"""How good a point is by its runs on these seeds; None while one of them is missing."""
+"""Score of a point by its runs on these seeds; None while one of them is missing."""
 
 
 class TuningRun(NamedTuple):
-    """A run that tuning asks for."""
+    """A run that tuning needs next."""
 
     point: Point
     seed: int
@@ -33,8 +31,9 @@ class TuningRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TuningProgress:
-    """How far tuning is: all points in their order, the best of them so far, and the run that comes
-    next, None when it is over."""
+    """Progress of an arm's tuning: points in order, the best so far, the next run.
+
+    `missing` None: tuning is over."""
 
     tried: tuple[Point, ...]
     best: Point
@@ -42,7 +41,7 @@ class TuningProgress:
 
 
 class TuningPoint(NamedTuple):
-    """A point that was run: its rows, and whether it is the arm's best."""
+    """A point that was run, with its rows; `best`: it is the arm's best."""
 
     mode: str
     point: Point
@@ -51,7 +50,7 @@ class TuningPoint(NamedTuple):
 
 
 def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
-    """Follow the pass as far as `known` says how good its points are."""
+    """Follow the pass as far as `known` has scores of its points."""
 
     def next_run(point: Point) -> TuningRun | None:
         for seed in seeds:
@@ -83,8 +82,9 @@ def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Tuning of arms by the rows there are. `arm` makes that of a mode at a point of its grid;
-    `score` says how good a point is by its runs, one for each of `seeds`."""
+    """Tuning of arms by the existing rows.
+
+    `arm` returns that of a mode at a point; `score` rates a point by its runs, one per seed."""
 
     grids: Mapping[str, Grid]
     arm: Callable[[str, Point], Arm]
@@ -93,7 +93,7 @@ class Tuning:
     rows: Mapping[str, Row]
 
     def walk(self, mode: str) -> TuningProgress:
-        """How far the arm is."""
+        """Return the progress of the arm's tuning."""
 
         def known(point: Point, seeds: Sequence[int]) -> Score | None:
             if any(is_missing(name, self.rows) for name in self._keys(mode, point, seeds)):
@@ -103,12 +103,12 @@ class Tuning:
         return walk(self.grids[mode], self.seeds, known)
 
     def best(self, mode: str) -> Point:
-        """The arm's best point; where its tuning is not over, the one where it begins."""
+        """Return the arm's best point; until its tuning is over, the first one."""
         found = self.walk(mode)
         return found.best if found.missing is None else self.grids[mode].start
 
     def is_fair(self, modes: Sequence[str], seeds: Sequence[int]) -> bool:
-        """Whether all of these arms are tuned, each with as many points, on none of these seeds."""
+        """Return whether all these arms are tuned, equally, on none of these seeds."""
         walks = [self.walk(mode) for mode in modes]
         return (
             bool(walks)
@@ -118,7 +118,7 @@ class Tuning:
         )
 
     def tried(self, modes: Sequence[str]) -> Iterator[TuningPoint]:
-        """Every point of these arms that was run."""
+        """Yield every point of these arms that was run."""
         for mode in modes:
             found = self.walk(mode)
             for point in found.tried:
@@ -136,5 +136,5 @@ class Tuning:
 
 
 def words(point: Point) -> str:
-    """A point in words."""
+    """Format a point."""
     return ", ".join(f"{name} {value:g}" for name, value in point.items())

@@ -1,4 +1,4 @@
-"""Claim: what a coordinator does for a chunk does not depend on how many trajectories are active.
+"""Claim: a coordinator's cost per chunk does not depend on the number of active trajectories.
 
 Scripted peers send chunks of 128 tokens to a real coordinator, which checks them, closes windows,
 writes journal and SQL, and acknowledges what is on disk; peers and coordinator have a core each. A
@@ -6,14 +6,13 @@ measurement is the same number of chunks, in messages of the same size, for few 
 trajectories in turns. In: the two sizes. Out: a table; with --json, as the last line, one JSON
 object. `ratio`: chunks per processor second of the coordinator with many over those with few (the
 median of the pairs); `chunks_per_s`: from the socket to the acknowledgement, the lower of the two
-medians; `threads`: who in the coordinator used the processor.
+medians; `threads`: shares of the coordinator's processor time by thread.
 """
 
 import argparse
 import asyncio
 import contextlib
 import statistics
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, Scripted
 CHUNK = 128
 WINDOW = 2 * CHUNK
 IN_FLIGHT = 128
-"""Messages sent and not acknowledged: some commits' worth, as from busy generators."""
+"""Messages sent and not acknowledged: those of some commits, as from busy generators."""
 PATIENCE_S = 120.0
 Measure = Callable[[int, int], Awaitable[CoordinatorUsage]]
 """The cost of a number of chunks, by the number per message."""
@@ -48,7 +47,7 @@ THREADS = ("loop", "recorder", "sockets")
 
 
 def config() -> RunConfig:
-    """A stream in which nobody ever has to wait, and no batch is ever full: chunks alone count."""
+    """Configure a stream without waiting or full batches, in which chunks alone count."""
     return stream(
         task={"max_prompt_length": 64, "max_response_length": WINDOW << 15},
         schedule={"window": WINDOW, "batch_windows": 10**7},
@@ -58,13 +57,13 @@ def config() -> RunConfig:
 
 
 class ChunkSender(ScriptedGenerator):
-    """Holds leases and sends chunks of them on command."""
+    """Scripted generator that holds leases and sends their chunks on demand."""
 
     def __init__(self, *arguments: Any, **at: Any) -> None:
         super().__init__(*arguments, **at)
         self._leases: list[m.Lease] = []
         self._chunks: list[int] = []
-        """Of each lease, so far."""
+        """Chunks of each lease so far."""
         self._open = self._acked = 0
         self._moved = asyncio.Condition()
 
@@ -89,8 +88,7 @@ class ChunkSender(ScriptedGenerator):
         self._chunks = [0] * self.capacity
 
     async def send(self, chunks: int, size: int) -> None:
-        """Send chunks of all trajectories in turn, `size` to a message, until all are
-        acknowledged."""
+        """Send chunks of all trajectories in turn, `size` per message; wait for their acks."""
         goal = self._acked + chunks
         async with asyncio.timeout(PATIENCE_S):
             for message in self._messages(chunks, size):
@@ -122,8 +120,9 @@ class ChunkSender(ScriptedGenerator):
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
-    """The cost of chunks in a new coordinator with this many active trajectories. It is killed:
-    what it would do at its end is no part of this."""
+    """Start a coordinator with this many active trajectories, to measure the cost of chunks.
+
+    It is killed at the end: its shutdown is not measured."""
     server = PinnedCoordinator(folder, config(), core=core)
 
     async def measure(chunks: int, size: int) -> CoordinatorUsage:
@@ -144,7 +143,7 @@ async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measur
 
 
 async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
-    """Both sizes in turns, each first in every second repeat; the figures."""
+    """Measure both sizes in turns, each first in every second repeat; return the figures."""
     sizes = (args.few, args.many)
     samples: dict[int, list[CoordinatorUsage]] = {size: [] for size in sizes}
     async with contextlib.AsyncExitStack() as stack:
@@ -194,8 +193,8 @@ def _figures(chunks: int, samples: Sequence[CoordinatorUsage]) -> dict[str, Any]
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, end."""
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
     parser = command_line("coordinator", __doc__)
     parser.add_argument("--few", type=int, default=64, help="active trajectories of one side")
     parser.add_argument("--many", type=int, default=16384, help="and of the other")
@@ -211,7 +210,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         "second (goal: 20000, at least 5000)"
     )
     return tell(args, result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

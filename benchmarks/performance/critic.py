@@ -1,12 +1,12 @@
-"""How much of the return a checkpoint's value model explains, and how much can be explained.
+"""Explained variance of a checkpoint's value model, and the share that can be explained.
 
-In: a run. Its policy writes fresh answers to held-out prompts, and continues prefixes of them,
+In: a run. Its policy samples new answers to held-out prompts, and continues prefixes of them,
 drawn at random among all their tokens, several times. Out: explained variance of the value model
-on the answers, and the attainable share: what the prefix decides of the return, by the
-continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
-answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again. Besides,
-of the answers that the run trained until then: how the mean advantage of a window that was trained
-before its answer ended correlates with the return that came.
+on the answers, and the attainable share of the return's variance, which the prefix determines, by
+the continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
+answer (within the quarter); also by answers. Intervals: 95 %, by resampling prompts. Besides, of
+the answers that the run trained until then: the correlation of a window's mean advantage, trained
+before its answer ended, with the later return.
 
 With --again, the learner alone trains the run's own batches again with other settings instead, and
 each update's explained variance and the value model's seconds are printed: the same answers for
@@ -64,15 +64,14 @@ from tasks.datasets.source import build_source
 
 
 class CriticRecord(NamedTuple):
-    """By update: what the value model explained of answers that it had not trained on, and its
-    seconds."""
+    """The value model's explained variance of answers before training, and seconds, by update."""
 
     explained: list[float]
     seconds: list[float]
 
 
 def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, Shard]]:
-    """Each batch that left for the learner, for a learner of one rank with this configuration."""
+    """Yield each batch sent to the learner, for one rank with this configuration."""
     state, rules = State(config), batch_rules(config)
     for records in read_journal(run_dir / "journal"):
         for _, record in records:
@@ -118,8 +117,7 @@ class HeldOutAnswer:
 async def answers_of(
     config: RunConfig, prompts: int, prefixes: int, continuations: int, seed: int
 ) -> tuple[list[HeldOutAnswer], list[tuple[int, list[float]]]]:
-    """Fresh answers, and for each prefix the prompt it is of and the returns of its
-    continuations."""
+    """Sample answers; return them, and each prefix's prompt and its continuations' returns."""
     from rewards.models.encoding import prompt_ids
 
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
@@ -183,7 +181,7 @@ async def answers_of(
 def values_of(
     config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[HeldOutAnswer]
 ) -> tuple[Floats, Floats]:
-    """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
+    """[T] values of the answers' tokens by a checkpoint's value model, and [T] returns."""
     device, work = torch.device("cpu"), Work()
     _join(config)
     algorithm = build_algorithm(
@@ -237,7 +235,7 @@ def values_of(
 
 
 def explained(values: Floats, returns: Floats, weights: Floats) -> float:
-    """1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
+    """Return 1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
 
     def mean(x: Floats) -> float:
         return float((weights * x).sum() / weights.sum())
@@ -249,15 +247,14 @@ def explained(values: Floats, returns: Floats, weights: Floats) -> float:
 
 
 def attainable(prefixes: Sequence[tuple[int, Sequence[float]]]) -> float:
-    """The share of the returns' variance that prefixes decide: what is left without the variance
-    within each prefix."""
+    """Return the share of the returns' variance that is not within prefixes."""
     within = np.mean([np.var(returns, ddof=1) for _, returns in prefixes])
     whole = np.var(np.concatenate([returns for _, returns in prefixes]))
     return float(1.0 - within / whole) if whole else float("nan")
 
 
 def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> tuple[float, float]:
-    """95 %, over prompts drawn again; `figure` gets how often each prompt was drawn."""
+    """Return a 95 % interval over resampled prompts; `figure` gets each prompt's count."""
     draw = np.random.default_rng(0)
     found = [
         figure(np.bincount(draw.integers(prompts, size=prompts), minlength=prompts))
@@ -267,7 +264,7 @@ def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> 
     return float(low), float(high)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Measure and print."""
     parser = command_line("critic", __doc__)
     parser.add_argument("run", help="the run's name or folder")
@@ -313,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: bool) -> int:
-    """Value models side by side on the batches of the run."""
+    """Compare value models on the batches of the run."""
     _join(config)
     found = {}
     for text in wanted:
@@ -329,7 +326,7 @@ def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: 
 
 
 def _join(config: RunConfig) -> None:
-    """Be the only rank."""
+    """Join a process group of one rank."""
     torch.set_num_threads(config.learner.threads)
     join_ranks(rank=0, world_size=1, port=free_port(), device=torch.device("cpu"))
 
@@ -340,7 +337,7 @@ def figures(
     values: Floats,
     returns: Floats,
 ) -> dict[str, Any]:
-    """What is printed."""
+    """Return the printed figures."""
     lengths = np.array([len(h.ids) for h in held])
     owner = np.repeat([h.prompt for h in held], lengths)
     count = max(h.prompt for h in held) + 1
@@ -371,7 +368,3 @@ def figures(
         found["explained variance"][0] / found["attainable share"][0], 3
     )
     return found
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

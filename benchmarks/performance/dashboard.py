@@ -1,8 +1,8 @@
 """Claim: the dashboard of a large run is as quick as that of a small one.
 
 Creates a run of --rows metric rows and --trajectories trajectories by the writers of storage (once:
-it is kept in `.cache/dashboard` or --root, and one that is half made goes on), and one a tenth as
-large to compare it with. Then serves both with `headrace dashboard` and opens every page in
+it is kept in `.cache/dashboard` or --root, and a partial one goes on), and one a tenth as large to
+compare it with. Then serves both with `headrace dashboard` and opens every page in
 Chromium. Out: with --json, as the last line, one JSON object: `first_paint_s` (until all charts and
 tables on the screen are drawn; both ends have seen the page before, the browser three times),
 `whole_s` (until those below the screen are, too), `cpu_s` (the server's, for that), `filter_s`
@@ -16,7 +16,6 @@ import contextlib
 import json
 import sqlite3
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +57,7 @@ WORST = (
 
 
 def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> RunShape:
-    """A run of that size, of at least four updates, in which not all goes well."""
+    """Shape a run of that size, of at least four updates, with mishaps."""
     return RunShape(
         max(4 * BATCH, trajectories), metric_rows=metric_rows, batch=BATCH, group=8,
         figures=figures, mishaps=True,
@@ -66,7 +65,7 @@ def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> RunSh
 
 
 def path_of(page: str) -> str:
-    """A page's address for the large run, and for both where runs are compared."""
+    """Return a page's address for the large run, and for both where runs are compared."""
     if page == "overview":
         return f"?run={NAME}"
     return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
@@ -75,8 +74,9 @@ def path_of(page: str) -> str:
 def filters(
     window: BrowserContext, server: DashboardServer, updates: int, times: int
 ) -> dict[str, Any]:
-    """By filter of the page Trajectories: seconds to its rows, and to the whole page with the
-    trajectory below them, medians. No filter is asked for twice, so that nothing is known of it."""
+    """Return median seconds to the rows and to the whole page, by filter of Trajectories.
+
+    The whole page has the trajectory below the rows. No filter is repeated, so none is cached."""
     found: dict[str, list[tuple[float, float]]] = {}
 
     def number(page: Page, label: str, value: float) -> tuple[float, float]:
@@ -112,7 +112,7 @@ def _median(seconds: Sequence[float]) -> float:
 
 
 def rows_of(run_dir: Path) -> dict[str, int]:
-    """How large the run is, as its tables have it."""
+    """Count the rows of the run's tables."""
     path = f"file:{run_dir / SQLITE_NAME}?mode=ro"
     with contextlib.closing(sqlite3.connect(path, uri=True, timeout=60)) as database:
         return {
@@ -122,7 +122,7 @@ def rows_of(run_dir: Path) -> dict[str, int]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Measure all figures."""
     size = shape(options.metric_rows, options.trajectories)
     root = options.root / f"{size.metric_rows}-{size.trajectories}"
     make_run(root / OTHER, shape(size.metric_rows // 10, size.trajectories // 10))
@@ -188,7 +188,3 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(row))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,8 @@
-"""The dashboard's pages in a real browser: how long each takes, what it costs, what it sends.
+"""Times, processor seconds and bytes of the dashboard's pages in a real browser.
 
-In: the address of a dashboard that is served, its process, a browser. Out: figures by page. A page
-is there when the server's script has come to its end and every chart and table on the screen is
-drawn; when those below are, it is whole. Bytes are those of the websocket's messages, as the
-browser gets them.
+In: the address of a served dashboard, its process, a browser. Out: figures by page. A page is there
+when the server's script has ended and every chart and table on the screen is drawn; it is whole
+when those below are. Bytes are those of the websocket's messages, as the browser receives them.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from tests.dashboard.chromium import serving
 
 PATIENCE_S = 300.0
 SETTLE_S = 0.4
-"""What still comes after a page is there: the browser's word back, and the server's last work."""
+"""Wait after a page is there, for the browser's reply and the server's last work."""
 BEFORE = 2
 """Visits of a page between the first and those that count."""
 IS_THERE = """whole => {
@@ -38,8 +37,9 @@ IS_THERE = """whole => {
     return seen('stSkeleton').length === 0
         && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
 }"""
-"""Whether the server's script has ended and all charts and tables on the screen are drawn; `whole`:
-those of the rest of the page, too. A chart that is not drawn yet has no height."""
+"""Tests that the server's script has ended and all charts and tables on the screen are drawn.
+
+`whole`: those of the rest of the page, too. A chart that is not drawn yet has no height."""
 WATCH = """() => {
     const app = document.querySelector('[data-testid="stApp"]');
     for (const table of document.querySelectorAll('[data-testid="stDataFrame"]'))
@@ -52,15 +52,13 @@ WATCH = """() => {
     });
     watcher.observe(app, {attributes: true});
 }"""
-"""Marks the tables of the page, and sets `ranThrough` once the server's script has run from now
-on."""
+"""Marks the page's tables, and sets `ranThrough` once the server's script has run again."""
 HAS_ROWS = """() => {
     if (window.ranThrough) return true;
     const table = document.querySelector('[data-testid="stDataFrame"]');
     return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
 }"""
-"""Whether the first table is another one, and drawn; where the rows are those that were there, or
-none are left, whether that is certain."""
+"""Tests that the first table is a new, drawn one, or that it certainly stays or is gone."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +69,24 @@ class DashboardServer:
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Processor seconds that the server has used."""
+        """Return the processor seconds that the server has used."""
         times = self.process.cpu_times()
         return times.user + times.system
 
     def memory_mb(self) -> float:
-        """Resident memory of the server, in millions of bytes."""
+        """Return the server's resident memory, in millions of bytes."""
         return self.process.memory_info().rss / 1e6
 
 
 @contextlib.contextmanager
 def serve_dashboard(root: Path) -> Iterator[DashboardServer]:
-    """The dashboard of the folder, until the block ends."""
+    """Serve the dashboard of the folder until the block ends."""
     with serving(root) as (address, pid):
         yield DashboardServer(address, psutil.Process(pid))
 
 
 class PagePaint(NamedTuple):
-    """One way to a page: seconds until it was there, and until it was whole, the server's processor
-    seconds, bytes."""
+    """Cost of opening a page: seconds until it was there and whole, server CPU, bytes."""
 
     first_paint_s: float
     whole_s: float
@@ -101,8 +98,9 @@ class PagePaint(NamedTuple):
 def open_page(
     window: BrowserContext, server: DashboardServer, path: str
 ) -> Iterator[tuple[Page, PagePaint, list[int]]]:
-    """A new page at the address, once it is there, and the bytes of each message that it got over
-    its websockets, which grow."""
+    """Open a new page at the address, once it is there, and record its messages' bytes.
+
+    The list has a number for each message over its websockets, and grows."""
     page, sizes = window.new_page(), list[int]()
     page.set_default_timeout(1000 * PATIENCE_S)
 
@@ -118,25 +116,20 @@ def open_page(
         page.wait_for_function(IS_THERE, arg=True, polling="raf")
         whole = time.perf_counter() - began
         page.wait_for_timeout(1000 * SETTLE_S)
-        _check(page, path)
+        if (errors := page.get_by_test_id("stException")).count():
+            raise RunFailedError(f"page {path}: {errors.first.inner_text()[:500]}")
         yield page, PagePaint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
     finally:
         page.close()
 
 
-def _check(page: Page, path: str) -> None:
-    """A page that shows an error is none whose time means anything."""
-    troubles = page.get_by_test_id("stException")
-    if troubles.count():
-        raise RunFailedError(f"page {path}: {troubles.first.inner_text()[:500]}")
-
-
 def first_paints(
     window: BrowserContext, server: DashboardServer, paths: list[str], times: int
 ) -> dict[str, Any]:
-    """Figures by path. Each page is opened three times before it counts, so that both ends are
-    warm: a browser keeps the code of a page that it has seen twice. The first visit is `cold_s`. Of
-    those that count, the medians."""
+    """Return median figures of opening pages, by path.
+
+    Each page is opened three times before it counts, so that both ends are warm: a browser keeps
+    the code of a page after two visits. The first visit is `cold_s`."""
     found: dict[str, Any] = {}
     for path in paths:
         paints = []
@@ -160,8 +153,7 @@ def first_paints(
 def refreshes(
     window: BrowserContext, server: DashboardServer, path: str, seconds: float
 ) -> dict[str, Any]:
-    """Bytes and the server's processor seconds per refresh of a live run's page, over all refreshes
-    within the given seconds."""
+    """Return bytes and server CPU per refresh of a live run's page, over the given seconds."""
     with open_page(window, server, path) as (page, _, sizes):
         page.wait_for_timeout(1000)
         used, runs = server.cpu_s(), len(sizes)
@@ -176,8 +168,7 @@ def refreshes(
 
 
 def time_action(page: Page, act: Callable[[], None]) -> tuple[float, float]:
-    """Seconds from an act of the user's to other rows in the first table, and to all of the page
-    that follows from it."""
+    """Return seconds from a user's action to new rows in the first table, and to the whole page."""
     page.evaluate(WATCH)
     began = time.perf_counter()
     act()

@@ -1,11 +1,11 @@
-"""The learner on the device that is here: speed, memory beside its estimate, publishing, attention.
+"""The learner on this machine's device: speed, memory and its estimate, publishing, attention.
 
 A learner rank as a run has it (`learner.process.trainer`) trains a random model of Qwen2.5's shape
 by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with --rows, keeps:
 
-- updates    tokens a second through policy and value model, and on a GPU that is known the MFU:
+- updates    tokens per second through policy and value model, and on a known GPU the MFU:
              operations of the model (2 for a weight and token forward, 6 trained; attention by the
-             pairs that see each other; nothing for what checkpointing computes again) over the
+             pairs that see each other; nothing for recomputation by checkpointing) over the
              seconds of an update and the peak of dense bfloat16 products
 - memory     bytes by part, the estimate of `headrace config explain` beside what torch allocated
 - publish    seconds from the end of an update to a version that is whole on disk
@@ -16,7 +16,6 @@ by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -59,15 +58,14 @@ SIZES: dict[str, dict[str, int]] = {
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
              "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936},
 }  # fmt: skip
-"""Qwen2.5's of these names (their config.json), and one for a test."""
+"""Shapes of Qwen2.5's models of these names (their config.json), and one for a test."""
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16 products a second, by NVIDIA's data sheets of the SXM cards."""
+"""Dense bfloat16 operations per second, by NVIDIA's data sheets of the SXM cards."""
 PROMPT = 256
 
 
 class OperationCounter:
-    """Counts the operations of networks that are asked for packs; the head's for the tokens that
-    are read."""
+    """Counter of the operations of networks' packs; the head's only for the tokens read."""
 
     def __init__(self, networks: Sequence[nn.Module], shape: ModelShape) -> None:
         self.flops, self._shape = 0.0, shape
@@ -98,7 +96,7 @@ class CarriedKeys:
 
 
 def make_model(folder: Path, size: str, device: torch.device) -> None:
-    """A random model of that size, and a tokenizer beside it."""
+    """Write a random model of that size, and a tokenizer beside it."""
     torch.manual_seed(0)
     shape = Qwen2Config(**SIZES[size], tie_word_embeddings=True, max_position_embeddings=32_768)
     with device:
@@ -108,7 +106,7 @@ def make_model(folder: Path, size: str, device: torch.device) -> None:
 
 
 def windows(config: RunConfig, count: int, vocabulary: int, seed: int) -> Shard:
-    """A window of each of `count` answers, anywhere in it; the last windows end their answers."""
+    """Draw a window of each of `count` answers; the last windows end their answers."""
     rng = np.random.default_rng(seed)
     window, longest = config.window, config.task.max_response_length
     answers = []
@@ -122,7 +120,7 @@ def windows(config: RunConfig, count: int, vocabulary: int, seed: int) -> Shard:
 
 
 def train(options: argparse.Namespace, device: torch.device, folder: Path) -> dict[str, Any]:
-    """Updates of a learner rank: speed, memory and publishing."""
+    """Measure updates of a learner rank: speed, memory and publishing."""
     make_model(folder / "model", options.size, device)
     config = load_recipe(
         RECIPE,
@@ -180,12 +178,12 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         most = torch.cuda.max_memory_allocated(device)
-        reckoned = gpu_memory(config, shape)
-        lasting = reckoned.parts["models"] + reckoned.parts["optimizers"]
+        estimate = gpu_memory(config, shape)
+        lasting = estimate.parts["models"] + estimate.parts["optimizers"]
         row["memory"] = {
             "between updates": {"bytes": held, "estimate": lasting},
-            "beside it in an update": {"bytes": most - held, "estimate": reckoned.total - lasting},
-            "total": {"bytes": most, "estimate": reckoned.total},
+            "beside it in an update": {"bytes": most - held, "estimate": estimate.total - lasting},
+            "total": {"bytes": most, "estimate": estimate.total},
         }
         for part, of in row["memory"].items():
             ratio = of["estimate"] / of["bytes"]
@@ -195,7 +193,7 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
 
 
 def packs(budget: int, window: int) -> dict[str, dict[str, Any]]:
-    """The arguments of `layout_of` for each kind of pack, all of about `budget` tokens."""
+    """Return `layout_of`'s arguments for each kind of pack, all of about `budget` tokens."""
     halves = [max(1, budget >> (1 + n)) for n in range(6)]
     members, opening = 8, budget // 4
     rests = [(budget - opening) // members] * members
@@ -209,7 +207,7 @@ def packs(budget: int, window: int) -> dict[str, dict[str, Any]]:
 
 
 def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """One layer's attention, forward and backward, both ways in turns."""
+    """Measure one layer's attention, forward and backward, both ways in turns."""
     sizes = SIZES[options.size]
     heads, few = sizes["num_attention_heads"], sizes["num_key_value_heads"]
     width = sizes["hidden_size"] // heads
@@ -249,7 +247,7 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All that this device can show."""
+    """Measure everything that this device allows."""
     device, settings = choose_device("auto"), dict(vars(options))
     for name in ("json", "rows", "updates", "repeats"):
         settings.pop(name)
@@ -277,7 +275,3 @@ def main(argv: Sequence[str]) -> int:
     offer_row(parser)
     options = parser.parse_args(argv)
     return conclude("gpu", options, partial(measure, options))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

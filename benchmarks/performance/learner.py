@@ -1,7 +1,7 @@
-"""The learner's update beside another way to make it, in loss tokens a second.
+"""The learner's update against alternatives, in loss tokens per second.
 
-Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All ways have
-the same model, precision and batches, one thread, and take turns. `--against` says which:
+Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All have the
+same model, precision and batches, one thread, and take turns. `--against` selects one:
 
 - loop      `benchmarks.performance.padded_loop`, a plain loop over padded batches. `ratio`: its
             seconds over ours (target: at least 0.9). `useful_share`: tokens that go through the
@@ -54,15 +54,17 @@ POLICY_LR, VALUE_LR = 1e-4, 5e-4
 QUANTILES = ((0.0, 4), (0.25, 20), (0.5, 31), (0.75, 52), (0.9, 87), (0.99, 239), (1.0, 240))
 VOCABULARY = 64
 PROMPTS, MEMBERS = (15, 60, 250), 8
-"""Tokens of prompts that responses share, and how many share one."""
+"""Tokens of prompts that responses share, and the number of responses per prompt."""
 CONTEXTS, LENGTH, OPENING = ("full", "frozen", "carried"), 2048, 12
 """Tokens of an answer that is trained window by window, and of its prompt."""
 
 
 @dataclass(frozen=True)
 class SyntheticAnswer:
-    """A response up to its window's end, which begins at `start`: its number, its group's, token
-    ids of which the prompt has `opening`, the window's logprobs. `score`: None while unfinished."""
+    """A response up to its window's end; the window begins at `start`.
+
+    Its number, its group's, token ids of which the prompt has `opening`, the window's logprobs.
+    `score`: None while unfinished."""
 
     number: int
     group: int
@@ -74,7 +76,7 @@ class SyntheticAnswer:
 
 
 def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
-    """One window of each answer, and the whole of those that are finished."""
+    """Build a shard of one window of each answer, and the whole of the finished ones."""
     shard = Shard(sequences=[], windows=[], values=[])
     for place, answer in enumerate(answers):
         length, score = answer.ids.size - answer.opening, answer.score or 0.0
@@ -120,7 +122,7 @@ def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
 
 
 def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
-    """Response lengths drawn from the demonstration's distribution."""
+    """Draw response lengths from the demonstration's distribution."""
     shares, lengths = zip(*QUANTILES, strict=True)
     drawn = np.interp(rng.random(count), shares, np.log(lengths))
     return [round(float(x)) for x in np.exp(drawn)]
@@ -129,8 +131,9 @@ def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
 def demo_shard(
     *, trajectories: int, window: int, seed: int, prompt: int | None = None, members: int = 1
 ) -> Shard:
-    """One update's only part: each response's last window, and all that finished; a tenth is
-    unfinished. `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
+    """Draw an update's shard: each response's last window; a tenth is unfinished.
+
+    `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
     rng = np.random.default_rng(seed)
     answers: list[SyntheticAnswer] = []
     opening = np.zeros(0, np.int32)
@@ -164,8 +167,7 @@ class BenchLearner:
         critic_spread: float = 0.0,
         **settings: Any,
     ) -> None:
-        """`critic_spread`: of the critic's head, whose values are 0 otherwise; `settings`: of the
-        table `learner`."""
+        """`critic_spread`: of the critic's head, else zero; `settings`: of the table `learner`."""
         if not torch.distributed.is_initialized():
             join_ranks(rank=0, world_size=1, port=free_port(), device=CPU)
         policy, value = OptimizerConfig(lr=POLICY_LR), OptimizerConfig(lr=VALUE_LR)
@@ -190,7 +192,7 @@ class BenchLearner:
         self.metrics: dict[str, Metric] = {}
 
     def run(self, part: Shard) -> dict[str, Metric]:
-        """One update from its only part on; its metrics."""
+        """Run one update on its only part; return its metrics."""
         self.updates += 1
         batch = Batch(
             batch_id=self.updates, update=self.updates, lineage=0, version=0, publish_as=1,
@@ -201,12 +203,12 @@ class BenchLearner:
 
 
 def loss_tokens(shard: Shard) -> int:
-    """Tokens in the losses of both halves."""
+    """Count the tokens in the losses of policy and value model."""
     return sum(w.end - w.start for w in shard.windows) + sum(v.length for v in shard.values)
 
 
 def unfinished(count: int, window: int, start: int) -> Shard:
-    """The windows that begin at `start`, of answers of which that is the newest."""
+    """Draw unfinished answers whose newest window begins at `start`."""
     rng, end = np.random.default_rng(0), OPENING + start + window
     ids = rng.integers(3, VOCABULARY, (count, OPENING + LENGTH)).astype(np.int32)
     logprobs = np.full(window, -2.0, np.float32)
@@ -216,7 +218,7 @@ def unfinished(count: int, window: int, start: int) -> Shard:
 
 
 def against_loop(options: argparse.Namespace) -> dict[str, Any]:
-    """Ours and a plain loop."""
+    """Compare ours with a plain loop."""
     ours = BenchLearner(budget=options.budget)
     plain = PaddedLoop(MODEL, budget=options.budget, lr=(POLICY_LR, VALUE_LR))
     batch = partial(demo_shard, trajectories=options.trajectories, window=options.window)
@@ -250,7 +252,7 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def attention_share(options: argparse.Namespace) -> float:
-    """The share of tokens that is no padding inside attention."""
+    """Return the share of tokens that is no padding inside attention."""
     drawn = demo_lengths(options.trajectories, np.random.default_rng(options.repeats))
     lengths = [OPENING + length for length in drawn]
     packs = pack_sequences(lengths, budget=options.budget)
@@ -259,14 +261,14 @@ def attention_share(options: argparse.Namespace) -> float:
 
 
 def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
-    """Each length of prompt, computed for each response and once."""
+    """Compare prompts computed once with once per response, by their length."""
     learners = {
         side: BenchLearner(budget=options.budget, shares_openings=side == "shared")
         for side in ("apart", "shared")
     }
 
     def timed(side: str, prompt: int, turn: int) -> tuple[float, float]:
-        """Seconds of an update, and the tokens that went through the models."""
+        """Return seconds of an update, and the tokens that went through the models."""
         part = demo_shard(
             trajectories=options.trajectories, window=options.window, seed=turn, prompt=prompt,
             members=MEMBERS,
@@ -289,12 +291,12 @@ def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
-    """Whole answers with each context. The critic's head is not zero, so there are advantages."""
+    """Compare the contexts on whole answers; a non-zero critic's head gives advantages."""
     window, kept = options.window, options.trajectories * (OPENING + LENGTH - 1)
     parts = [unfinished(options.trajectories, window, at) for at in range(0, LENGTH, window)]
 
     def timed(context: str, turn: int) -> tuple[float, float, float]:
-        """Seconds of an update, the share of context, bytes that are carried for a token."""
+        """Return seconds of an update, the share of context, carried bytes per token."""
         ours, shares = BenchLearner(context=context, window=window, critic_spread=0.3), list[Any]()
         seconds = time_call(
             lambda: shares.extend(ours.run(part)["perf/context_share"] for part in parts)
@@ -327,11 +329,11 @@ AGAINST: dict[str, tuple[Callable[[argparse.Namespace], dict[str, Any]], int, in
     "prompts": (against_prompts, 128, 240),
     "contexts": (against_contexts, 8, 128),
 }
-"""What is compared, trajectories of an update and tokens of a window."""
+"""The comparison, its trajectories per update and tokens per window."""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One comparison."""
+    """Run the selected comparison."""
     measured, trajectories, window = AGAINST[options.against]
     options.trajectories = options.trajectories or trajectories
     options.window = options.window or window

@@ -1,6 +1,6 @@
-"""Faults of a chaos run, as data: what happens to whom, for how long, and when.
+"""Faults of a chaos run, as data: their kind, role, duration and time.
 
-In: a seed and what this machine can do. Out: `Fault`s in their order. Nothing is done here.
+In: a seed and the kinds that this machine allows. Out: `Fault`s in order. Nothing is done here.
 """
 
 import random
@@ -15,14 +15,14 @@ Kind = Literal[
 
 
 class FaultOdds(NamedTuple):
-    """How often a kind is drawn, of the sum of all; from how many to how many seconds it lasts."""
+    """Weight of a kind in the draw, and the range of its duration in seconds."""
 
     weight: int
     seconds: tuple[float, float]
 
 
 HEARTBEAT_S = 5.0
-"""Seconds after which a silent process counts as gone: some stops and cuts last longer."""
+"""Seconds until a silent process counts as gone: some stops and cuts last longer."""
 KINDS: dict[Kind, FaultOdds] = {
     "kill": FaultOdds(8, (0.0, 0.0)),
     "kill_child": FaultOdds(2, (0.0, 0.0)),
@@ -42,19 +42,19 @@ KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")
 ROLES = ("coordinator", "learner", "generator", "reward")
 WITH_CHILDREN = ("generator", "reward", "environment")
-"""Roles that start processes of their own: an inference engine, children that score or play."""
+"""Roles with child processes: an inference engine, scorers, environments."""
 SETTLED = 0.7
-"""The share of faults before which the run has gone on after the last one; the others come while
-it still recovers."""
+"""The share of faults that wait for an update after the last fault."""
 WAIT_S = 4.0
-"""Seconds around that within which a fault comes at any moment."""
+"""Maximum seconds of the further random wait before a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `role`: whom it is done to; "job" or "machine" where it is done to all. `which`:
-    a number that chooses among several processes of the role. `seconds`: how long it lasts.
-    `settled`: it waits until the run has gone on; `wait_s`: and so long after that."""
+    """One fault. `role`: its target; "job" or "machine" where that is all.
+
+    `which`: a number that selects among several processes of the role. `seconds`: its duration.
+    `settled`: it waits for an update after the last fault; `wait_s`: seconds of further wait."""
 
     kind: Kind
     role: str
@@ -72,7 +72,7 @@ def draw(
     children: Sequence[str],
     roles: Sequence[str] = ROLES,
 ) -> list[Fault]:
-    """`count` faults of these kinds. `children`: the roles that have child processes."""
+    """Draw `count` faults of these kinds. `children`: the roles with child processes."""
     dice = random.Random(seed)
     weights = [KINDS[kind].weight for kind in kinds]
     found = []

@@ -47,7 +47,7 @@ SETTINGS = (*SMALL, "generator.engine=fake", "generator.count=1", "generator.max
 
 
 def problem() -> str:
-    """Why there can be no networks here, or an empty text."""
+    """Say why no networks can be created here, or return an empty text."""
     return network_problem() or ("" if shutil.which("tc") else "there is no tc")
 
 
@@ -59,8 +59,7 @@ class GuestGenerator(NamedTuple):
 
 
 class ElasticTrial(RunFolder):
-    """One run, its hosts and who comes and goes. `killed`, `drained`: by name, when (seconds since
-    1970)."""
+    """One run, its hosts, and the generators that join and leave."""
 
     def __init__(self, root: Path, network: NamespaceNetwork, seed: int) -> None:
         super().__init__(root)
@@ -71,9 +70,10 @@ class ElasticTrial(RunFolder):
         self._most = 1
         self._killed: dict[str, float] = {}
         self._drained: dict[str, float] = {}
+        """Time of each by name, in seconds since 1970."""
 
     def play(self, events: int, most: int) -> dict[str, Any]:
-        """The whole trial; its figures."""
+        """Run the whole trial; return its figures."""
         job = self._headrace(
             0, "train", "train", str(RECIPE), "--plain", "--root", str(self.root), *SETTINGS,
             f"transport.host={self._network.address(0)}", f"seed={self._seed}",
@@ -159,7 +159,7 @@ class ElasticTrial(RunFolder):
 
 
 def _draw_event(rng: random.Random, guests: int, most: int) -> Kind:
-    """Mostly comings while there are few, and goings while there are many."""
+    """Draw an event: mostly joins while there are few, and leaves while there are many."""
     if guests == 0:
         return "join"
     full = guests / max(1, most - 1)
@@ -169,8 +169,9 @@ def _draw_event(rng: random.Random, guests: int, most: int) -> Kind:
 
 
 def elsewhere(records: Sequence[Record], killed: dict[str, float]) -> list[float]:
-    """Seconds from each kill until the answers that the killed generator held were leased again, to
-    whomever; those that ended or wait for the schedule at the end do not count."""
+    """Return the seconds from each kill until the generator's answers were all leased again.
+
+    Those that ended or wait for the schedule at the end do not count."""
     holders: dict[int, str] = {}
     over: dict[str, float] = {}
     for record in records:
@@ -183,8 +184,8 @@ def elsewhere(records: Sequence[Record], killed: dict[str, float]) -> list[float
     return list(over.values())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Play, print, end."""
+def main(argv: Sequence[str]) -> int:
+    """Run the trials and print."""
     parser = command_line("elastic", __doc__)
     parser.add_argument("--events", type=int, default=30, help="of a trial")
     parser.add_argument("--most", type=int, default=16, help="generators at once")
@@ -219,7 +220,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         "deadline_s": HEARTBEAT_S,
     }
     return tell(args, result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

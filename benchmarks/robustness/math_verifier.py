@@ -29,7 +29,7 @@ DEADLINE_S = 5
 
 
 class VerifierCase(NamedTuple):
-    """A right answer, a response, and whether it is right."""
+    """A right answer and a response; `expected`: the response is right."""
 
     gold: str
     prediction: str
@@ -37,7 +37,7 @@ class VerifierCase(NamedTuple):
 
 
 def read_cases(path: Path) -> list[VerifierCase]:
-    """The cases of a file; UserError where it has none."""
+    """Read the cases of a file; UserError where it has none."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
         cases = [
@@ -53,7 +53,7 @@ def read_cases(path: Path) -> list[VerifierCase]:
 
 
 def golden_cases() -> list[VerifierCase]:
-    """Those of the tests."""
+    """Return the golden cases of the tests."""
     from tests.rewards.math_cases import RIGHT, WRONG
 
     return [
@@ -65,7 +65,7 @@ def golden_cases() -> list[VerifierCase]:
 
 
 def judges() -> dict[str, Judge]:
-    """Who is compared, by name."""
+    """Return the compared verifiers, by name."""
     import math_verify
 
     latex = [math_verify.LatexExtractionConfig()]
@@ -88,8 +88,9 @@ def judges() -> dict[str, Judge]:
 
 
 def scorer(name: str) -> Judge:
-    """A reward function as a judge: it accepts what it calls right, else what it pays half a point
-    for; UserError where it cannot be had or called."""
+    """Load a reward function as a judge; UserError where it cannot be loaded or called.
+
+    It accepts what it calls right, else what it gives at least half a point."""
     functions = load_functions(SourceConfig(kind="function", function=name))
 
     def judge(gold: str, prediction: str) -> bool:
@@ -102,19 +103,19 @@ def scorer(name: str) -> Judge:
 
 
 def verdicts(judge: Judge, cases: Iterable[VerifierCase]) -> list[bool]:
-    """What a judge says; one that raises says no."""
-    said = []
+    """Return a judge's verdicts; an error is a rejection."""
+    found = []
     for case in cases:
         try:
-            said.append(judge(case.gold, case.prediction))
+            found.append(judge(case.gold, case.prediction))
         except Exception:
-            said.append(False)
-    return said
+            found.append(False)
+    return found
 
 
-def figures(cases: Sequence[VerifierCase], said: Sequence[bool]) -> dict[str, float]:
-    """How right a judge is."""
-    pairs = [(case.expected, verdict) for case, verdict in zip(cases, said, strict=True)]
+def figures(cases: Sequence[VerifierCase], found: Sequence[bool]) -> dict[str, float]:
+    """Return the accuracy of a judge's verdicts."""
+    pairs = [(case.expected, verdict) for case, verdict in zip(cases, found, strict=True)]
     return {
         "accuracy": sum(expected == verdict for expected, verdict in pairs) / len(pairs),
         "right": sum(expected == verdict for expected, verdict in pairs),
@@ -124,7 +125,7 @@ def figures(cases: Sequence[VerifierCase], said: Sequence[bool]) -> dict[str, fl
 
 
 def compare(cases: Sequence[VerifierCase], others: Mapping[str, Judge]) -> dict[str, object]:
-    """The figures of every judge."""
+    """Return the figures of every judge."""
     result: dict[str, object] = {"name": "math-verifier", "cases": len(cases)}
     said = {}
     for name, judge in {**judges(), **others}.items():
@@ -142,7 +143,7 @@ def compare(cases: Sequence[VerifierCase], others: Mapping[str, Judge]) -> dict[
 
 
 def _label(name: str) -> str:
-    """What a scorer is called in a row: the last folder, the file and the function."""
+    """Return a scorer's name in a row: the last folder, the file and the function."""
     place, _, function = name.rpartition(":")
     parts = Path(place.removesuffix(".py")).parts if place.endswith(".py") else place.split(".")
     return ".".join([*parts[-2:], function])

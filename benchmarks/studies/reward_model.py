@@ -1,17 +1,16 @@
-"""A reward model that knows the end of an answer and nothing before it: what VC-PPO's failure
-starts from.
+"""A reward model trained on the end tokens of answers alone: the start of VC-PPO's failure.
 
 In: the folder of a policy on the demonstration's task. Out: a folder that `model.critic_path`
 takes: the policy's backbone and a scalar head, trained as outcome reward models are. The policy
-answers training prompts, and the score at the end token is made the log-odds of a right answer. No
-other token's score is ever trained. Promises: a few dozen seconds on one core; no held-out prompt;
-the same seed gives the same weights on one machine.
+answers training prompts, and the score at the end token is trained to the log-odds of a right
+answer. No other token's score is ever trained. Promises: a few dozen seconds on one core; no
+held-out prompt; the same seed gives the same weights on one machine.
 
-Taken as a value model it scores early tokens low, by no design of ours: what is not yet an answer
-looks like most answers, which are wrong, and log-odds of a wrong one are below 0. Towards the end
-of a written-out answer the score rises. Trained on squared errors instead, which keep scores
-between 0 and 1, it says about a third at the first token, more than the answers are worth, and is
-no start for the failure.
+As a value model it scores early tokens low, by no design of ours: an unfinished answer looks like
+most answers, which are wrong, and log-odds of a wrong one are below 0. Towards the end of a
+written-out answer the score rises. Trained on squared errors instead, which keep scores between 0
+and 1, it predicts about a third at the first token, more than the mean return, and is no start for
+the failure.
 """
 
 import sys
@@ -38,7 +37,7 @@ from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.rows import Row
 
 MIN_TERMS, MAX_TERMS, MAX_TOKENS = 6, 32, 240
-"""Of the demonstration: `recipes/algorithms/ppo.toml`."""
+"""Those of the demonstration, `recipes/algorithms/ppo.toml`."""
 ANSWERS = 4096
 STEPS, BATCH, LEARNING_RATE = 150, 64, 2e-4
 """Two passes over the answers and a little more."""
@@ -46,13 +45,13 @@ STEPS, BATCH, LEARNING_RATE = 150, 64, 2e-4
 
 @dataclass(frozen=True, slots=True)
 class LabelledAnswer(Example):
-    """A prompt with its answer, whose last token is the end token, and whether that is right."""
+    """A prompt with its answer, whose last token is the end token. `right`: the answer is."""
 
     right: bool
 
 
 def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
-    """Make the folder, unless it is there."""
+    """Create the folder, unless it exists."""
     if (folder / "config.json").exists():
         return
     tokenizer = AutoTokenizer.from_pretrained(policy)
@@ -69,7 +68,7 @@ def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
 def judged_answers(
     policy: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int, count: int
 ) -> list[LabelledAnswer]:
-    """Answers of the policy to `count` training prompts, without those that never ended."""
+    """Sample the policy's answers to `count` training prompts, without unended ones."""
     model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     sizes = Sizes(MIN_TERMS, MAX_TERMS, CHAIN_SUMS.tail_exponent)
     by_length: dict[int, list[Row]] = defaultdict(list)
@@ -110,7 +109,7 @@ def end_scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
 
 
 def scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
-    """[n, longest] the score at every token; padding comes after and is never looked at."""
+    """[n, longest] the score at every token; padding comes after and is not seen."""
     ids = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(one.ids) for one in group], batch_first=True
     )

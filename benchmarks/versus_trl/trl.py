@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer against ours: completion tokens a second, processor seconds, time to accuracy.
+"""TRL's GRPO trainer against ours: tokens per second, processor seconds, time to accuracy.
 
 Three arms on the same two cores: `trl`, and `recipes/algorithms/grpo.toml` in `streaming` and in
 `synchronous` mode. All train the same policy on the same prompts with the same reward, sampling,
@@ -17,9 +17,9 @@ a paired bootstrap over seeds. `cpu_ratio` is TRL's processor seconds a token ov
 synchronous mode. Under each arm, `against_trl` is TRL's cost over the arm's, for all four costs.
 `tuned` says that all were tuned with as many runs, on none of the seeds shown.
 
-How arms are tuned, when a run crosses, what is done about others on the machine: "What a comparison
-is" in docs/evidence.md. What is there in `--rows` is not run again. In full these are 24 runs of
-tuning and 30 that are shown; with `--reduced` 12 (two seeds, tuned if the rows say how).
+Tuning, crossings and the treatment of disturbed runs: "What a comparison is" in docs/evidence.md.
+Runs in `--rows` are not repeated. In full these are 24 runs of tuning and 30 that are shown; with
+`--reduced` 12 (two seeds, tuned if the rows say how).
 """
 
 import argparse
@@ -60,20 +60,21 @@ MODES = (TRL, STREAMING, SYNCHRONOUS)
 SPEED, RACE = PARTS = ("speed", "race")
 """Settings of the study; arms are tuned for speed."""
 COST_PARTS = {"s_per_token": SPEED, "cpu_s_per_token": SPEED, "seconds": RACE, "cpu_s": RACE}
-"""What is compared: in which part. The last two are up to the accuracy."""
+"""The part in which each cost is compared. The last two are up to the accuracy."""
 
 
 @dataclass(frozen=True)
 class TrlComparison:
-    """Both parts of the study with the rows there are; `updates` of a run of its speed, where they
-    are others than the study's."""
+    """Both parts of the study with the existing rows.
+
+    `updates` of a run of its speed, where they are others than the study's."""
 
     rows: Mapping[str, Row]
     updates: int | None = None
 
     @cached_property
     def studies(self) -> dict[str, Study]:
-        """By part."""
+        """The studies by part."""
         found = {part: Study.load("trl", part) for part in PARTS}
         if self.updates is not None:
             file = found[SPEED].file
@@ -85,22 +86,22 @@ class TrlComparison:
 
     @property
     def accuracy(self) -> float:
-        """To which arms race."""
+        """The accuracy that arms race to."""
         return float(self.studies[RACE].file.variables["accuracy"])
 
     @property
     def seeds(self) -> Sequence[int]:
-        """Those that are shown."""
+        """The seeds that are shown."""
         return self.studies[SPEED].file.seeds
 
     def arm(self, part: str, mode: str, point: Point) -> Arm:
-        """The arm of a part at a point; TRL's other settings are its point."""
+        """Return the arm of a part at a point; TRL's other settings are its point."""
         arm = self.studies[part].arm(mode, point)
         return TrlArm(arm.name, arm.recipe, arm.overrides, point) if mode == TRL else arm
 
     @property
     def tuning(self) -> Tuning:
-        """Tuning of the arms by the rows there are: for speed."""
+        """The tuning of the arms by the existing rows: for speed."""
         file = self.studies[SPEED].file
         assert file.tuning is not None
         return Tuning(
@@ -112,13 +113,13 @@ class TrlComparison:
         )
 
     def plan(self, seeds: Sequence[int]) -> Plan:
-        """Both parts of all arms at their best points."""
+        """Plan both parts of all arms at their best points."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
         arms = [self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES]
         return in_drawn_order(arms, seeds)
 
     def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
-        """By part and mode: the rows of the arm at its best point, by seed."""
+        """Return the rows of the arms at their best points, by part and mode, then by seed."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
         return {
             (part, mode): rows_of(self.arm(part, mode, best[mode]), self.rows, seeds)
@@ -127,7 +128,7 @@ class TrlComparison:
         }
 
     def cost(self, name: str, row: Row) -> TimeToTarget:
-        """What a run took, of one of `COST_PARTS`."""
+        """Return a run's cost, one of `COST_PARTS`."""
         if name == "seconds":
             return time_to(row, self.accuracy)
         if name == "cpu_s":
@@ -137,7 +138,7 @@ class TrlComparison:
 
 
 def main(argv: list[str]) -> int:
-    """Run what is missing, print the figures; 1 when runs failed."""
+    """Run what is missing, print the figures; return 1 when runs failed."""
     options = parse(argv)
     rows = Rows(options.rows)
     found = TrlComparison(rows.rows, options.updates)
@@ -166,7 +167,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options."""
+    """Parse the options."""
     parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
     parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
@@ -177,7 +178,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def score(rows: Sequence[Row]) -> Score:
-    """How good a point is: runs that failed, then seconds a token."""
+    """Score a point: runs that failed, then seconds per token."""
     times = [row["train_time_s"] / _tokens(row) for row in rows if "failed" not in row]
     return len(rows) - len(times), fmean(times) if times else 0.0
 
@@ -190,8 +191,9 @@ def _tokens(row: Row) -> int:
 
 
 def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
-    """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
-    its arms have a run."""
+    """Return the result: figures of the ratio at the top, each arm below.
+
+    A ratio is None until both of its arms have a run."""
     rows, tuning = found.shown(seeds), found.tuning
     arms = {mode: arm_figures(found, {part: rows[part, mode] for part in PARTS}) for mode in MODES}
     for mode, arm in arms.items():
@@ -222,7 +224,7 @@ def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
-    """Figures of one arm by its rows of each part; `censored`: runs that never had the accuracy."""
+    """Return an arm's figures by its rows; `censored`: runs that never had the accuracy."""
     speed, race = list(rows[SPEED].values()), list(rows[RACE].values())
     figures: dict[str, Any] = {"speed_seeds": len(speed), "race_seeds": len(race)}
     for name, part in COST_PARTS.items():
@@ -245,14 +247,14 @@ def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> 
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """The arms, and the ratio in words."""
+    """Print the arms, and the ratio in words."""
     arms_table(result).show("trl")
     if result["ratio"] is not None:
         print(ratio_line(result))
 
 
 def arms_table(result: Mapping[str, Any]) -> Table:
-    """A line for each arm."""
+    """Return a table with a line for each arm."""
     titles = (
         "arm", "seeds of speed, of the race", "tokens a second", "CPU ms a token",
         f"seconds to {result['accuracy']}", f"CPU seconds to {result['accuracy']}",
@@ -278,12 +280,12 @@ def arms_table(result: Mapping[str, Any]) -> Table:
 
 
 def _ratio(found: Mapping[str, Any]) -> str:
-    """A ratio with its interval; `-` where there is none."""
+    """Format a ratio with its interval; `-` where there is none."""
     return f"{found['ratio']:.2f} ({interval_text(found['interval'])})" if found else "-"
 
 
 def ratio_line(result: Mapping[str, Any]) -> str:
-    """The ratio in words, with what it rests on."""
+    """Describe the ratio in words, with its basis."""
     parts = [
         f"Streaming's completion tokens a second over TRL's: {ratio_text(result)}",
         "all tuned alike" if result["tuned"] else "not tuned alike",
@@ -300,8 +302,7 @@ def ratio_line(result: Mapping[str, Any]) -> str:
 
 
 def plots(path: Path = ROWS) -> dict[str, tuple[str, Callable[[Path], object]]]:
-    """By the name of its file: the caption of the plot, if there are rows of the race, and what
-    draws it."""
+    """Return caption and drawing function of the race's plot, if it has rows, by file name."""
     found = TrlComparison(read_rows(path))
     rows = found.shown(found.seeds)
     arms = {mode: list(by_seed.values()) for mode in MODES if (by_seed := rows[RACE, mode])}

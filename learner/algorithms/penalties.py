@@ -15,8 +15,8 @@ from learner.algorithms.ratios import LOG_RATIO_BOUND
 
 KlEstimator = Literal["k1", "k1+", "k2", "k3", "k3+"]
 
-# Beyond it a token's k3, which grows like exp(-d), would drown all the others.
 K3_BOUND = 10.0
+"""Beyond it a token's k3, which grows like exp(-d), would drown all the others."""
 
 
 def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> Tensor:

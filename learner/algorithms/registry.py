@@ -356,24 +356,19 @@ def _aggregate(
 
 def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
-    unbounded = float("inf")
-
-    def clipped(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
-        return clipped_squared_error(
-            values, old, targets, clip_low=low or unbounded, clip_high=high or unbounded
-        )
-
-    def plain(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
-        return squared_error(values, targets)
-
+    bounds = {"clip_low": low or math.inf, "clip_high": high or math.inf}
     has_clip = low is not None or high is not None
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
-        loss=clipped if has_clip else plain,
+        loss=partial(clipped_squared_error, **bounds) if has_clip else _squared_error,
         aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,
         targets_read_old=lam != 1.0,
     )
+
+
+def _squared_error(values: Tensor, _old: Tensor, targets: Tensor) -> Tensor:
+    return squared_error(values, targets)
 
 
 def build_ratio(config: RatioConfig) -> RatioFunction:

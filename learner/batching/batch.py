@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard
-from headrace.protocol.token_spans import KL, Coefficient, Float32, Mark, MarkName, Reward, TurnRun
+from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.token_spans import KL, Coefficient, Float32, Mark, MarkName, Reward
 from learner.batching.group_statistics import Groups
 from learner.batching.segments import Segments, segment_ids, segment_sums, segments_of
 from learner.batching.token_reads import (
@@ -134,14 +134,7 @@ def policy_batch(
     length so far and whether it finished, `kl_coef` holds for tokens without a coefficient."""
     windows, sequences = shard.windows, shard.sequences
     sampled = sampled_windows(sequences, windows)
-    parts = [
-        part
-        for i, w in enumerate(windows)
-        for part in (
-            _turns(sampled, i, sequences[w.sequence], w.turns)
-            or [_SegmentPart(i, int(sampled.lengths[i]), w.length, w.finished)]
-        )
-    ]
+    parts = _parts(sampled, windows, sequences, [w.finished for w in windows])
     segments = segments_of(
         [part.tokens for part in parts],
         finished=[part.ended for part in parts],
@@ -181,14 +174,8 @@ def value_batch(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.dev
     sampled = sampled_answers(sequences, shard.values)
     reads = reads_of(sequences, shard.values, sampled)
     has_asides = any(sequence.aside is not None for sequence in shard.sequences)
-    lengths = [
-        part.tokens
-        for i, v in enumerate(shard.values)
-        for part in (
-            _turns(sampled, i, sequences[v.sequence], v.turns)
-            or [_SegmentPart(i, int(sampled.lengths[i]), v.length, True)]
-        )
-    ]
+    ended = [True] * len(shard.values)
+    lengths = [part.tokens for part in _parts(sampled, shard.values, sequences, ended)]
     segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
     behaviour = [_logprobs(v.logprobs, sequences[v.sequence]) for v in shard.values]
     return ValueBatch(
@@ -214,17 +201,25 @@ class _SegmentPart(NamedTuple):
     act: int = 0
 
 
-def _turns(
-    sampled: TrainableTokens, segment: int, sequence: BatchSequence, turns: Sequence[TurnRun]
+def _parts(
+    sampled: TrainableTokens,
+    items: Sequence[PolicyWindow] | Sequence[ValueTrajectory],
+    sequences: Sequence[BatchSequence],
+    ended: Sequence[bool],
 ) -> list[_SegmentPart]:
-    """Return each turn of a window or trajectory as a segment."""
+    """Return the turns of windows or trajectories as segments, or each one whole without turns."""
     found = []
-    for turn in turns:
-        inside = sampled.between(segment, turn.start, turn.end)
-        runs = sequence.sampled
-        length = count_before(runs, turn.end) - count_before(runs, turn.start)
-        tokens = inside.stop - inside.start
-        found.append(_SegmentPart(segment, tokens, length, turn.ended, turn.act))
+    for i, item in enumerate(items):
+        if not item.turns:
+            found.append(_SegmentPart(i, int(sampled.lengths[i]), item.length, ended[i]))
+        for turn in item.turns:
+            inside, runs = (
+                sampled.between(i, turn.start, turn.end),
+                sequences[item.sequence].sampled,
+            )
+            length = count_before(runs, turn.end) - count_before(runs, turn.start)
+            tokens = inside.stop - inside.start
+            found.append(_SegmentPart(i, tokens, length, turn.ended, turn.act))
     return found
 
 

@@ -20,9 +20,8 @@ def pack_sequences(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
         sequence has a pack to itself.
 
     Returns:
-        Packs of indices into `lengths`, longest sequence first, so that neighbours in a pack
-        have similar lengths. At most 11/9 of the least possible number of packs, plus one
-        (Dosa 2007).
+        Packs of indices into `lengths`, longest sequence first, so that neighbours in a pack have
+        similar lengths. At most 11/9 of the least possible number of packs, plus one (Dosa 2007).
 
     Raises:
         ValueError: a length is not positive, or the budget is not.

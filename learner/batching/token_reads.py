@@ -57,7 +57,8 @@ def sampled_answers(
     sequences: Sequence[BatchSequence], values: Sequence[ValueTrajectory]
 ) -> TrainableTokens:
     """The sampled tokens of whole trajectories."""
-    return TrainableTokens(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
+    ends = [s.token_ids.size - s.opening for s in sequences]
+    return TrainableTokens(sequences, [TokenRange(v.sequence, 0, ends[v.sequence]) for v in values])
 
 
 def critic_sequences(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
@@ -69,10 +70,6 @@ def _with_critic_prompt(sequence: BatchSequence, aside: npt.NDArray[np.int32]) -
     opening, answer = np.split(sequence.token_ids, [sequence.opening])
     ids = np.concatenate([opening, aside, answer])
     return structs.replace(sequence, token_ids=ids, opening=opening.size + aside.size, aside=None)
-
-
-def _whole(index: int, sequence: BatchSequence) -> TokenRange:
-    return TokenRange(index, 0, sequence.token_ids.size - sequence.opening)
 
 
 def reads_of(

@@ -8,7 +8,7 @@ files have, ends in a UserError that names it; nothing is silently wrong.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,20 +103,15 @@ def _refusal(family: str, reason: object) -> UserError:
 def _check_names(shape: Any, config: ModelConfig) -> None:
     with torch.device("meta"):
         model = random_model(policy_class(shape), shape, trust_remote_code=config.trust_remote_code)
-    ours, theirs = set(file_weights(model)), set(_names_in(Path(config.path).glob("*.safetensors")))
-    if odd := sorted(ours - theirs):
+    theirs: set[str] = set()
+    for file in Path(config.path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            theirs.update(weights.keys())
+    if odd := sorted(set(file_weights(model)) - theirs):
         raise _refusal(
             shape.model_type,
             f"{odd[0]} would be published, and no file in {config.path} has a weight of that name",
         )
-
-
-def _names_in(files: Iterable[Path]) -> list[str]:
-    names: list[str] = []
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            names += weights.keys()
-    return names
 
 
 def _few_layers(shape: Any) -> Any:

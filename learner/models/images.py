@@ -172,7 +172,10 @@ class ImageInputs:
         return self._prepared(grey)
 
     def _prepared(self, image: Any) -> dict[str, Tensor]:
-        return _without_batch(self._prepare(images=[image], return_tensors="pt"))
+        """One image's tensors, to be joined with those of others; Idefics3's come in a batch."""
+        prepared = self._prepare(images=[image], return_tensors="pt")
+        in_batch = "image_grid_thw" not in prepared
+        return {key: x[0] if in_batch else x for key, x in prepared.items()}
 
     def _facts_of(self, digest: str) -> _ImageSize:
         if digest not in self._facts:
@@ -340,10 +343,3 @@ def _size(modules: Sequence[nn.Module]) -> int:
 def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
     """[n, hidden], of one tensor an image or one tensor of all, [frames, n, hidden]."""
     return features.flatten(0, 1) if isinstance(features, Tensor) else torch.cat(list(features))
-
-
-def _without_batch(prepared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One image's tensors, to be joined with those of others; Idefics3's come in a batch."""
-    if "image_grid_thw" in prepared:
-        return dict(prepared)
-    return {key: x[0] for key, x in prepared.items()}

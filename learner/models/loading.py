@@ -8,7 +8,7 @@ gradient.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -83,12 +83,10 @@ def random_model(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTraine
     kept = {"attn_implementation": attention_of(shape), "dtype": torch.float32}
     shape.num_labels, shape.classifier_dropout = 1, 0.0
     if hasattr(kind, "from_config"):
-        model: PreTrainedModel = kind.from_config(
-            shape, trust_remote_code=trust_remote_code, **kept
-        )
-        return model
-    model = kind._from_config(shape, **kept)
-    return model
+        model = kind.from_config(shape, trust_remote_code=trust_remote_code, **kept)
+    else:
+        model = kind._from_config(shape, **kept)
+    return cast(PreTrainedModel, model)
 
 
 def file_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from learner.batching.layout import layout_of
 from learner.batching.packing import balanced_parts, pack_sequences, ranges
 from learner.batching.token_reads import TokenReads
 from learner.batching.trainable_tokens import Int64
-from learner.device import ImageShapes, RankContext
+from learner.device import RankContext
 from learner.models.forward import Pack
 from learner.models.images import ImageRow, PackImages, images_of
 from learner.models.prefix_cache import CacheSource, PrefixCache
@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
     tokens: Tensor
 
 
-class _TokenRange(NamedTuple):
+class _Range(NamedTuple):
     """Tokens [begin, end) of a sequence that go through the model, and their reads.
 
     `tokens` are indices of reads, the first of which is in the state of token `first`. The first
@@ -53,16 +53,16 @@ class _PackRow(NamedTuple):
 
     `before`: the row of the tokens before `begin`, None where they are not in the pack."""
 
-    stretch: _TokenRange
+    stretch: _Range
     begin: int
     end: int
     before: int | None = None
 
 
-class _PackedRange(NamedTuple):
+class _RangeRows(NamedTuple):
     """The rows of a range in a pack: `own` (None: only an opening), `opening` (None: not apart)."""
 
-    stretch: _TokenRange
+    stretch: _Range
     own: int | None
     opening: int | None
 
@@ -76,8 +76,7 @@ def micro_batches(
     """Pack some of the sequences, each with all its reads.
 
     Tokens behind a sequence's last read are left out, and those before its first one as far as
-    `carried` has them. An opening that several sequences of a pack have in common is there once, if
-    `place` allows that."""
+    `carried` has them. An opening that several sequences share is there once, if `place` allows."""
     order = np.argsort(reads.sequence_of, kind="stable")
     bounds = np.searchsorted(reads.sequence_of[order], np.arange(len(reads.token_ids) + 1))
     tokens_of = [order[bounds[s] : bounds[s + 1]] for s in range(len(reads.token_ids))]
@@ -97,7 +96,7 @@ def micro_batches(
 
 def _stretch(
     reads: TokenReads, sequence: int, tokens: Int64, carried: PrefixCache | None
-) -> _TokenRange:
+) -> _Range:
     positions = reads.position_of[tokens]
     first, end, begin = int(positions.min()) - 1, int(positions.max()), 0
     opening = reads.openings[sequence]
@@ -109,24 +108,24 @@ def _stretch(
             opening=opening,
             media=reads.media_of(sequence),
         )
-    return _TokenRange(sequence, begin, first, end, opening, tokens)
+    return _Range(sequence, begin, first, end, opening, tokens)
 
 
 def _alike(
-    reads: TokenReads, stretches: Sequence[_TokenRange], place: RankContext
-) -> list[list[_TokenRange]]:
+    reads: TokenReads, stretches: Sequence[_Range], place: RankContext
+) -> list[list[_Range]]:
     """Group ranges with the same opening, as many as a pack holds, into units.
 
     Not those for which gradients flow differently into the opening."""
-    found: dict[object, list[_TokenRange]] = {}
+    found: dict[object, list[_Range]] = {}
     for number, one in enumerate(stretches):
         opening = reads.token_ids[one.sequence][: one.opening].tobytes()
         frozen = min(one.first, one.opening) if place.frozen_context else 0
         apart, media = one.begin or not one.opening, reads.media_of(one.sequence)
         found.setdefault(number if apart else (opening, media, frozen), []).append(one)
-    units: list[list[_TokenRange]] = []
+    units: list[list[_Range]] = []
     for group in found.values():
-        unit: list[_TokenRange] = []
+        unit: list[_Range] = []
         room = 0
         for one in group:
             own = one.size - one.opening
@@ -138,7 +137,7 @@ def _alike(
     return units
 
 
-def _lay(units: Sequence[Sequence[_TokenRange]]) -> tuple[list[_PackRow], list[_PackedRange]]:
+def _lay(units: Sequence[Sequence[_Range]]) -> tuple[list[_PackRow], list[_RangeRows]]:
     """Lay out a pack's rows: the ranges, longest first, then the openings that are apart."""
     pairs = [(one, u) for u, unit in enumerate(units) for one in unit]
     pairs.sort(key=lambda pair: -pair[0].size)
@@ -148,9 +147,9 @@ def _lay(units: Sequence[Sequence[_TokenRange]]) -> tuple[list[_PackRow], list[_
     own = [begin < one.end for begin, (one, _) in zip(begins, pairs, strict=True)]
     opening_row = {u: sum(own) + number for number, u in enumerate(apart)}
     rows: list[_PackRow] = []
-    stands: list[_PackedRange] = []
+    stands: list[_RangeRows] = []
     for begin, has_own, (one, u) in zip(begins, own, pairs, strict=True):
-        stands.append(_PackedRange(one, len(rows) if has_own else None, opening_row.get(u)))
+        stands.append(_RangeRows(one, len(rows) if has_own else None, opening_row.get(u)))
         if has_own:
             rows.append(_PackRow(one, begin, one.end, opening_row.get(u)))
     rows += [_PackRow(units[u][0], 0, units[u][0].opening) for u in apart]
@@ -159,7 +158,7 @@ def _lay(units: Sequence[Sequence[_TokenRange]]) -> tuple[list[_PackRow], list[_
 
 def _micro_batch(
     reads: TokenReads,
-    units: Sequence[Sequence[_TokenRange]],
+    units: Sequence[Sequence[_Range]],
     place: RankContext,
     carried: PrefixCache | None,
 ) -> MicroBatch:
@@ -182,33 +181,25 @@ def _micro_batch(
         layout.past = carried.past(sources, device)
     tokens = np.concatenate([stand.stretch.tokens for stand in stands])
     states = [_states(stand, starts, reads.position_of[stand.stretch.tokens]) for stand in stands]
+    images = None
+    if place.images is not None:
+        laid = [
+            ImageRow(reads.token_ids[s], reads.media_of(s), row.begin, row.end)
+            for s, row in ((row.stretch.sequence, row) for row in rows)
+        ]
+        images = images_of(laid, starts.tolist(), place.images, device)
     pack = Pack(
         token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
         position_ids=torch.from_numpy(places).to(device),
         layout=layout,
         reads=torch.from_numpy(np.concatenate(states)).to(device),
         targets=torch.from_numpy(reads.targets[tokens]).to(device),
-        images=None if place.images is None else _images(reads, rows, starts, place.images, device),
+        images=images,
     )
     return MicroBatch(pack, torch.from_numpy(tokens).to(device))
 
 
-def _images(
-    reads: TokenReads,
-    rows: Sequence[_PackRow],
-    starts: Int64,
-    shapes: ImageShapes,
-    device: torch.device,
-) -> PackImages:
-    """Return the images in the rows of a pack."""
-    laid = (
-        ImageRow(reads.token_ids[s], reads.media_of(s), row.begin, row.end)
-        for s, row in ((row.stretch.sequence, row) for row in rows)
-    )
-    return images_of(list(laid), starts.tolist(), shapes, device)
-
-
-def _states(stand: _PackedRange, starts: Int64, positions: Int64) -> Int64:
+def _states(stand: _RangeRows, starts: Int64, positions: Int64) -> Int64:
     """[N] the pack's token just before each of the range's tokens at `positions` [N]."""
     one, before = stand.stretch, positions - 1
     begin = one.begin if stand.opening is None else one.opening
@@ -218,7 +209,7 @@ def _states(stand: _PackedRange, starts: Int64, positions: Int64) -> Int64:
     return np.where(before < begin, starts[stand.opening] + before, own)
 
 
-def _source(reads: TokenReads, stand: _PackedRange, starts: Int64) -> CacheSource:
+def _source(reads: TokenReads, stand: _RangeRows, starts: Int64) -> CacheSource:
     """Return the pack's places of a range's tokens."""
     one, places = stand.stretch, []
     begin = one.begin if stand.opening is None else one.opening

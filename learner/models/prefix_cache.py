@@ -127,8 +127,7 @@ class PrefixCache:
     ) -> int:
         """Return how many of a sequence's `first` tokens this update can read.
 
-        `opening` marks the first window, before which nothing can be missing; `media` are the
-        images in it."""
+        `opening` marks the first window, before which nothing is missing; `media`: its images."""
         if trajectory not in self._known:
             self._known[trajectory] = self._look_up(trajectory, token_ids, media)
             self._count(trajectory, first, later=first >= opening)

@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 from headrace.config.sections.process import TransportConfig
@@ -64,12 +63,7 @@ class Inbox:
         self.greet()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         failed = None if error is None else f"{type(error).__name__}: {error}"
         self._dealer.send(m.Goodbye(failed=failed))
         self._pulse.__exit__(None, None, None)

@@ -215,8 +215,7 @@ class ModelSet:
 
     @property
     def _dtype(self) -> torch.dtype:
-        is_whole = self._config.learner.precision == "bfloat16"
-        return torch.bfloat16 if is_whole else torch.float32
+        return torch.bfloat16 if self._config.learner.precision == "bfloat16" else torch.float32
 
     @property
     def _autocast(self) -> torch.dtype | None:

@@ -62,10 +62,7 @@ class Relay:
         if len(batch.parts) != self._world:
             raise ValueError(f"a batch for {len(batch.parts)} ranks, but there are {self._world}")
         own: dict[int, Shard] = {}
-        if receive is None:
-            other = self._receive_own(batch, own)
-        else:
-            other = self._hand_out(batch, own, receive)
+        other = self._hand_out(batch, own, receive) if receive else self._receive_own(batch, own)
         if self._world > 1:
             whole = torch.tensor([other is None], dtype=torch.uint8)
             dist.broadcast(whole, src=0, group=self._group)

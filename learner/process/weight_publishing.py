@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import urlsplit
 
 import torch
@@ -123,12 +122,7 @@ class WeightPublisher:
     def __enter__(self) -> "WeightPublisher":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -152,19 +146,15 @@ class _WeightServer(threading.Thread):
         """Serve until closed. A router belongs to the thread that opened it."""
         limits = self._transport
         try:
-            router = BlockingRouter(
-                limits.host,
-                0,
-                max_bytes=int(limits.max_message_mib * 2**20),
-                curve_keys=limits.curve_keys,
-            )
+            most = int(limits.max_message_mib * 2**20)
+            router = BlockingRouter(limits.host, 0, max_bytes=most, curve_keys=limits.curve_keys)
         except BaseException as error:
             self._failure = error
             self._bound.set()
             return
         self.port = router.port
         self._bound.set()
-        piece = min(PIECE_BYTES, int(limits.max_message_mib * 2**20) // 2)
+        piece = min(PIECE_BYTES, most // 2)
         try:
             while not self._end.is_set():
                 arrival = router.receive(_POLL_S)

@@ -59,8 +59,8 @@ class SessionEncoder:
     def _history(self, pairs: Sequence[Pair], room: int) -> list[int]:
         """Return the newest pairs that fit.
 
-        Of a single one that does not, the longer side is cut: a query from the left, a document
-        from the right."""
+        If none does, the last one's longer side is cut: a query from the left, a document from the
+        right."""
         kept = self._newest(pairs, room)
         if kept or not pairs:
             return kept

@@ -88,7 +88,8 @@ def recompute(
         old = torch.zeros_like(finished.rewards)  # which these targets do not read
         targets = algorithm.value.targets(finished.rewards, old, finished.segments).targets
         tallies.append(_all("critic/returns", targets))
-    metrics = finalise(merge(tallies)) | spreads(merge(tallies))
+    merged = merge(tallies)
+    metrics = finalise(merged) | spreads(merged)
     metrics["perf/loss_tokens"] = float(loss_counts(windows, finished, place).policy_tokens)
     return RecomputedBatch(
         windows=windows.windows,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from headrace.protocol.fields import Metric
 from learner.algorithms.segment_advantages import WindowAdvantages
@@ -91,14 +92,9 @@ def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, 
 
 def _log_tally(prefix: str, log: StepLog) -> Tally:
     losses = torch.stack(log.losses).to(torch.float64).sum() if log.losses else torch.zeros(())
-    counts = {
-        name: torch.tensor(float(number), dtype=torch.float64, device=losses.device)
-        for name, number in (
-            ("tokens", log.tokens), ("fillers", log.fillers), ("trained", log.trained),
-            ("reads", log.reads),
-        )
-    } | {"loss": losses.to(torch.float64)}  # fmt: skip
-    return Tally({f"{prefix}/{name}": x for name, x in counts.items()}, {})
+    counts = {name: getattr(log, name) for name in ("tokens", "fillers", "trained", "reads")}
+    sums = _scalars(prefix, counts, losses.device)
+    return Tally(sums | {f"{prefix}/loss": losses.to(torch.float64)}, {})
 
 
 def _carried_tally(carried: Sequence[PrefixCache], place: RankContext) -> Tally:
@@ -110,13 +106,14 @@ def _carried_tally(carried: Sequence[PrefixCache], place: RankContext) -> Tally:
         "tokens": sum(store.figures.carried for store in carried),
         "age": sum(store.figures.age for store in carried),
     }
-    return Tally(
-        {
-            f"carried/{name}": torch.tensor(float(n), dtype=torch.float64, device=place.device)
-            for name, n in counts.items()
-        },
-        {},
-    )
+    return Tally(_scalars("carried", counts, place.device), {})
+
+
+def _scalars(prefix: str, counts: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
+    return {
+        f"{prefix}/{name}": torch.tensor(float(n), dtype=torch.float64, device=device)
+        for name, n in counts.items()
+    }
 
 
 def _over_ranks(tally: Tally, place: RankContext) -> Tally:

@@ -149,8 +149,7 @@ class PolicyUpdate(ModelUpdate):
     def prepare(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
         """Compute proximal logprobs, except those of the first optimizer step, and `reference`'s.
 
-        That is the starting policy, where the algorithm has a divergence from it; `carried`: its
-        keys and values."""
+        That is the starting policy, if the algorithm has a divergence; `carried`: its keys."""
         algorithm, reads = self._algorithm, self._reads
         # A collective: whether this rank has hot tokens does not decide.
         if algorithm.uses_proximal or algorithm.hot.reads_start:

@@ -190,12 +190,7 @@ def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor
 
 @torch.no_grad()
 def tally_values(
-    values: Tensor,
-    targets: Tensor,
-    mask: Tensor,
-    segments: Segments,
-    *,
-    cuts: Tensor | None = None,
+    values: Tensor, targets: Tensor, mask: Tensor, segments: Segments, *, cuts: Tensor | None = None
 ) -> Tally:
     """Tally the critic's explained variance, and errors by relative position and at cuts.
 

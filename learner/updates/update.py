@@ -72,8 +72,7 @@ class Updater:
     ) -> None:
         """`critic`: needed if the algorithm has a value model; `reference`: if a divergence.
 
-        The reference is the forward pass of a policy that never changes. `ranker`: is trained
-        along."""
+        The reference is a constant policy's forward pass. `ranker`: is trained along."""
         if (algorithm.value is None) != (critic is None):
             raise ValueError("an algorithm with a value model needs a critic, one without none")
         if (algorithm.kl is None) != (reference is None):

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.kit.machine_state import (
     REST,
-    CpuSeconds,
+    CpuTime,
     MachineSample,
     MachineState,
     MachineWatch,
@@ -32,61 +32,62 @@ NAMES = {2: "supervisor", 3: "learner-0"}
 def test_what_runs_below_a_role_is_the_roles() -> None:
     tree = ProcessTree()
     used = {
-        BENCH: CpuSeconds(1, 0),
-        TRAIN: CpuSeconds(2, 0),
-        LEARNER: CpuSeconds(10, 0),
-        ENGINE: CpuSeconds(30, 0),
+        BENCH: CpuTime(1, 0),
+        TRAIN: CpuTime(2, 0),
+        LEARNER: CpuTime(10, 0),
+        ENGINE: CpuTime(30, 0),
     }
-    tree.see(used, PARENTS)
+    tree.record_processes(used, PARENTS)
     assert tree.seconds(NAMES) == {REST: 1, "supervisor": 2, "learner-0": 40}
     assert tree.seconds() == {REST: 43}
 
 
 def test_a_child_that_ended_is_counted_once() -> None:
     tree = ProcessTree()
-    tree.see(
-        {BENCH: CpuSeconds(1, 0), TRAIN: CpuSeconds(2, 0), LEARNER: CpuSeconds(10, 0)}, PARENTS
+    tree.record_processes(
+        {BENCH: CpuTime(1, 0), TRAIN: CpuTime(2, 0), LEARNER: CpuTime(10, 0)}, PARENTS
     )
     # The learner ended with 12 s, of which the last look had seen 10, and its parent waited.
-    tree.see({BENCH: CpuSeconds(1, 0), TRAIN: CpuSeconds(2, 12)}, PARENTS)
+    tree.record_processes({BENCH: CpuTime(1, 0), TRAIN: CpuTime(2, 12)}, PARENTS)
     assert tree.seconds(NAMES) == {REST: 1, "supervisor": 2 + 2, "learner-0": 10}
 
 
 def test_a_child_that_nobody_waited_for_is_not_lost() -> None:
     tree = ProcessTree()
-    tree.see(
-        {BENCH: CpuSeconds(1, 0), TRAIN: CpuSeconds(2, 0), LEARNER: CpuSeconds(10, 3)}, PARENTS
+    tree.record_processes(
+        {BENCH: CpuTime(1, 0), TRAIN: CpuTime(2, 0), LEARNER: CpuTime(10, 3)}, PARENTS
     )
-    tree.see({BENCH: CpuSeconds(1, 0), TRAIN: CpuSeconds(2, 0)}, PARENTS)
+    tree.record_processes({BENCH: CpuTime(1, 0), TRAIN: CpuTime(2, 0)}, PARENTS)
     assert tree.seconds(NAMES) == {REST: 1, "supervisor": 2, "learner-0": 13}
 
 
 def test_an_orphan_stays_where_it_was_born() -> None:
     tree = ProcessTree()
     used = {
-        BENCH: CpuSeconds(0, 0),
-        TRAIN: CpuSeconds(0, 0),
-        LEARNER: CpuSeconds(5, 0),
-        ENGINE: CpuSeconds(5, 0),
+        BENCH: CpuTime(0, 0),
+        TRAIN: CpuTime(0, 0),
+        LEARNER: CpuTime(5, 0),
+        ENGINE: CpuTime(5, 0),
     }
-    tree.see(used, PARENTS)
-    tree.see(
-        {BENCH: CpuSeconds(0, 0), TRAIN: CpuSeconds(0, 5), ENGINE: CpuSeconds(9, 0)},
-        {ENGINE: BENCH},
+    tree.record_processes(used, PARENTS)
+    tree.record_processes(
+        {BENCH: CpuTime(0, 0), TRAIN: CpuTime(0, 5), ENGINE: CpuTime(9, 0)}, {ENGINE: BENCH}
     )
     assert tree.seconds(NAMES)["learner-0"] == 5 + 9
 
 
 def test_a_pid_that_is_used_again_is_another_process() -> None:
     tree, again = ProcessTree(), (3, 50.0)
-    tree.see({BENCH: CpuSeconds(0, 0), LEARNER: CpuSeconds(5, 0)}, {**PARENTS, LEARNER: BENCH})
-    tree.see({BENCH: CpuSeconds(0, 5), again: CpuSeconds(1, 0)}, {**PARENTS, again: BENCH})
+    tree.record_processes(
+        {BENCH: CpuTime(0, 0), LEARNER: CpuTime(5, 0)}, {**PARENTS, LEARNER: BENCH}
+    )
+    tree.record_processes({BENCH: CpuTime(0, 5), again: CpuTime(1, 0)}, {**PARENTS, again: BENCH})
     assert sum(tree.seconds().values()) == 6
 
 
 def watched(*looks: MachineSample) -> MachineWatch:
     watch = MachineWatch()
-    watch.looks = list(looks)
+    watch.samples = list(looks)
     return watch
 
 
@@ -147,7 +148,9 @@ def test_real_processes_are_counted_to_the_second(tmp_path: Path) -> None:
     found = watch.state({process.pid: "role"}).cpu_s
     # Starting two interpreters takes some time of its own.
     assert 0.75 <= found["role"] <= 2.0
-    assert watch.looks[-1].own - watch.looks[0].own == pytest.approx(sum(found.values()), abs=0.05)
+    assert watch.samples[-1].own - watch.samples[0].own == pytest.approx(
+        sum(found.values()), abs=0.05
+    )
 
 
 def test_roles_are_those_that_the_supervisor_started(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_evaluations_and_start_up_are_in_no_cpu_seconds() -> None:
     """Two cores busy all the time: 30 s of start-up, then training 10 s, evaluation 5 s, training
     20 s, evaluation 5 s."""
     watch = MachineWatch()
-    watch.looks = [MachineSample(float(at), 0.0, 0.0, 2.0 * at) for at in range(0, 101, 10)]
+    watch.samples = [MachineSample(float(at), 0.0, 0.0, 2.0 * at) for at in range(0, 101, 10)]
     found = [evaluation(45, 5, 10.0, 4), evaluation(70, 5, 30.0, 8)]
     assert cpu_at_evaluations(watch, found, [4, 8]) == pytest.approx([20.0, 60.0])
     # Two evaluations of one version: the later one counts, as it does for accuracy.

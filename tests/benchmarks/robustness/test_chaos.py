@@ -26,7 +26,7 @@ from benchmarks.robustness.chaos_job import (
     descendants,
     is_reaper,
     living,
-    wait_for_none,
+    wait_until,
 )
 from benchmarks.robustness.chaos_testbed import open_testbed
 from headrace.data.media import MediaStore
@@ -203,7 +203,7 @@ def test_what_a_process_started_is_found_in_whatever_group_it_is() -> None:
     assert living({child}) == [child]
     assert not is_reaper(child)
     child.kill()
-    assert wait_for_none(lambda: living({child}), 10.0) == []
+    assert wait_until(lambda: living({child}), 10.0, some=False) == []
 
 
 _TALKERS = """
@@ -226,11 +226,11 @@ for connection in (told, kept):
 
 
 def test_a_frozen_server_answers_again_afterwards() -> None:
-    with open_testbed() as place:
-        if place.database is None:
-            pytest.skip(place.missing["freeze_sql"])
-        url = place.database.url.replace("+psycopg", "")
-        freezer = threading.Thread(target=place.database.freeze, args=(1.5,))
+    with open_testbed() as testbed:
+        if testbed.database is None:
+            pytest.skip(testbed.missing["freeze_sql"])
+        url = testbed.database.url.replace("+psycopg", "")
+        freezer = threading.Thread(target=testbed.database.freeze, args=(1.5,))
         freezer.start()
         time.sleep(0.3)
         began = time.monotonic()
@@ -241,18 +241,18 @@ def test_a_frozen_server_answers_again_afterwards() -> None:
 
 
 def test_connections_with_a_port_are_reset_and_others_stay() -> None:
-    with open_testbed() as place:
-        if "reset" in place.missing:
-            pytest.skip(place.missing["reset"])
-        command = place.command([sys.executable, "-c", _TALKERS])
+    with open_testbed() as testbed:
+        if "reset" in testbed.missing:
+            pytest.skip(testbed.missing["reset"])
+        command = testbed.command([sys.executable, "-c", _TALKERS])
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            assert place.network is not None
-            place.network.reset(process.pid, port, 0.0)
+            assert testbed.network is not None
+            testbed.network.reset(process.pid, port, 0.0)
             process.stdin.write("\n")
             process.stdin.flush()
             said = process.stdout.read().split()
