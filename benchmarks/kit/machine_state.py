@@ -30,8 +30,6 @@ DISTURBED_CORES = 0.05
 EVERY_S = 1.0
 REST = "benchmark"
 """Role of own processes without one: the benchmark itself and the run's supervisor."""
-
-
 ProcessKey = tuple[int, float]
 """A process: its pid and its start time, so that a reused pid is another process."""
 
@@ -193,9 +191,9 @@ class MachineWatch:
         self._tree.record_processes(found, parents)
         if self._first is None:
             self._first = deepcopy(self._tree)
-        times = psutil.cpu_times()
+        whole = psutil.cpu_times()
         # On Linux `user` holds what guests used; irq and softirq are left out.
-        busy, stolen = times.user + times.nice + times.system, getattr(times, "steal", 0.0)
+        busy, stolen = whole.user + whole.nice + whole.system, getattr(whole, "steal", 0.0)
         own = sum(self._tree.seconds().values())
         self.samples.append(MachineSample(time.time(), busy, stolen, own))
 

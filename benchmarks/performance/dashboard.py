@@ -1,10 +1,10 @@
 """Claim: the dashboard of a large run is as quick as that of a small one.
 
-Creates a run of --rows metric rows and --trajectories trajectories by the writers of storage (once:
-it is kept in `.cache/dashboard` or --root, and a partial one goes on), and one a tenth as large to
-compare it with. Then serves both with `headrace dashboard` and opens every page in
+Creates a run of --metric-rows metric rows and --trajectories trajectories by the writers of storage
+(once: it is kept in `.cache/dashboard` or --root, and a partial one goes on), and one a tenth as
+large to compare it with. Then serves both with `headrace dashboard` and opens every page in
 Chromium. Out: with --json, as the last line, one JSON object: `first_paint_s` (until all charts and
-tables on the screen are drawn; both ends have seen the page before, the browser three times),
+tables on the screen are drawn; both ends have opened the page before, the browser three times),
 `whole_s` (until those below the screen are, too), `cpu_s` (the server's, for that), `filter_s`
 (from a filter's change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
 `bytes_per_paint` (over the websocket), `bytes_per_refresh` and `refresh_cpu_s` (of a run that goes

@@ -96,7 +96,7 @@ def coordinator(
 ) -> None:
     """Run a process that leases, acknowledges and counts.
 
-    Over the pipe: its address, "ready"; per turn in its number, out (seconds, tokens); None ends."""
+    Over the pipe: its address, "ready"; each turn's number in, (seconds, tokens) out; None: end."""
     os.sched_setaffinity(0, cpus)
     asyncio.run(_coordinate(pipe, batch, notice))
 

@@ -316,7 +316,7 @@ def _send_signal(pid: int, fault: Fault) -> bool:
 
 
 def descendants(pid: int) -> set[psutil.Process]:
-    """Return all descendants of a process, in whatever process group."""
+    """Return all descendants of a process, in any process group."""
     try:
         return set(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:

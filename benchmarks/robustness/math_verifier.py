@@ -2,11 +2,11 @@
 
 `headrace bench math-verifier [FILE.jsonl ...] [--scorer FILE.py:NAME ...] [--json]`. In: files with
 one object per line (`gold`, `prediction`, `expected`); without a file, the golden cases of our
-tests. Out: accuracy, false accepts, false rejects and milliseconds a case of ours, of math-verify
-as it stands, of math-verify with the right answer in a box, which is how other trainers call it,
-and of every reward function that is named, of whatever system (docs/rewards.md). A false accept of
-ours that math-verify alone would have rejected is counted apart: there should be none. Every
-measurement is a row of `benchmarks/results/math_verifier.jsonl`, or of the file `--rows`.
+tests. Out: accuracy, false accepts, false rejects and milliseconds per case of ours, of plain
+math-verify, of math-verify with the right answer in a box, as other trainers call it, and of every
+named reward function, of any system (docs/rewards.md). A false accept of ours that math-verify
+alone would have rejected is counted apart: there should be none. Every measurement is a row of
+`benchmarks/results/math_verifier.jsonl`, or of the file `--rows`.
 """
 
 import json

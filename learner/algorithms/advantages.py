@@ -1,8 +1,8 @@
-"""Advantages: how good each token was, judged by the critic.
+"""Advantages of tokens by the critic's values: GAE, EGAE at a cut, whitening.
 
 In: rewards, values and the windows they belong to. Out: one advantage per token, without gradient.
-Promises: an unfinished window never sees a terminal value of 0 unless asked to; the packed form and
-the one-window form give the same bits; sums run in float64 whatever comes in.
+Promises: an unfinished window has no terminal value of 0 unless configured; the packed form and the
+one-window form give the same bits; sums run in float64 whatever the inputs' type.
 
 Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's output just before
 token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
@@ -60,8 +60,8 @@ def egae(
     A_t = sum_{k=0}^{l-t-1} (gamma lam)^k delta_{t+k}, where V(s_l) is
         0 if the response finished (then this is `gae`), else by `boundary`:
         copy       V(s_{l-1}), so the last term is r_{l-1} + (gamma - 1) V(s_{l-1})
-        bootstrap  `bootstrap_value`, the critic asked for V(s_l)
-        terminal   0, which wrongly punishes being cut; for ablation only
+        bootstrap  `bootstrap_value`, the critic's V(s_l)
+        terminal   0, which wrongly punishes cuts; for ablation only
 
     Args:
         rewards: [T] reward of each token of the window. values: [T] V(s_t). gamma: discount, 0 to

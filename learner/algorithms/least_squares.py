@@ -14,9 +14,9 @@ from torch import Tensor
 
 FOLDS = 4
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)
-"""Of the squared weights of standardised features; inf is the mean return alone."""
+"""Penalties of squared weights of standardised features; inf is the mean return alone."""
 _FLAT = 1e-10
-"""Variance at or below which a feature says nothing."""
+"""Variance at or below which a feature is constant."""
 
 
 class LeastSquaresHead:

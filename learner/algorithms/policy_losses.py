@@ -17,7 +17,7 @@ class LossInputs:
     """Inputs of the policy's loss for N tokens, not necessarily all of a window.
 
     Attributes:
-        new: [N] logprobs, with gradient. entropy: [N], with gradient where a term asks for it.
+        new: [N] logprobs, with gradient. entropy: [N], with gradient where a term needs it.
         start: [N] logprobs under the weights of the update's start. advantages: [N]. behaviour: [N]
         logprobs of the sampler. versions: [N] weight versions that sampled. mask: [N] bool, tokens
         in the surrogate. hot: [N] bool, of them those that FIRE's high temperature drew. right: [N]

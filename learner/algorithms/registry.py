@@ -356,11 +356,11 @@ def _aggregate(
 
 def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
-    bounds = {"clip_low": low or math.inf, "clip_high": high or math.inf}
+    clipped = partial(clipped_squared_error, clip_low=low or math.inf, clip_high=high or math.inf)
     has_clip = low is not None or high is not None
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
-        loss=partial(clipped_squared_error, **bounds) if has_clip else _squared_error,
+        loss=clipped if has_clip else _squared_error,
         aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,
         targets_read_old=lam != 1.0,

@@ -17,7 +17,7 @@ from learner.batching.segments import segment_ids
 from learner.device import RankContext
 
 LEAST_SPREAD = 1e-4
-"""Below it a division would blow up rounding."""
+"""Standard deviation of an act below which a division would magnify rounding."""
 
 
 class WindowAdvantages(NamedTuple):
@@ -49,7 +49,7 @@ def window_advantages(
     """Return advantages and returns of the windows' tokens.
 
     `values` [T] are of the update's start, `at_cuts` those behind cut windows where the algorithm
-    asks for them, `penalty` [T] is the divergence's cost of each token."""
+    reads them, `penalty` [T] is the divergence's cost of each token."""
     rewards = windows.rewards.to(place.dtype)
     cuts = None if at_cuts is None else at_cuts[windows.windows_of]
     segments = windows.segments._replace(bootstrap_value=cuts)

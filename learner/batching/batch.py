@@ -203,7 +203,7 @@ class _SegmentPart(NamedTuple):
 
 def _parts(
     sampled: TrainableTokens,
-    items: Sequence[PolicyWindow] | Sequence[ValueTrajectory],
+    items: Sequence[PolicyWindow | ValueTrajectory],
     sequences: Sequence[BatchSequence],
     ended: Sequence[bool],
 ) -> list[_SegmentPart]:

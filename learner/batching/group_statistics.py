@@ -38,7 +38,7 @@ def group_advantages(
         or "none" (REINFORCE). scale: "sample_std" (n - 1), "population_std" (n), or "none".
 
     Returns:
-        [N]; 0 where a baseline is asked for and there is nothing to compare with.
+        [N]; 0 where there is a baseline and nothing to compare with.
 
     Source: GRPO; DAPO section 2; RLOO, Ahmadian et al. 2024. The papers leave the std open.
     """

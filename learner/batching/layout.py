@@ -17,9 +17,10 @@ from torch.nn.functional import pad
 
 from learner.batching.packing import ranges
 
-# A block holds sequences at least this long, relative to its longest: fewer blocks mean fewer
-# calls, tighter blocks less padding (`benchmarks/performance/packing.py` measures both).
 BLOCK_RATIO = 0.75
+"""Minimum length in a block, relative to its longest.
+
+Fewer blocks mean fewer calls, tighter blocks less padding (`headrace bench learner`)."""
 
 
 class PastKeyValues(Protocol):

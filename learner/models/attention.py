@@ -37,10 +37,8 @@ _WITHOUT_EFFECT = {
 # On a CPU in bfloat16 the backward pass of torch's fused kernel is slow for short sequences: a
 # fifth of the speed of two plain batched products at 45 tokens, the same at about 1000.
 EXPLICIT_LENGTH = 512
-
-
 WIDEST_HEAD = 256
-"""FlashAttention's limit of a head's numbers."""
+"""FlashAttention's maximum width of a head."""
 
 
 class UnpaddedAttention(Protocol):

@@ -60,7 +60,7 @@ class TrainingEngine(Protocol):
         """Add the loss's gradient; `last`: of this optimizer step."""
 
     def step(self) -> StepResult:
-        """Clip and apply the gradients, or throw them away where they are not finite."""
+        """Clip and apply the gradients, or drop them where they are not finite."""
 
     @property
     def lr(self) -> float:

@@ -1,8 +1,8 @@
 """Figures of ranked lists, by ir-measures.
 
 In: scores and labels of lists. Out: MAP, MRR and NDCG at 1, 3, 5 and 10, means over lists.
-Promises: equal scores are ordered by a hash of list and place, so that nobody wins ties by the
-order in which candidates came; lists without a relevant candidate are left out and counted.
+Promises: equal scores are ordered by a hash of list and place, so that ties do not depend on the
+order of candidates; lists without a relevant candidate are left out and counted.
 """
 
 import hashlib

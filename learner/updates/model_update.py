@@ -3,7 +3,7 @@
 Steps are taken one after the other until one is dropped. In: the reads that have a loss, and the
 subclass's loss of each micro-batch. Out: optimizer steps, and tallies of figures. Promises: all
 ranks take the same steps in the same order; a model whose inputs are not sound is run forward once,
-so that its figures are there, and stays as it is.
+which gives its figures, and stays as it is.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class StartOutputs:
         self.numbers, self.known, self.exact = numbers, known, known.clone()
 
     def first(self, tokens: Tensor, now: Tensor, *, exact: bool) -> Tensor:
-        """[M] the numbers of some tokens; one without a number gets that of `now`, [M]."""
+        """[M] the numbers of some tokens; a token that has none gets that of `now`, [M]."""
         found = torch.where(self.known[tokens], self.numbers[tokens], now.to(self.numbers.dtype))
         self.numbers[tokens] = found
         self.exact[tokens] |= ~self.known[tokens] & exact

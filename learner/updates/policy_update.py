@@ -95,7 +95,7 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
 class PolicyUpdate(ModelUpdate):
     """The policy's part of an update: `prepare`, `set_advantages`, then `train`.
 
-    Where the algorithm asks for the likelihood of right answers, the tokens of their earlier
+    Where the loss has the likelihood of right answers, the tokens of their earlier
     windows follow the windows' T tokens: E tokens that have a likelihood but neither ratio nor
     advantage.
 

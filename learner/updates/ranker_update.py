@@ -1,10 +1,9 @@
 """The ranker's part of an update: training on the clicks of answers that ended.
 
 In: a shard whose windows bring the rows of their prompts, and the policy's tokenizer. Out:
-optimizer steps on whole lists of candidates, each behind the policy's answer in the place of its
-query, in padded batches. Promises: an answer is learnt from in the update that trains its last
-window and in no other; all ranks take the same steps; a row without a click is left out and
-counted.
+optimizer steps on whole lists of candidates, with the policy's answer as their query, in padded
+batches. Promises: an answer is learnt from in the update that trains its last window and in no
+other; all ranks take the same steps; a row without a click is left out and counted.
 """
 
 import json
