@@ -28,7 +28,7 @@ from benchmarks.kit.rows import RESULTS, read_rows
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
 from benchmarks.kit.study_table import Table
-from benchmarks.kit.time_to_target import curve, interval_text, smoothed
+from benchmarks.kit.time_to_target import curve, interval_text, smooth
 from benchmarks.robustness import chaos_figures
 from benchmarks.studies.comparison_figures import part_figures, race_of, summarise, target_of
 from benchmarks.versus_trl import trl
@@ -41,7 +41,7 @@ MONTH = "2026-11"
 """The folder of rows that are older than the protocol of comparisons."""
 RACE = "tppo-vs-ppo"
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-POINTS = 60
+MEDIAN_POINTS = 60
 """Points of a median over seeds, at evenly spaced seconds."""
 
 
@@ -114,7 +114,7 @@ def trl_figures() -> dict[str, Any]:
 
 
 def source(rows: Sequence[Row]) -> str:
-    """Return commit and processor of the newest row, and the number of further commits."""
+    """Return the newest row's commit and processor, and the number of other commits."""
     newest = max(rows, key=lambda row: int(row["at"]))
     commits = {row.get("commit", "")[:7] for row in rows}
     more = f"+{len(commits) - 1}" if len(commits) > 1 else ""
@@ -184,7 +184,7 @@ def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> No
     target = target_of(race_of(study), dict(enumerate(arms[study.file.reference])))
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     for colour, (mode, rows) in zip(COLOURS, arms.items(), strict=False):
-        seeds = [smoothed(curve(row)) for row in rows]
+        seeds = [smooth(curve(row)) for row in rows]
         for line in seeds:
             axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3, linewidth=0.8)
         middle = median_line(seeds)
@@ -200,7 +200,7 @@ def median_line(lines: Sequence[Points]) -> Points:
 
     From where all have begun to where the first one ends."""
     begin, end = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
-    xs = [begin + (end - begin) * i / (POINTS - 1) for i in range(POINTS)]
+    xs = [begin + (end - begin) * i / (MEDIAN_POINTS - 1) for i in range(MEDIAN_POINTS)]
     each = [np.interp(xs, [x for x, _ in line], [y for _, y in line]) for line in lines]
     return [(x, float(y)) for x, y in zip(xs, np.median(each, axis=0), strict=True)]
 

@@ -1,4 +1,4 @@
-"""A learner rank's device, its number among all ranks, its limits, and its collectives.
+"""A learner rank's device, number, limits and collectives.
 
 In: nothing but settings. Out: `RankContext`, with the few collectives that an update needs.
 Promise: with one rank nothing is sent, so that an update also runs without a process group.
@@ -99,7 +99,7 @@ class RankContext:
         return torch.cat([rows[:n] for rows, n in zip(found, counts, strict=True)])
 
     def most(self, count: int) -> int:
-        """Return the largest count of all ranks if `forward_together`, else this rank's own."""
+        """Return the largest count of all ranks if `forward_together`, else its own."""
         if not (self.forward_together and self.world > 1):
             return count
         return int(self.largest(torch.tensor(count, device=self.device)).item())
@@ -122,7 +122,7 @@ def choose_device(
 
 
 def claim_memory(config: RunConfig, device: torch.device) -> None:
-    """Reserve the estimated memory of a rank on its GPU: torch keeps what is freed here.
+    """Reserve a rank's estimated memory on its GPU: torch keeps what is freed here.
 
     A generator on the same GPU measures what is left after that."""
     reckoned = gpu_memory(config, model_shape(Path(config.model.path))).total

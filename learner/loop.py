@@ -15,7 +15,7 @@ from typing import cast
 from headrace.protocol.messages import control as m
 from learner.batching.shards import merge_shards
 from learner.process.inbox import Inbox
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.trainer import Trainer
 from learner.process.weight_publishing import WeightPublisher
 
@@ -23,7 +23,7 @@ _LOG = logging.getLogger("headrace.learner")
 
 
 def run_loop(
-    inbox: Inbox | None, publisher: WeightPublisher | None, relay: Relay, trainer: Trainer
+    inbox: Inbox | None, publisher: WeightPublisher | None, relay: RankRelay, trainer: Trainer
 ) -> str:
     """Serve until Shutdown and return its reason.
 
@@ -68,10 +68,10 @@ def _update(
     batch: m.Batch,
     inbox: Inbox | None,
     publisher: WeightPublisher | None,
-    relay: Relay,
+    relay: RankRelay,
     trainer: Trainer,
 ) -> tuple[m.Message | None, m.Message | None]:
-    """Train the batch; return rank 0's report, or a message that came instead of a part."""
+    """Train the batch; return rank 0's report, or another message than a part."""
     parts = relay.deliver(batch, None if inbox is None else inbox.next)
     if isinstance(parts, m.Message):
         return None, parts

@@ -1,4 +1,4 @@
-"""Process of a learner rank: `python -m learner.run --run-dir DIR --connect ADDR ...`.
+"""Process of a learner rank: `python -m learner.run --run-dir DIR --connect ADDR`.
 
 Its rank comes from its options or, without those, from torchrun's variables (RANK, LOCAL_RANK,
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Reads the run's resolved configuration, joins the other
@@ -34,14 +34,14 @@ with lasting():
     from learner.loop import run_loop
     from learner.models.deepspeed_engine import join_ranks
     from learner.process.inbox import NAME, Inbox, WeightOrigin
-    from learner.process.rank_broadcast import Relay
+    from learner.process.rank_broadcast import RankRelay
     from learner.process.trainer import Trainer
     from learner.process.weight_publishing import WeightPublisher
 
 _LOG = logging.getLogger("headrace.learner")
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
 REPRODUCIBLE = {"MKL_CBWR": "AUTO"}
-"""Without it MKL's products may depend on their operands' addresses in the last bit.
+"""Without it, the last bit of MKL's products may depend on operands' addresses.
 
 So on some processors: a resumed run would differ from one that was never interrupted."""
 
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
         address=options.master_address,
         local_rank=options.local_rank,
     )
-    relay = Relay(rank=options.rank, world=options.world_size)
+    relay = RankRelay(rank=options.rank, world=options.world_size)
     work = Work(config.transport.stall_timeout_s)
     link = Link.from_config(config.transport, options.connect)
     try:

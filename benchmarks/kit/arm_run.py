@@ -1,4 +1,4 @@
-"""A run of an arm as a row: its settings, its results, the machine's state meanwhile.
+"""A run of an arm as a row: settings, results, and the machine's state.
 
 In: an arm and a seed. Out: a row, and figures of one. The run is `headrace train` in processes of
 its own. `final` is the mean accuracy of a run's last two evaluations; `mean` the area under
@@ -40,7 +40,7 @@ def run_arm(
     remove: bool = True,
     facts: Callable[[Path], Row] | None = None,
 ) -> Row:
-    """Run an arm; return its row, with `facts` of its folder. RunFailedError if it fails."""
+    """Run an arm; return its row, with `facts` of its folder, or raise RunFailedError."""
     # A run is found by its name, and a repeated one is another.
     root.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(dir=root))
@@ -62,7 +62,7 @@ def run_arm(
 
 
 def run_row(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
-    """Build a run's row: its settings, its figures `found`, the machine's state meanwhile."""
+    """Build a run's row: settings, the figures `found`, and the machine's state."""
     versions = [version for version, *_ in found["evaluations"]]
     return {
         "arm": arm.name,
@@ -128,7 +128,7 @@ def warm_up_updates(row: Row) -> int:
 
 
 def metric_of(row: Row, name: str) -> list[tuple[int, float]]:
-    """Return (updates of the policy, value) of a metric in `SERIES`, where it has a value."""
+    """Return (policy updates, value) of a metric in `SERIES`, where it has a value."""
     series, warm_up = row["series"], warm_up_updates(row)
     pairs = zip(series["update"], series.get(name, ()), strict=False)
     return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]

@@ -2,8 +2,8 @@
 
 In: rows by key. A run counts as long as its settings have not changed: its key has a digest of
 them. A run that other processes disturbed is run again: its undisturbed row has its key, and each
-disturbed one `KEY/disturbed-N`. After `MOST` tries a run is not tried again. The undisturbed row
-counts, else the least disturbed one, which says so (`disturbed`): a page counts those.
+disturbed one `KEY/disturbed-N`. After `MAX_TRIES` it is given up. The undisturbed row counts, else
+the least disturbed one, which says so (`disturbed`): a page counts those.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from typing import Any
 from headrace.config.loading.recipe import merge_overrides, read_toml
 from headrace.host.install import ROOT
 
-MOST = 3
+MAX_TRIES = 3
 NEUTRAL = {
     "fit": "gradient", "features": 512, "memory_answers": 4096, "layers": "null",
     "warmup_prompts": "null",
 }  # fmt: skip
-"""Keys of `algorithm.value` younger than some recorded rows, with their neutral values."""
+"""Keys of `algorithm.value` that recorded rows lack, with their neutral values."""
 Row = dict[str, Any]
 
 
@@ -58,7 +58,7 @@ def key(arm: Arm, seed: int) -> str:
 def rows_of(
     arm: Arm, rows: Mapping[str, Row], seeds: Collection[int] | None = None
 ) -> dict[int, Row]:
-    """Return the rows of the arm as it is now, by seed; of a repeated run, the one that counts.
+    """Return the rows that count of the arm as it is now, by seed.
 
     `seeds`: of these alone."""
     digest = arm.digest()
@@ -70,7 +70,7 @@ def rows_of(
 
 def tries_of(key: str, rows: Mapping[str, Row]) -> list[Row]:
     """Return the disturbed rows of a run."""
-    return [rows[name] for n in range(MOST) if (name := f"{key}/disturbed-{n}") in rows]
+    return [rows[name] for n in range(MAX_TRIES) if (name := f"{key}/disturbed-{n}") in rows]
 
 
 def row_of(key: str, rows: Mapping[str, Row]) -> Row | None:
@@ -82,7 +82,7 @@ def row_of(key: str, rows: Mapping[str, Row]) -> Row | None:
 
 def is_missing(key: str, rows: Mapping[str, Row]) -> bool:
     """Return whether the run has to be run (again)."""
-    return key not in rows and len(tries_of(key, rows)) < MOST
+    return key not in rows and len(tries_of(key, rows)) < MAX_TRIES
 
 
 def new_key(key: str, rows: Mapping[str, Row], row: Row) -> str:

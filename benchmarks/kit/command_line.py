@@ -9,13 +9,13 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from headrace.config.sections.generator import GeneratorConfig
 from headrace.host.install import ROOT
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Formatter that keeps the text, and shows useful defaults, paths relative to the project."""
+    """Formatter that keeps the text and shows defaults, paths relative to the project."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -40,20 +40,22 @@ def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.
     return parser
 
 
-def take_rows(parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False) -> None:
-    """Add `--rows`, the file of all measurements; `resumes`: existing ones are not repeated."""
+def add_rows_option(
+    parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False
+) -> None:
+    """Add `--rows`, the file of measurements; `resumes`: existing ones are reused."""
     more = ", gone on with" if resumes else ""
     parser.add_argument(
         "--rows", type=Path, default=default, help=f"JSONL file that gets the rows{more}"
     )
 
 
-def offer_row(parser: argparse.ArgumentParser) -> None:
+def add_row_option(parser: argparse.ArgumentParser) -> None:
     """Add `--rows`, an optional file for the result."""
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    parser.add_argument("--rows", type=ResultFile, help="JSONL file that gets the result as a row")
 
 
-def take_engine(parser: argparse.ArgumentParser, default: str) -> None:
+def add_engine_option(parser: argparse.ArgumentParser, default: str) -> None:
     """Add `--engine`, one of all engines that sample."""
     parser.add_argument(
         "--engine",

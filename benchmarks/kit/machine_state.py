@@ -1,4 +1,4 @@
-"""Processor time during a measurement: its own by role, that of others, and stolen time.
+"""Processor time during a measurement: own by role, of others, and stolen.
 
 In: a `MachineWatch` around a measurement, and the roles of processes (`roles_in`, by the
 supervisor's own log). Out: a `MachineState` for the row. Reads /proc about once a second; figures
@@ -26,10 +26,10 @@ import numpy as np
 import psutil
 
 DISTURBED_CORES = 0.05
-"""Cores that others may use beside a measurement; beyond that it counts as disturbed."""
+"""Cores used by others beyond which a measurement counts as disturbed."""
 EVERY_S = 1.0
 REST = "benchmark"
-"""Role of own processes without one: the benchmark itself and the run's supervisor."""
+"""Role of the benchmark itself, the supervisor, and others without a role."""
 ProcessKey = tuple[int, float]
 """A process: its pid and its start time, so that a reused pid is another process."""
 
@@ -63,7 +63,7 @@ class ProcessTree:
     def record_processes(
         self, found: Mapping[ProcessKey, CpuTime], parents: Mapping[ProcessKey, ProcessKey | None]
     ) -> None:
-        """Record all processes of the tree that live now; an orphan keeps its first parent."""
+        """Record the tree's live processes; an orphan keeps its first parent."""
         for process, used in found.items():
             self.used[process] = used
             self.parent.setdefault(process, parents.get(process))
@@ -122,7 +122,7 @@ class MachineState:
 
 
 class MachineWatch:
-    """Sampler of the machine's processor times from entry to exit; then read `state(roles)`.
+    """Sampler of the machine's processor times from entry to exit; see `state`.
 
     `root`: the process whose tree is one's own; None: this one."""
 
@@ -205,7 +205,7 @@ class MachineWatch:
 
 
 def roles_in(run_dir: Path) -> dict[int, str]:
-    """Return the names, by pid, of all processes that the run's supervisor ever started."""
+    """Return the names of all processes that the supervisor ever started, by pid."""
     path = run_dir / "supervisor.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines]

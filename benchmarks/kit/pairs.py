@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.kit.machine_state import MachineWatch
-from benchmarks.kit.rows import tell
+from benchmarks.kit.rows import report_result
 
 F = TypeVar("F")
 Figures = Mapping[str, Any]
@@ -42,7 +42,7 @@ def in_turns(
     warm_up: bool = True,
     seen: Callable[[Mapping[str, F]], object] = lambda turn: None,
 ) -> dict[str, list[F]]:
-    """Measure each side in turns 1 to `repeats`. `seen` receives each turn that counts."""
+    """Measure each side in turns 1 to `repeats`; `seen` receives each of them."""
     names = list(sides)
     figures: dict[str, list[F]] = {name: [] for name in names}
     for turn in range(0 if warm_up else 1, repeats + 1):
@@ -66,7 +66,7 @@ def spread(values: Sequence[float], name: str = "ratio", digits: int = 4) -> dic
     return {name + end: round(value, digits) for end, value in found.items()}
 
 
-def shown(row: Figures, name: str = "ratio") -> str:
+def spread_text(row: Figures, name: str = "ratio") -> str:
     """Format a spread: the median, with least and largest in brackets."""
     return f"{row[name]:.3f} ({row[f'{name}_min']:.3f} to {row[f'{name}_max']:.3f})"
 
@@ -83,4 +83,4 @@ def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figur
         share = state.others_cpu_share
         print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
         options.rows = None
-    return tell(options, {"benchmark": name, **figures, **state.as_row()})
+    return report_result(options, {"benchmark": name, **figures, **state.as_row()})

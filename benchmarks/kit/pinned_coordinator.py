@@ -1,4 +1,4 @@
-"""A real coordinator's process on one core, scripted peers around it, and its usage.
+"""A real coordinator's process on one core, its scripted peers, and its usage.
 
 In: a run folder and its configuration. Out: the coordinator on a core of its own, peers that join
 it from this process, seconds of the processor and the clock. Promises: a peer that fails ends the
@@ -23,12 +23,12 @@ from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.sockets import Link
 from tests.coordinator.peers import CoordinatorProcess, ScriptedPeer
 
-FILES = 16
+FILES_PER_PEER = 16
 """File descriptors per peer, with some to spare."""
 
 
 class CoordinatorUsage(NamedTuple):
-    """Seconds on the clock, and processor seconds of the coordinator's threads and the peers.
+    """Wall-clock seconds, and CPU seconds of the coordinator's threads and the peers.
 
     By its event loop, its recorder and its sockets; the peers are in this process."""
 
@@ -142,7 +142,7 @@ def on_core(core: int | None) -> Iterator[None]:
 
 
 def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
-    """Return the coordinator's core and that of the peers; a usage error with only one."""
+    """Return the coordinator's and the peers' core; a usage error with only one."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("coordinator and peers need a core each")
@@ -152,7 +152,7 @@ def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
 def allow_files(peers: int) -> None:
     """Raise this process's file limit for this many peers, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = peers * FILES + 256
+    wanted = peers * FILES_PER_PEER + 256
     if soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

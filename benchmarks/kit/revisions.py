@@ -1,4 +1,4 @@
-"""Effect of code changes on learning: the same recipe at two or more commits, by seed.
+"""Effect of code changes on learning: one recipe at several commits, by seed.
 
 Each commit is checked out into a folder of its own below `.cache/revisions/`, and its own `headrace
 train` runs there, with the packages of this environment. For each seed the commits take turns, in a
@@ -17,8 +17,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, result_line
 from benchmarks.kit.runs import train
 from headrace.errors import UserError
 from headrace.host.install import ROOT
@@ -48,7 +48,7 @@ def _git(*arguments: str) -> str:
 
 
 def measure(
-    recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: Rows
+    recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: ResultFile
 ) -> dict[str, Any]:
     """Run all seeds at all commits that `rows` lacks; return the comparison."""
     trees = dict(map(checkout, revisions))
@@ -104,9 +104,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides", help="of the recipe"
     )
-    take_rows(parser, RESULTS / "revisions.jsonl", resumes=True)
+    add_rows_option(parser, RESULTS / "revisions.jsonl", resumes=True)
     arguments = parser.parse_args(argv)
-    rows = Rows(arguments.rows)
+    rows = ResultFile(arguments.rows)
     result = measure(
         arguments.recipe, arguments.overrides, arguments.revisions, arguments.seeds, rows
     )

@@ -2,7 +2,7 @@
 
 In: the figures of a benchmark. Out: the same figures with the fields of every row: `format` (the
 row's shape), `commit` (of the source tree), `at` (the time), `machine`, and `load` (its load
-average). `Rows` keeps rows in a JSONL file, one per finished run under its key, so that an
+average). `ResultFile` keeps rows in a JSONL file, one per finished run under its key, so that an
 interrupted study goes on where it stopped; `result_line` is the line that `--json` prints.
 
 Rows without `format` are of format 1, which had neither commit nor load. Rows of whole runs have,
@@ -31,7 +31,7 @@ UNKNOWN = "unknown"
 
 
 def commit(tree: Path = ROOT) -> str:
-    """Return the commit that `tree` has checked out, with `-dirty` if files differ from it.
+    """Return the checked-out commit of `tree`, with `-dirty` if files differ.
 
     Results do not count: writing a row is no change of the code. `unknown` where `tree` is not
     itself a repository (an installed package, also one inside another repository).
@@ -53,7 +53,7 @@ def _git(tree: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[str, Any]:
+def stamp(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[str, Any]:
     """Add the fields of every row to the figures.
 
     `began_at`: the commit when the measurement began; a tree that is at another one now changed
@@ -73,7 +73,7 @@ def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[s
 
 def result_line(result: Mapping[str, Any]) -> str:
     """Format a benchmark's result as the one line that `--json` prints."""
-    return json.dumps(stamped(result))
+    return json.dumps(stamp(result))
 
 
 def machine() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     return {row["key"]: row for row in map(json.loads, lines)}
 
 
-class Rows:
+class ResultFile:
     """Finished runs of a study, by key, in a JSONL file."""
 
     def __init__(self, path: Path | str) -> None:
@@ -112,7 +112,7 @@ class Rows:
 
     def add(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Append a row to the file; return it."""
-        row = {"key": key, **stamped(values, began_at=self._began_at)}
+        row = {"key": key, **stamp(values, began_at=self._began_at)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -120,7 +120,7 @@ class Rows:
         return row
 
 
-def tell(options: argparse.Namespace, result: Mapping[str, Any]) -> int:
+def report_result(options: argparse.Namespace, result: Mapping[str, Any]) -> int:
     """Report the result of a benchmark; return the exit code, 0.
 
     A row under its name and the time if `options.rows` is a file, and with `--json` the last line.

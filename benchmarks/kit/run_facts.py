@@ -24,7 +24,7 @@ NOT_LOST = ("value_warmup", "discarded_at_end")
 def cpu_at_evaluations(
     watch: MachineWatch, evaluations: Sequence[Mapping[str, Any]], versions: Sequence[int]
 ) -> list[float]:
-    """Return processor seconds of training up to the last evaluation of each of `versions`.
+    """Return processor seconds of training up to the last evaluation of each version.
 
     Usage between evaluations is training's; start-up and evaluations are left out."""
     used, clock = 0.0, 0.0
@@ -64,7 +64,7 @@ def lost_by_tenth(folder: Path) -> list[dict[str, float]]:
 
 
 def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
-    """Return the accuracy of each version on the longest tenth of the held-out prompts.
+    """Return each version's accuracy on the longest tenth of the held-out prompts.
 
     `by` (the measure of length: the `terms` that the task names, else `tokens`), `least` (of a long
     one), `share` (of prompts that are that long), `accuracy`, version by version."""
@@ -84,7 +84,7 @@ def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
 
 
 def answers_by_lines(folder: Path) -> dict[str, Any]:
-    """Return `written`: figures of a run on programs, `before` training and `after` it.
+    """Return `written`: figures of a run on programs, `before` and `after` training.
 
     Accuracy on those of two lines (`short`) and of six to eight (`long`), `lines` of an answer,
     share of comments (`neutral`)."""

@@ -66,7 +66,7 @@ def train(
 
 
 def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return metrics of a run: `update`, and a list per name, None without a finite value."""
+    """Return a run's metrics: `update`, and a list per name, None if not finite."""
     frame = metric_series(folder, names).pivot(index="x", columns="name", values="value")
     columns = {str(name): frame[name] for name in frame.columns}
     return {

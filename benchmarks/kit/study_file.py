@@ -1,4 +1,4 @@
-"""Format of a study: a TOML file of arms, overrides and seeds in `benchmarks/studies`.
+"""Format of studies: TOML files of arms, overrides, seeds in `benchmarks/studies`.
 
 In: a file, and the name of one of its settings where it has several. Out: `StudyFile`; any mistake
 is a `UserError` of one line. The meaning of the keys is documented here.
@@ -44,7 +44,7 @@ class Grid(_StudyTable):
 
 
 class ArmTable(_StudyTable):
-    """An arm: `overrides` on top of the study's, its own recipe, its grid where it is tuned."""
+    """An arm: `overrides` on top of the study's, its recipe, the grid of its tuning."""
 
     overrides: tuple[str, ...] = ()
     recipe: str | None = None
@@ -59,7 +59,7 @@ class ReducedStudy(_StudyTable):
 
 
 class StudyColumn(_StudyTable):
-    """A further column of the table: its title, a formula of a run's figure, its format."""
+    """A further column of the table: its title, a figure's formula, and its format."""
 
     title: str
     figure: str
@@ -67,7 +67,7 @@ class StudyColumn(_StudyTable):
 
 
 class Panel(_StudyTable):
-    """Axes of a plot: `dots` (a figure, one line per arm), `x` and `y` (curves), or a sweep.
+    """Axes of a plot: `dots` (a line per arm), `x` and `y` (curves), or a sweep.
 
     A sweep has, by its label, the arm at each x."""
 
@@ -100,7 +100,7 @@ class Preparation(_StudyTable):
 
 
 class TuningTable(_StudyTable):
-    """Settings of tuning: its seeds, the accuracy to reach, overrides of its runs alone."""
+    """Settings of tuning: its seeds, its target accuracy, overrides of its runs alone."""
 
     seeds: tuple[int, ...]
     target: float | None = None
@@ -124,7 +124,7 @@ class Variant(_StudyTable):
 
 
 class StudyPart(_StudyTable):
-    """Further runs of a study, by an option of their own; `tuned`: with tuning's settings.
+    """Further runs of a study, with their own option; `tuned`: with tuning's settings.
 
     `overrides` and `against` are those of all its arms."""
 
@@ -139,7 +139,7 @@ class StudyPart(_StudyTable):
 
 
 class Race(_StudyTable):
-    """A race to a target: a share of the median final accuracy of the study's reference.
+    """A race to a target: a share of the reference's median final accuracy.
 
     Other shares are reported, too. `ratio`: the arm whose seconds the reference's are divided by.
     `quotients`: by name, two arms and the meaning of the quotient of their seconds."""

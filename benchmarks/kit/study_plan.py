@@ -12,7 +12,7 @@ from typing import Self
 
 from benchmarks.kit import study_file
 from benchmarks.kit.arms import Arm, Row
-from benchmarks.kit.rows import RESULTS, Rows, read_rows
+from benchmarks.kit.rows import RESULTS, ResultFile, read_rows
 from benchmarks.kit.study_file import Point, StudyFile, StudyPart, Variant, filled, value_of
 from benchmarks.kit.time_to_target import crossing, curve
 from benchmarks.kit.tuning import Tuning
@@ -23,7 +23,7 @@ Plan = list[tuple[Arm, int, int]]
 
 @dataclass(frozen=True)
 class Study:
-    """A study, run by `headrace bench NAME`; `setting` if it has several. `folder`: of its rows."""
+    """A study of `headrace bench NAME`, in a `setting`; `folder`: of its rows."""
 
     name: str
     file: StudyFile
@@ -46,7 +46,7 @@ class Study:
     # -- arms --------------------------------------------------------------------------------------
 
     def arm(self, mode: str, point: Point | None = None, *, tuned: bool = False) -> Arm:
-        """Return an arm at a point, by default its best one; `tuned`: with tuning's overrides."""
+        """Return an arm at a point (default: its best); `tuned`: with tuning's overrides."""
         table, file = self.file.arms[mode], self.file
         if point is None:
             point = self.best(mode)
@@ -63,7 +63,7 @@ class Study:
         """Return the best point of a tuned arm; until its tuning is over, the first one."""
         return self.tuning().best(mode) if self.file.arms[mode].grid else {}
 
-    def tuning(self, rows: Rows | None = None) -> Tuning:
+    def tuning(self, rows: ResultFile | None = None) -> Tuning:
         """Return the tuning of the arms by the existing rows."""
         file = self.file
         grids = {mode: file.grids[arm.grid] for mode, arm in file.arms.items() if arm.grid}
@@ -119,7 +119,7 @@ class Study:
 
 
 def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
-    """Plan all arms of a seed before the next seed, in an order drawn for every two seeds.
+    """Plan arms seed by seed, in an order drawn for every two seeds.
 
     It depends on them alone; the odd one takes it backwards, so that no arm is always early."""
     plan: Plan = []

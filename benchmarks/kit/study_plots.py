@@ -1,4 +1,4 @@
-"""Plots of studies, drawn from rows as SVG files, as the studies' files define them.
+"""Plots of studies, drawn from rows as SVG files.
 
 In: a plot's panels and the rows of arms. Out: files; the same rows give the same file. Every plot
 shows the single seeds: thin lines or small dots, the median over them thick or large. Arms that
@@ -72,7 +72,7 @@ def _draw_panel(axes: Axes, panel: Panel, arms: Arms) -> None:
 
 
 def curves(axes: Axes, arms: Mapping[str, Sequence[Any]], points: Callable[[Any], Points]) -> None:
-    """Draw an arm per colour: its seeds thin, the median where all seeds are defined thick."""
+    """Draw an arm per colour: its seeds thin, the median of all seeds thick."""
     for colour, (name, rows) in zip(COLOURS * 4, arms.items(), strict=False):
         lines = [points(row) for row in rows]
         for line in lines:

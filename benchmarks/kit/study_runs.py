@@ -1,4 +1,4 @@
-"""Execution of a study's missing runs and of its tuning, each run on its share of the cores.
+"""Execution of a study's missing runs and tuning, each on a share of the cores.
 
 In: a plan and a file of rows. Out: rows. Promises: the order is the plan's, and a row says its
 `place`; a run that others disturbed is repeated (`benchmarks.kit.arms`); a run that fails in tuning
@@ -21,11 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as Remaining
 
 from benchmarks.kit.arms import Arm, Row, is_missing, key, new_key
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_file import Preparation
 from benchmarks.kit.study_plan import Plan
 from benchmarks.kit.study_table import line_of
-from benchmarks.kit.tuning import Tuning, words
+from benchmarks.kit.tuning import Tuning, point_text
 from headrace.errors import RunFailedError
 from headrace.host.hardware import detect
 from headrace.host.install import ROOT
@@ -41,7 +41,7 @@ class Runner:
     `keep`: where their folders are kept, else they are removed."""
 
     study: str
-    rows: Rows
+    rows: ResultFile
     measure: Measure
     jobs: int = 1
     keep: Path | None = None
@@ -123,13 +123,13 @@ class Runner:
                 if missing is None:
                     left.remove(mode)
                     continue
-                print(f"tuning {mode}: {words(missing.point)}", flush=True)
+                print(f"tuning {mode}: {point_text(missing.point)}", flush=True)
                 arm = tuning.arm(mode, missing.point)
                 self.run_all([(arm, missing.seed, 0)], keep_failures=True)
 
 
 def core_shares(cores: Sequence[int], jobs: int) -> list[set[int]]:
-    """Split the cores over `jobs` runs as evenly as possible; shared where there are too few."""
+    """Split the cores evenly over `jobs` runs; shared where there are too few."""
     if jobs >= len(cores):
         return [{cores[i % len(cores)]} for i in range(jobs)]
     return [set(cores[i::jobs]) for i in range(jobs)]
@@ -141,8 +141,8 @@ def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str,
     for mode in modes:
         if mode in tuning.grids:
             found = tuning.walk(mode)
-            state = "over" if found.missing is None else f"next {words(found.missing.point)}"
-            lines.append(f"tuning   {mode}: {state}; best so far {words(found.best)}")
+            state = "over" if found.missing is None else f"next {point_text(found.missing.point)}"
+            lines.append(f"tuning   {mode}: {state}; best so far {point_text(found.best)}")
     for arm, seed, place in plan:
         state = "missing" if is_missing(key(arm, seed), rows) else "there"
         said = f"{arm.name}: {arm.recipe} {' '.join(arm.overrides)}"

@@ -116,7 +116,7 @@ def arms_table(
 
 
 def beside(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the maximum usage of others and the host in a run, in cores, and disturbed runs."""
+    """Return others' and the host's maximum usage in cores, and disturbed runs."""
     return {
         "others_cpu_share": max(row["others_cpu_share"] for row in rows),
         "steal_share": max(row["steal_share"] for row in rows),

@@ -1,4 +1,4 @@
-"""Synthetic runs without training: configurations for scripted peers, and written run folders.
+"""Synthetic runs without training: for scripted peers, or as run folders.
 
 In: a configuration's own keys (`stream`); for a run folder, a `RunShape`. Out: a configuration, of
 whose model nothing but the tokenizer is ever read; a run folder with journal, token diagnostics and
@@ -39,10 +39,10 @@ from storage import queries
 from storage.run_store import RunStore
 
 MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
-STARTED = 1_767_268_800.0
-SECONDS = 20.0
+STARTED_AT = 1_767_268_800.0
+UPDATE_SECONDS = 20.0
 """Duration of an update."""
-RECORDS = 8_000
+RECORDS_PER_APPEND = 8_000
 """Approximate number of records per append."""
 CHECKPOINT_EVERY = 20
 EVALUATIONS = 10
@@ -156,7 +156,7 @@ class SyntheticRun:
         records: list[r.Record] = []
         for number in range(self.state.committed + 1, updates + 1):
             records += self.update(number)
-            if len(records) >= RECORDS or number == updates:
+            if len(records) >= RECORDS_PER_APPEND or number == updates:
                 self.store.append(records)
                 records = []
                 if self.store.wants_snapshot and (found := self._snapshot()):
@@ -170,7 +170,7 @@ class SyntheticRun:
         """Return the records of an update, its commit among the last. Call this in order."""
         shape, self._records = self.shape, []
         self._rng = np.random.default_rng(number)
-        began = STARTED + 60.0 + SECONDS * (number - 1)
+        began = STARTED_AT + 60.0 + UPDATE_SECONDS * (number - 1)
         if number == 1:
             self._beginning()
         ended = [t for t in self.state.account.active.values() if not t.ended]
@@ -182,7 +182,7 @@ class SyntheticRun:
         for trajectory in ended:
             self._answered(trajectory, began + 1.0)
         for record in self._settlement.next_records([*late, *ended]):
-            self._note(replace(record, at=began + SECONDS / 2))
+            self._note(replace(record, at=began + UPDATE_SECONDS / 2))
         self._trained(number, began)
         return self._records
 
@@ -206,16 +206,16 @@ class SyntheticRun:
         self._records.append(record)
 
     def _beginning(self) -> None:
-        self._note(r.RunPhase(at=STARTED, phase="starting"))
+        self._note(r.RunPhase(at=STARTED_AT, phase="starting"))
         for pid, (name, role) in enumerate(PROCESSES.items(), 4000):
             self._note(
                 r.ProcessChanged(
-                    at=STARTED + 1, name=name, role=role, pid=pid, host="node-a", state="up"
+                    at=STARTED_AT + 1, name=name, role=role, pid=pid, host="node-a", state="up"
                 )
             )
-        self._publish(STARTED + 2)
-        self._evaluate("before", STARTED + 50.0, 0.2)
-        self._note(r.RunPhase(at=STARTED + 55.0, phase="training"))
+        self._publish(STARTED_AT + 2)
+        self._evaluate("before", STARTED_AT + 50.0, 0.2)
+        self._note(r.RunPhase(at=STARTED_AT + 55.0, phase="training"))
 
     def _issued(self, at: float) -> list[Trajectory]:
         state, ids = self.state, list[int]()
@@ -267,7 +267,7 @@ class SyntheticRun:
         self._sampled(trajectory, at, "failed" if failed else "stop")
         full = trajectory.length >= self.shape.lengths[1] and self.shape.mishaps
         status: r.TrajectoryStatus = "truncated" if full else "finished"
-        at += trajectory.length * SECONDS / (4.0 * self.shape.lengths[1])
+        at += trajectory.length * UPDATE_SECONDS / (4.0 * self.shape.lengths[1])
         self._note(
             r.TrajectoryEnded(
                 at=at, trajectory_id=key, status="failed" if failed else status,
@@ -290,7 +290,7 @@ class SyntheticRun:
 
     def _trained(self, number: int, began: float) -> None:
         """Train a batch of all ready windows, with gauges meanwhile and new weights."""
-        state, account, at = self.state, self.state.account, began + SECONDS / 2
+        state, account, at = self.state, self.state.account, began + UPDATE_SECONDS / 2
         stale = [key for key in account.ready if self.shape.mishaps and self._rng.random() < 0.02]
         if stale:
             self._note(r.WindowsDropped(at=at, window_ids=stale, reason="stale"))
@@ -302,10 +302,10 @@ class SyntheticRun:
         taken = [r.TakenWindow(window_id=w.window_id, masked=self._masked(w)) for w in windows]
         self._note(r.BatchTaken(at=at, windows=taken, **shared))
         for step in range(self.shape.samples):
-            self._note(self.sample(began + step * SECONDS / self.shape.samples))
+            self._note(self.sample(began + step * UPDATE_SECONDS / self.shape.samples))
         seen = number > self.shape.updates * (1.0 - self.shape.figures)
         commit = r.UpdateCommitted(
-            at=began + SECONDS, train_time_s=number * SECONDS,
+            at=began + UPDATE_SECONDS, train_time_s=number * UPDATE_SECONDS,
             trained_tokens=int(account.ledger.accounts["trained_policy"]),
             window_ids=[w.window_id for w in windows], metrics={},
             diagnostics=[self._seen(w) for w in windows if seen], **shared,
@@ -316,11 +316,11 @@ class SyntheticRun:
             if info.bins:
                 metrics[name] = (self._rng.random(len(info.bins)) * 0.1).tolist()
         self._records.append(replace(commit, metrics=metrics))
-        self._publish(began + SECONDS)
+        self._publish(began + UPDATE_SECONDS)
         if number % max(1, self.shape.updates // EVALUATIONS) == 0:
-            self._evaluate("during", began + SECONDS + 0.5, 0.2 + 0.65 * self._skill)
+            self._evaluate("during", began + UPDATE_SECONDS + 0.5, 0.2 + 0.65 * self._skill)
         if number % CHECKPOINT_EVERY == 0:
-            at, path = began + SECONDS + 0.6, f"checkpoints/step_{number}"
+            at, path = began + UPDATE_SECONDS + 0.6, f"checkpoints/step_{number}"
             self._note(r.CheckpointWritten(at=at, update=number, lineage=state.lineage, path=path))
             self._note(r.Forgotten(at=at, update=state.checkpoints[-self._keep :][0]))
 
@@ -386,7 +386,7 @@ def make_run(run_dir: Path, shape: RunShape) -> Path:
     made = SyntheticRun(run_dir, shape)
     try:
         made.grow(shape.updates)
-        at = STARTED + 61.0 + SECONDS * shape.updates
+        at = STARTED_AT + 61.0 + UPDATE_SECONDS * shape.updates
         made.store.append([r.RunPhase(at=at, phase="finished", detail="updates")])
     finally:
         made.store.close()
@@ -409,7 +409,7 @@ class LiveRun:
 
     def __enter__(self) -> Self:
         line = queries.run_line(self._run_dir)
-        self._at = (line.started_at or STARTED) + line.wall_s
+        self._at = (line.started_at or STARTED_AT) + line.wall_s
         self._made = SyntheticRun(self._run_dir, self._shape)
         (self._run_dir / ANNOUNCED).write_text(json.dumps({"pid": os.getpid()}))
         self._made.store.append([r.RunPhase(at=self._at, phase="training")])

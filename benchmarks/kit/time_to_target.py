@@ -1,4 +1,4 @@
-"""Times of runs to a target accuracy, and their statistics where some never reached it.
+"""Times to a target accuracy, and their statistics with censored runs.
 
 In: evaluations of runs as (position, accuracy), a position being training seconds, tokens or
 processor seconds; or rows, whose evaluations are (version, seconds, accuracy, length). Out:
@@ -56,7 +56,7 @@ class Crossing:
         return self.gap <= DENSE * self.at
 
 
-def smoothed(points: Points) -> list[tuple[float, float]]:
+def smooth(points: Points) -> list[tuple[float, float]]:
     """Replace each accuracy by the mean of itself and its neighbours."""
     values = [value for _, value in points]
     return [
@@ -66,8 +66,8 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
 
 
 def largest_fall(points: Points, *, until: float = math.inf) -> float:
-    """Return the largest fall of smoothed accuracy from its best so far, until a second."""
-    line = [value for at, value in smoothed(points) if at <= until]
+    """Return smoothed accuracy's largest fall from its best, up to second `until`."""
+    line = [value for at, value in smooth(points) if at <= until]
     return max(
         (top - value for top, value in zip(accumulate(line, max), line, strict=True)), default=0.0
     )
@@ -75,7 +75,7 @@ def largest_fall(points: Points, *, until: float = math.inf) -> float:
 
 def crossing(points: Points, target: float) -> Crossing | None:
     """Return where the smoothed curve first reaches the target; None: it never does."""
-    line = smoothed(points)
+    line = smooth(points)
     for index, (at, value) in enumerate(line):
         before_at, before = line[max(0, index - 1)]
         if value >= target:
@@ -105,7 +105,7 @@ def curve(row: Mapping[str, Any]) -> Points:
 
 
 def time_to(row: Mapping[str, Any], target: float) -> TimeToTarget:
-    """Return training seconds to the target, or of the whole run if it never got there."""
+    """Return training seconds to the target, or of the whole run if it never crossed."""
     found = crossing(curve(row), target)
     return TimeToTarget(found.at, True) if found else TimeToTarget(row["train_time_s"], False)
 
@@ -135,7 +135,7 @@ def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:
 
 
 def restricted_mean(times: Sequence[TimeToTarget]) -> float:
-    """Return the area under `survival` up to the longest time, of crossings and ends of runs."""
+    """Return the area under `survival` up to the longest time of all runs."""
     longest = max(time.value for time in times)
     steps = [(0.0, 1.0), *survival(times), (longest, 0.0)]
     return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
@@ -152,7 +152,7 @@ def interval(
     *,
     seed: int = 0,
 ) -> tuple[float, float] | None:
-    """Return the 95 % percentile interval of `figure` of two arms, by paired bootstrap over seeds.
+    """Return a 95 % interval of two arms' `figure`, by paired bootstrap over seeds.
 
     `figure` None: `ratio_of_means`. The result is None with fewer than two seeds, too few to
     resample. The draws are the same every time."""
@@ -173,8 +173,8 @@ def ratio_of_means(over: Sequence[TimeToTarget], under: Sequence[TimeToTarget]) 
     return restricted_mean(over) / restricted_mean(under)
 
 
-def compared(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dict[str, Any]:
-    """Compare the first arm's times with the second's, over seeds; empty without seeds.
+def compare_times(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dict[str, Any]:
+    """Compare two arms' times over seeds; empty without seeds.
 
     `ratio` (of their restricted means), its `interval`, those of single seeds, `censored`."""
     if not pairs:
@@ -195,16 +195,16 @@ def interval_text(bounds: Sequence[float] | None) -> str:
     return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
 
 
-def ratio_text(compared: Mapping[str, Any]) -> str:
-    """Format the ratio of two arms (`compared`), its range over seeds, and its interval."""
+def ratio_text(found: Mapping[str, Any]) -> str:
+    """Format two arms' ratio (`compare_times`), its range over seeds, its interval."""
     return (
-        f"{compared['ratio']:.2f} (seeds {compared['ratio_min']:.2f} to "
-        f"{compared['ratio_max']:.2f}; 95 % interval {interval_text(compared['interval'])})"
+        f"{found['ratio']:.2f} (seeds {found['ratio_min']:.2f} to "
+        f"{found['ratio_max']:.2f}; 95 % interval {interval_text(found['interval'])})"
     )
 
 
 def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:
-    """Return the smallest difference of two accuracies near `accuracy` that is detectable at 95 %.
+    """Return the smallest difference near `accuracy` that is detectable at 95 %.
 
     By evaluations of `prompts` prompts, each arm averaged over `seeds` runs. Answers are taken as
     independent; as both arms answer the same prompts, it is an upper bound."""

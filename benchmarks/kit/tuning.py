@@ -135,6 +135,6 @@ class Tuning:
         return [row for row in found if row is not None]
 
 
-def words(point: Point) -> str:
+def point_text(point: Point) -> str:
     """Format a point."""
     return ", ".join(f"{name} {value:g}" for name, value in point.items())

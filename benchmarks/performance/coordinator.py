@@ -1,4 +1,4 @@
-"""Claim: a coordinator's cost per chunk does not depend on the number of active trajectories.
+"""Claim: a coordinator's cost per chunk does not grow with active trajectories.
 
 Scripted peers send chunks of 128 tokens to a real coordinator, which checks them, closes windows,
 writes journal and SQL, and acknowledges what is on disk; peers and coordinator have a core each. A
@@ -29,7 +29,7 @@ from benchmarks.kit.pinned_coordinator import (
     sockets_for,
     two_cores,
 )
-from benchmarks.kit.rows import tell
+from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
@@ -39,7 +39,7 @@ from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, Scripted
 CHUNK = 128
 WINDOW = 2 * CHUNK
 IN_FLIGHT = 128
-"""Messages sent and not acknowledged: those of some commits, as from busy generators."""
+"""Maximum unacknowledged messages: those of some commits, as of busy generators."""
 PATIENCE_S = 120.0
 Measure = Callable[[int, int], Awaitable[CoordinatorUsage]]
 """The cost of a number of chunks, by the number per message."""
@@ -88,7 +88,7 @@ class ChunkSender(ScriptedGenerator):
         self._chunks = [0] * self.capacity
 
     async def send(self, chunks: int, size: int) -> None:
-        """Send chunks of all trajectories in turn, `size` per message; wait for their acks."""
+        """Send chunks of all trajectories in turn, `size` per message, and await acks."""
         goal = self._acked + chunks
         async with asyncio.timeout(PATIENCE_S):
             for message in self._messages(chunks, size):
@@ -120,7 +120,7 @@ class ChunkSender(ScriptedGenerator):
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
-    """Start a coordinator with this many active trajectories, to measure the cost of chunks.
+    """Start a coordinator with active trajectories, to measure the cost of chunks.
 
     It is killed at the end: its shutdown is not measured."""
     server = PinnedCoordinator(folder, config(), core=core)
@@ -143,7 +143,7 @@ async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measur
 
 
 async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
-    """Measure both sizes in turns, each first in every second repeat; return the figures."""
+    """Measure both sizes in turns, each first in every second repeat."""
     sizes = (args.few, args.many)
     samples: dict[int, list[CoordinatorUsage]] = {size: [] for size in sizes}
     async with contextlib.AsyncExitStack() as stack:
@@ -209,4 +209,4 @@ def main(argv: Sequence[str]) -> int:
         f"ratio {result['ratio']:.2f} (goal: at least 0.8); {result['chunks_per_s']:.0f} chunks a "
         "second (goal: 20000, at least 5000)"
     )
-    return tell(args, result)
+    return report_result(args, result)

@@ -1,4 +1,4 @@
-"""Explained variance of a checkpoint's value model, and the share that can be explained.
+"""Explained variance of a checkpoint's value model, and its attainable maximum.
 
 In: a run. Its policy samples new answers to held-out prompts, and continues prefixes of them,
 drawn at random among all their tokens, several times. Out: explained variance of the value model
@@ -54,7 +54,7 @@ from learner.models.deepspeed_engine import join_ranks
 from learner.process.checkpoint import CRITIC, POLICY
 from learner.process.checkpointing import RankCheckpoints
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.trainer import Trainer
 from learner.updates.critic_update import critic_update_class
 from rewards.labeling.offline_scoring import open_desk
@@ -64,7 +64,7 @@ from tasks.datasets.source import build_source
 
 
 class CriticRecord(NamedTuple):
-    """The value model's explained variance of answers before training, and seconds, by update."""
+    """Explained variance of untrained answers and seconds of the critic, by update."""
 
     explained: list[float]
     seconds: list[float]
@@ -117,7 +117,7 @@ class HeldOutAnswer:
 async def answers_of(
     config: RunConfig, prompts: int, prefixes: int, continuations: int, seed: int
 ) -> tuple[list[HeldOutAnswer], list[tuple[int, list[float]]]]:
-    """Sample answers; return them, and each prefix's prompt and its continuations' returns."""
+    """Sample answers, and the returns of continuations by prefix, with its prompt."""
     from rewards.models.encoding import prompt_ids
 
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
@@ -181,7 +181,7 @@ async def answers_of(
 def values_of(
     config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[HeldOutAnswer]
 ) -> tuple[Floats, Floats]:
-    """[T] values of the answers' tokens by a checkpoint's value model, and [T] returns."""
+    """[T] values of answers' tokens by a checkpoint's value model, and [T] returns."""
     device, work = torch.device("cpu"), Work()
     _join(config)
     algorithm = build_algorithm(
@@ -191,7 +191,7 @@ def values_of(
         config, algorithm, checkpoint, rank=0, device=device, work=work,
         read_image=MediaStore(run_dir / MEDIA).read,
     )  # fmt: skip
-    relay = Relay(rank=0, world=1)
+    relay = RankRelay(rank=0, world=1)
     RankCheckpoints(
         run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work
     ).restore(checkpoint, models.engines)
@@ -254,7 +254,7 @@ def attainable(prefixes: Sequence[tuple[int, Sequence[float]]]) -> float:
 
 
 def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> tuple[float, float]:
-    """Return a 95 % interval over resampled prompts; `figure` gets each prompt's count."""
+    """Return a 95 % interval over resampled prompts; `figure` gets their counts."""
     draw = np.random.default_rng(0)
     found = [
         figure(np.bincount(draw.integers(prompts, size=prompts), minlength=prompts))

@@ -23,9 +23,9 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Page
 
-from benchmarks.kit.command_line import command_line, take_rows
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.machine_state import MachineWatch
-from benchmarks.kit.rows import RESULTS, Rows
+from benchmarks.kit.rows import RESULTS, ResultFile
 from benchmarks.kit.synthetic_runs import LiveRun, RunShape, make_run
 from benchmarks.performance.dashboard_pages import (
     DashboardServer,
@@ -74,7 +74,7 @@ def path_of(page: str) -> str:
 def filters(
     window: BrowserContext, server: DashboardServer, updates: int, times: int
 ) -> dict[str, Any]:
-    """Return median seconds to the rows and to the whole page, by filter of Trajectories.
+    """Return median seconds to the rows and the whole page, by Trajectories' filter.
 
     The whole page has the trajectory below the rows. No filter is repeated, so none is cached."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -177,13 +177,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--times", type=int, default=5, help="warm paints of each page")
     parser.add_argument("--private", action="store_true", help="a window that keeps no code")
     parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
-    take_rows(parser, RESULTS / "dashboard.jsonl")
+    add_rows_option(parser, RESULTS / "dashboard.jsonl")
     options = parser.parse_args(argv)
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")
     options.root.mkdir(parents=True, exist_ok=True)
     # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = Rows(options.rows), round(time.time())
+    rows, at = ResultFile(options.rows), round(time.time())
     row = rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
     if options.json:
         print(json.dumps(row))

@@ -37,7 +37,7 @@ IS_THERE = """whole => {
     return seen('stSkeleton').length === 0
         && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
 }"""
-"""Tests that the server's script has ended and all charts and tables on the screen are drawn.
+"""Tests that the script has ended and charts and tables on the screen are drawn.
 
 `whole`: those of the rest of the page, too. A chart that is not drawn yet has no height."""
 WATCH = """() => {
@@ -52,13 +52,13 @@ WATCH = """() => {
     });
     watcher.observe(app, {attributes: true});
 }"""
-"""Marks the page's tables, and sets `ranThrough` once the server's script has run again."""
+"""Marks the tables, and sets `ranThrough` once the server's script has run again."""
 HAS_ROWS = """() => {
     if (window.ranThrough) return true;
     const table = document.querySelector('[data-testid="stDataFrame"]');
     return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
 }"""
-"""Tests that the first table is a new, drawn one, or that it certainly stays or is gone."""
+"""Tests that the first table is new and drawn, or certainly stays or is gone."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PagePaint(NamedTuple):
 def open_page(
     window: BrowserContext, server: DashboardServer, path: str
 ) -> Iterator[tuple[Page, PagePaint, list[int]]]:
-    """Open a new page at the address, once it is there, and record its messages' bytes.
+    """Open a new page until it is there, and record its messages' bytes.
 
     The list has a number for each message over its websockets, and grows."""
     page, sizes = window.new_page(), list[int]()
@@ -153,7 +153,7 @@ def first_paints(
 def refreshes(
     window: BrowserContext, server: DashboardServer, path: str, seconds: float
 ) -> dict[str, Any]:
-    """Return bytes and server CPU per refresh of a live run's page, over the given seconds."""
+    """Return bytes and server CPU per refresh of a live run's page, over `seconds`."""
     with open_page(window, server, path) as (page, _, sizes):
         page.wait_for_timeout(1000)
         used, runs = server.cpu_s(), len(sizes)
@@ -168,7 +168,7 @@ def refreshes(
 
 
 def time_action(page: Page, act: Callable[[], None]) -> tuple[float, float]:
-    """Return seconds from a user's action to new rows in the first table, and to the whole page."""
+    """Return seconds from a user's action to the first table's rows and whole page."""
     page.evaluate(WATCH)
     began = time.perf_counter()
     act()

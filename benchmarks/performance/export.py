@@ -1,4 +1,4 @@
-"""Claim: an export costs at most twice the processor time of a bare rewrite, in bounded memory.
+"""Claim: an export costs at most twice a bare rewrite, in bounded memory.
 
 A run is written by the real store (`benchmarks.kit.synthetic_runs`). Then two processes take turns,
 and the first one changes from turn to turn:
@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, take_rows
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.pairs import in_turns, ratios
-from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.rows import RESULTS, ResultFile, result_line
 from benchmarks.kit.study_table import spread
 from benchmarks.kit.synthetic_runs import RunShape, make_run
 from headrace.errors import RunFailedError
@@ -92,7 +92,7 @@ def summary(figures: Figures) -> dict[str, Any]:
 
 
 def shape(tokens: int, length: int) -> RunShape:
-    """Shape a run with this many tokens (rounded up to batches) in responses of this length."""
+    """Shape a run with these tokens (rounded up to batches), in responses of `length`."""
     return RunShape(
         -(-tokens // length), (length, length), window=128, chunk=64, masked=4, figures=1.0
     )
@@ -136,9 +136,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--turns", type=int, default=5, help="measurements of each size, in turns")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    take_rows(parser, RESULTS / "export.jsonl")
+    add_rows_option(parser, RESULTS / "export.jsonl")
     options = parser.parse_args(argv)
-    rows, began, found = Rows(options.rows), round(time.time()), []
+    rows, began, found = ResultFile(options.rows), round(time.time()), []
     for tokens in options.tokens:
         for length in options.length:
             row = measure(tokens, length, options.turns, options.root)

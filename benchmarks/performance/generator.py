@@ -26,7 +26,7 @@ import psutil
 import xxhash
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.pairs import Timing, conclude, in_turns, ratios, shown, spread
+from benchmarks.kit.pairs import Timing, conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
 from generators.engine import NO_VERSION, GenerationRequest
 from generators.engines.model_files import read_config, weight_layout
@@ -128,7 +128,7 @@ async def _coordinate(pipe: Connection, batch: PromptBatch, notice: m.WeightNoti
 async def read_all(
     engine: VllmEngine, requests: Sequence[GenerationRequest], in_flight: int, *, salt: str = "raw"
 ) -> int:
-    """Count the tokens of plain consumers of vLLM: one task per request, a fixed number at once.
+    """Count the tokens of plain consumers of vLLM, one task per request.
 
     `salt`: requests of another one find none of these prompts in the cache."""
     from vllm.inputs import tokens_input
@@ -281,7 +281,7 @@ def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
     ratio = spread(ratios(speeds["ours"], speeds["raw"]))
     cpu_ratio, gap_ms = busy["raw"] / busy["ours"], 1000 * statistics.median(gaps)
     print(
-        f"\ngenerator / raw vLLM: {shown(ratio)}, processor time raw / generator: "
+        f"\ngenerator / raw vLLM: {spread_text(ratio)}, processor time raw / generator: "
         f"{cpu_ratio:.3f}, weights changed in {gap_ms:.0f} ms"
     )
     return {

@@ -1,4 +1,4 @@
-"""The learner on this machine's device: speed, memory and its estimate, publishing, attention.
+"""The learner on this device: speed, memory and estimate, publishing, attention.
 
 A learner rank as a run has it (`learner.process.trainer`) trains a random model of Qwen2.5's shape
 by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with --rows, keeps:
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
 from benchmarks.performance.learner import SyntheticAnswer, shard_of
 from headrace.config.estimates.memory import gpu_memory
@@ -58,14 +58,14 @@ SIZES: dict[str, dict[str, int]] = {
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
              "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936},
 }  # fmt: skip
-"""Shapes of Qwen2.5's models of these names (their config.json), and one for a test."""
+"""Shapes of Qwen2.5 models by name (their config.json), and one for a test."""
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 operations per second, by NVIDIA's data sheets of the SXM cards."""
 PROMPT = 256
 
 
 class OperationCounter:
-    """Counter of the operations of networks' packs; the head's only for the tokens read."""
+    """Counter of operations of networks' packs; the head's for read tokens only."""
 
     def __init__(self, networks: Sequence[nn.Module], shape: ModelShape) -> None:
         self.flops, self._shape = 0.0, shape
@@ -173,8 +173,8 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     print(f"{name}: {row['tokens_per_s']:.0f} tokens a second, {row['tflops']:.1f} TFLOP/s")
     if peak:
         row |= spread([f / peak for f in flops], "mfu")
-        print(f"MFU {shown(row, 'mfu')}")
-    print(f"a version of {size / MIB:.0f} MiB is published in {shown(row, 'publish_s')} s")
+        print(f"MFU {spread_text(row, 'mfu')}")
+    print(f"a version of {size / MIB:.0f} MiB is published in {spread_text(row, 'publish_s')} s")
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         most = torch.cuda.max_memory_allocated(device)
@@ -193,7 +193,7 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
 
 
 def packs(budget: int, window: int) -> dict[str, dict[str, Any]]:
-    """Return `layout_of`'s arguments for each kind of pack, all of about `budget` tokens."""
+    """Return `layout_of`'s arguments by kind of pack, each of about `budget` tokens."""
     halves = [max(1, budget >> (1 + n)) for n in range(6)]
     members, opening = 8, budget // 4
     rests = [(budget - opening) // members] * members
@@ -241,8 +241,8 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
             **spread(ratios(theirs, ours)), "seconds": statistics.median(ours),
             "bytes": max(little), "blocks_bytes": max(much),
         }  # fmt: skip
-        print(f"{kind}: without padding {shown(row)} times as fast, {max(little) / MIB:.0f} MiB "
-              f"against {max(much) / MIB:.0f}")  # fmt: skip
+        print(f"{kind}: without padding {spread_text(row)} times as fast, "
+              f"{max(little) / MIB:.0f} MiB against {max(much) / MIB:.0f}")  # fmt: skip
     return {"attention": rows}
 
 
@@ -272,6 +272,6 @@ def main(argv: Sequence[str]) -> int:
                         help="layers are computed again in the backward pass")  # fmt: skip
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True,
                         help="layers are compiled")  # fmt: skip
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     return conclude("gpu", options, partial(measure, options))

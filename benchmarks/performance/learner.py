@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, time_call
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
 from benchmarks.kit.synthetic_runs import MODEL
 from benchmarks.performance.padded_loop import PaddedLoop
 from headrace.config.sections.algorithm import AlgorithmConfig
@@ -167,7 +167,7 @@ class BenchLearner:
         critic_spread: float = 0.0,
         **settings: Any,
     ) -> None:
-        """`critic_spread`: of the critic's head, else zero; `settings`: of the table `learner`."""
+        """`critic_spread`: of the critic's head; `settings`: of the table `learner`."""
         if not torch.distributed.is_initialized():
             join_ranks(rank=0, world_size=1, port=free_port(), device=CPU)
         policy, value = OptimizerConfig(lr=POLICY_LR), OptimizerConfig(lr=VALUE_LR)
@@ -237,8 +237,8 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
     inside, padded = attention_share(options), plain.useful / plain.computed
     print(
         f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
-        f"{shown(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded batches: "
-        f"{padded:.3f}), inside attention {inside:.3f}"
+        f"{spread_text(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded "
+        f"batches: {padded:.3f}), inside attention {inside:.3f}"
     )
     return {
         **against,
@@ -284,14 +284,14 @@ def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
         row = {**spread(ratios(apart, shared)), "tokens": statistics.median(ratios(still, without))}
         prompts[str(prompt)] = row
         print(
-            f"prompts of {prompt:>4} tokens: {shown(row)} times as fast, {row['tokens']:.2f} of "
-            "the tokens"
+            f"prompts of {prompt:>4} tokens: {spread_text(row)} times as fast, "
+            f"{row['tokens']:.2f} of the tokens"
         )
     return {"prompts": prompts}
 
 
 def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare the contexts on whole answers; a non-zero critic's head gives advantages."""
+    """Compare contexts on whole answers; a non-zero critic's head gives advantages."""
     window, kept = options.window, options.trajectories * (OPENING + LENGTH - 1)
     parts = [unfinished(options.trajectories, window, at) for at in range(0, LENGTH, window)]
 
@@ -315,7 +315,7 @@ def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
             f"{side:8} {medians[side]:.3f} s an update, context {shares[side]:.3f} of what is "
             "computed"
         )
-    print(f"carried is {shown(against)} times as fast as full", flush=True)
+    print(f"carried is {spread_text(against)} times as fast as full", flush=True)
     return {
         **against,
         "seconds_an_update": medians,
@@ -350,7 +350,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--window", type=int, help="tokens of a window (240, 240 or 128)")
     parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     return conclude("learner", options, partial(measure, options))

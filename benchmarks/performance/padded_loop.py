@@ -1,4 +1,4 @@
-"""The reference of the learner's benchmarks: a plain loop over length-bucketed padded batches.
+"""The learner benchmarks' reference: a loop over length-bucketed padded batches.
 
 One update of T-PPO as a short script would write it: values without gradient, GAE by the backward
 recursion on padded rows, whitening, clipped surrogate, squared error to the Monte-Carlo return;

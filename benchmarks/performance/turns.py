@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.kit.command_line import command_line, offer_row, take_engine
+from benchmarks.kit.command_line import add_engine_option, add_row_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.performance.whole_path import evaluate
 from generators.run import FAKE_STEP
@@ -69,7 +69,7 @@ async def ask(row: Mapping[str, Any], *, base_url: str, api_key: str) -> float:
 
 
 def model_of(folder: Path, tokens: int) -> Path:
-    """Write the calculator's model with output weights 0: answers of `tokens` on average."""
+    """Write a calculator model with output weights 0: answers average `tokens`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     source, out = ROOT / "recipes" / "models" / "products-cold", folder / f"model-{tokens}"
@@ -137,11 +137,11 @@ def main(argv: list[str]) -> int:
     parser = command_line("turns", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--recipe", default="recipes/calculator.toml", help="the rest of the run")
-    take_engine(parser, "fake")
+    add_engine_option(parser, "fake")
     parser.add_argument("--against", choices=("one", "endpoint"), default="one", help="what")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
     parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     return conclude("turns", options, partial(measure, options))

@@ -1,4 +1,4 @@
-"""Generation at the demonstration's lengths through the whole path, against raw vLLM.
+"""Generation through the whole path at the demonstration's lengths, against vLLM.
 
 Ours: an evaluation run of the quickstart (coordinator, leases, journal, rewards, one vLLM
 generator), its tokens over its seconds. Raw: an AsyncLLM with the same settings on the same
@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.command_line import add_row_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.kit.runs import train
 from benchmarks.performance.generator import read_all
@@ -70,7 +70,7 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
 
 
 def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> tuple[float, Path]:
-    """Run an evaluation through the whole path; return tokens per second and run folder."""
+    """Run an evaluation on the whole path; return tokens per second and run folder."""
     only = ["evaluation.only=true", "evaluation.before=true", "evaluation.after=false"]
     summary = train(recipe, [*overrides, *only], root=root, name=name)
     (evaluation,) = summary["evaluations"]
@@ -116,6 +116,6 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     return conclude("whole_path", options, partial(measure, options))

@@ -1,4 +1,4 @@
-"""Kills, stops, a full disk, a cut network, at random: is anything lost, or trained twice?
+"""Kills, stops, a full disk, a cut network: is anything lost, or trained twice?
 
 Each run is `headrace train` on the quickstart with small batches, in a network and on a disk of its
 own. A seed draws its faults: SIGKILL to any role, to its children (inference engine, scorers) or to
@@ -40,8 +40,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any, get_args
 
-from benchmarks.kit.command_line import command_line, take_engine, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.command_line import add_engine_option, add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, result_line
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, STOPS, Kind, draw
 from benchmarks.robustness.chaos_figures import ended_badly, facts, total_figures
 from benchmarks.robustness.chaos_job import SMALL, ChaosJob
@@ -59,7 +59,7 @@ EPISODES = (
 AGENTS = (
     "environment.name=agent:benchmarks.robustness.chaos_agent:roaming", *EPISODES[1:],
 )  # fmt: skip
-"""Settings of agents that call an endpoint. Only its processes and agents are killed."""
+"""Settings of agents at an endpoint; its processes and agents alone are killed."""
 RANKER = (
     f"model.path={ROOT / 'recipes' / 'models' / 'rewriting-cold'}", "task.kind=rewriting",
     "task.max_terms=3", "task.max_prompt_length=112", "task.max_response_length=24",
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     """Run what is missing, print the figures; return the exit code."""
     parser = command_line("chaos", __doc__)
     parser.add_argument("--kills", type=int, default=40, help="faults in all")
-    take_engine(parser, "fake")
+    add_engine_option(parser, "fake")
     parser.add_argument("--generators", type=int, default=1, help="generators of a run")
     parser.add_argument(
         "--world", choices=WORLDS, default="plain",
@@ -103,11 +103,11 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    take_rows(parser, RESULTS / "chaos.jsonl", resumes=True)
+    add_rows_option(parser, RESULTS / "chaos.jsonl", resumes=True)
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs takes 1 or more")
-    rows, wanted = Rows(args.rows), {}
+    rows, wanted = ResultFile(args.rows), {}
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number
         count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)

@@ -43,9 +43,9 @@ STOPS: tuple[Kind, ...] = ("stop", "stop_child")
 ROLES = ("coordinator", "learner", "generator", "reward")
 WITH_CHILDREN = ("generator", "reward", "environment")
 """Roles with child processes: an inference engine, scorers, environments."""
-SETTLED = 0.7
+SETTLED_SHARE = 0.7
 """The share of faults that wait for an update after the last fault."""
-WAIT_S = 4.0
+MAX_WAIT_S = 4.0
 """Maximum seconds of the further random wait before a fault."""
 
 
@@ -89,8 +89,8 @@ def draw(
                 role=role,
                 which=dice.randrange(1 << 16),
                 seconds=round(dice.uniform(*KINDS[kind].seconds), 2),
-                settled=dice.random() < SETTLED,
-                wait_s=round(dice.uniform(0.0, WAIT_S), 2),
+                settled=dice.random() < SETTLED_SHARE,
+                wait_s=round(dice.uniform(0.0, MAX_WAIT_S), 2),
             )
         )
     return found

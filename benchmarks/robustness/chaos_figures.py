@@ -75,7 +75,7 @@ def facts(run_dir: Path, history: JobHistory) -> Figures:
 
 
 def stored_images(folder: Path, records: Iterable[r.Record]) -> tuple[int, int]:
-    """Return (number of images that the journal names, number of stray files in the folder).
+    """Return the numbers of images that the journal names, and of stray files.
 
     Stray: not under the SHA-256 of their bytes, like partial files; or not named, except those of
     one group, which was drawn when the last coordinator was killed."""
@@ -95,7 +95,7 @@ def stored_images(folder: Path, records: Iterable[r.Record]) -> tuple[int, int]:
 
 
 def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
-    """Return (undone tokens that were trained again or dropped, those of them in the weights).
+    """Return undone tokens that were trained again or dropped, and those in weights.
 
     Undone by rollbacks; the weights are the surviving ones."""
     sizes: dict[int, int] = {}
@@ -120,7 +120,7 @@ def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
 def stale_tokens(
     records: Iterable[r.Record], done: Sequence[FaultEvent], updates: Sequence[float]
 ) -> dict[str, list[int]]:
-    """Return [tokens left out for their age, tokens taken] of batches, by kind of fault.
+    """Return [tokens left out for age, tokens taken] of batches, by kind of fault.
 
     Of the batches from each fault to the second update after its end, whose windows waited for it;
     `NO_FAULT`: of the others. A batch that several faults may have delayed counts for the last."""
@@ -179,7 +179,7 @@ def ended_badly(row: Mapping[str, Any]) -> bool:
 
 
 def total_figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
-    """Return the figures of all runs together. `recovery_s`: of those without parallel jobs."""
+    """Return figures of all runs together; `recovery_s`: without parallel jobs."""
     recovery: dict[str, list[float]] = defaultdict(list)
     for row in single_job_rows(rows):
         for role, seconds in row["recovery_s"].items():

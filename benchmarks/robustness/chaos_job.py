@@ -1,4 +1,4 @@
-"""A job under faults: `headrace train`, started, disturbed, and resumed when it ended.
+"""A job under faults: `headrace train`, disturbed, and resumed when it ended.
 
 In: a test bed, overrides, faults. Out: the applied faults with their times, and the job's history.
 Promises: only processes that the job's supervisor started are signalled; nothing of the job
@@ -37,7 +37,7 @@ REAP_S = 15.0
 """Seconds after a job's end in which its processes may still exist."""
 APPEAR_S = 60.0
 """Maximum seconds that a fault waits for its target."""
-MOST_RESUMES = 3
+MAX_FAILED_RESUMES = 3
 """Consecutive resumes without an update after which a run counts as not resumable."""
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 SMALL = (
@@ -66,7 +66,7 @@ class ManyTurns:
 
 
 def start_process(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process of this tree's code in its own session; its output goes to the log."""
+    """Start a process of this tree's code in its own session, with output to the log."""
     with log.open("ab") as file:
         return subprocess.Popen(
             command, stdout=file, stderr=file, cwd=ROOT,
@@ -176,7 +176,7 @@ class ChaosJob(RunFolder):
 
     def _resume(self) -> bool:
         self._failed_resumes += 1
-        if self._failed_resumes > MOST_RESUMES:
+        if self._failed_resumes > MAX_FAILED_RESUMES:
             self.history.resumable = False
             return False
         self.history.resumes += 1
@@ -301,7 +301,7 @@ class ChaosJob(RunFolder):
 
 
 def _send_signal(pid: int, fault: Fault) -> bool:
-    """Kill a process, or stop it as long as the fault lasts; return whether that was done."""
+    """Kill a process, or stop it for the fault's time; return whether that was done."""
     try:
         if fault.kind in KILLS:
             os.kill(pid, signal.SIGKILL)

@@ -43,7 +43,7 @@ client.recv(1)
 
 
 class NamespaceNetwork:
-    """Network namespaces: the run's host (0) and others, joined by a bridge in the run's own.
+    """Network namespaces of the run's host (0) and others, joined by a bridge in (0).
 
     Addresses are 10.77.0.1 and up; nothing of it is visible from outside."""
 
@@ -108,7 +108,7 @@ class NamespaceNetwork:
             self.run(host, "tc", "qdisc", "del", *device)
 
     def reset(self, pid: int, port: int, seconds: float) -> None:
-        """End the port's connections of process `pid` of the run's host with RST, repeatedly.
+        """Repeatedly end the port's connections of process `pid` of host 0 with RST.
 
         For some seconds; their buffers are lost."""
         end = time.monotonic() + seconds
@@ -145,7 +145,7 @@ class NamespaceNetwork:
 
 
 class PostgresServer:
-    """A PostgreSQL server on a Unix socket in a new folder, reachable by other networks."""
+    """A PostgreSQL server on a Unix socket, which other networks reach, too."""
 
     def __init__(self, folder: Path) -> None:
         found = shutil.which("initdb") or max(

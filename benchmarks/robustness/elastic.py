@@ -1,4 +1,4 @@
-"""Claim: generators on other hosts come and go while learning goes on, and nothing is lost.
+"""Claim: generators on other hosts come and go during a run, and nothing is lost.
 
 One run and several hosts, each with a network namespace of its own and a wire to the run's, on this
 machine (root, `ip`, `tc`). Generators with the scripted engine join from the hosts by `headrace
@@ -30,8 +30,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.rows import tell
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.rows import report_result
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S
 from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, RunFolder, start_process
 from benchmarks.robustness.chaos_testbed import NamespaceNetwork, network_problem
@@ -159,7 +159,7 @@ class ElasticTrial(RunFolder):
 
 
 def _draw_event(rng: random.Random, guests: int, most: int) -> Kind:
-    """Draw an event: mostly joins while there are few, and leaves while there are many."""
+    """Draw an event: mostly joins while there are few, leaves while there are many."""
     if guests == 0:
         return "join"
     full = guests / max(1, most - 1)
@@ -169,7 +169,7 @@ def _draw_event(rng: random.Random, guests: int, most: int) -> Kind:
 
 
 def elsewhere(records: Sequence[Record], killed: dict[str, float]) -> list[float]:
-    """Return the seconds from each kill until the generator's answers were all leased again.
+    """Return seconds from each kill until the generator's answers were leased again.
 
     Those that ended or wait for the schedule at the end do not count."""
     holders: dict[int, str] = {}
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--most", type=int, default=16, help="generators at once")
     parser.add_argument("--first-seed", type=int, default=1, help="of the first trial")
     parser.add_argument("--trials", type=int, default=3, help="in turn, each with its seed")
-    offer_row(parser)
+    add_row_option(parser)
     args = parser.parse_args(argv)
     if reason := problem():
         parser.error(reason)
@@ -219,4 +219,4 @@ def main(argv: Sequence[str]) -> int:
         },
         "deadline_s": HEARTBEAT_S,
     }
-    return tell(args, result)
+    return report_result(args, result)

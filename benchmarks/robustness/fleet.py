@@ -1,4 +1,4 @@
-"""Claim: the number of generators and ranks that one coordinator serves, and its limit.
+"""Claim: the number of generators and ranks that a coordinator serves.
 
 Scripted generators, a scripted reward worker and a scripted learner, all in one process on a core
 of their own, send answers through a real coordinator on the other: lease, chunk, score, batch,
@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.command_line import add_row_option, command_line
 from benchmarks.kit.pinned_coordinator import (
     PinnedCoordinator,
     allow_files,
@@ -28,7 +28,7 @@ from benchmarks.kit.pinned_coordinator import (
     sockets_for,
     two_cores,
 )
-from benchmarks.kit.rows import tell
+from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
@@ -143,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
-    offer_row(parser)
+    add_row_option(parser)
     args = parser.parse_args(argv)
     core, own = two_cores(parser)
     allow_files(max(args.generators))
@@ -162,4 +162,4 @@ def main(argv: Sequence[str]) -> int:
                     flush=True,
                 )
     result = {"benchmark": "fleet", "trajectories": args.trajectories, **summary(found)}
-    return tell(args, result)
+    return report_result(args, result)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -88,7 +88,7 @@ def judges() -> dict[str, Judge]:
 
 
 def scorer(name: str) -> Judge:
-    """Load a reward function as a judge; UserError where it cannot be loaded or called.
+    """Load a reward function as a judge; UserError if it cannot be loaded or called.
 
     It accepts what it calls right, else what it gives at least half a point."""
     functions = load_functions(SourceConfig(kind="function", function=name))
@@ -163,14 +163,14 @@ def main(argv: Sequence[str]) -> int:
         "--scorer", action="append", default=[], metavar="FILE.py:NAME",
         help="a reward function to compare with; repeat for more",
     )  # fmt: skip
-    take_rows(parser, RESULTS / "math_verifier.jsonl")
+    add_rows_option(parser, RESULTS / "math_verifier.jsonl")
     options = parser.parse_args(list(argv))
     others = {_label(name): scorer(name) for name in options.scorer}
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     math_answer.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
     # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = Rows(options.rows), round(time.time())
+    rows, at = ResultFile(options.rows), round(time.time())
     files = [path.name for path in options.files]
     result = compare(cases, others)
     row = rows.add(f"math-verifier/{at}", {**result, "files": files})

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.command_line import add_row_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator
-from benchmarks.kit.rows import tell
+from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import RunShape, SyntheticRun
 from headrace.run_files.run_folder import read_config
 from storage.database.engine import SQLITE_NAME
@@ -30,7 +30,7 @@ BATCH = 128
 
 
 def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
-    """Extend the folder's run to this number of trajectories, in chunks of bounded tokens."""
+    """Extend the folder's run to this number of trajectories, of at most `tokens`."""
     shape = RunShape(trajectories, (1, tokens), batch=BATCH, late=True)
     made = SyntheticRun(run_dir, shape)
     try:
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    offer_row(parser)
+    add_row_option(parser)
     arguments = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-restart-", dir=arguments.root) as folder:
@@ -108,4 +108,6 @@ def main(argv: list[str]) -> int:
         f"without a database: restart in {rows[-1]['restart_without_sql_s']:.2f} s, tables whole "
         f"after {rows[-1]['sql_s']:.1f} s (goal: restart under 30 s, memory flat)"
     )
-    return tell(arguments, {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows})
+    return report_result(
+        arguments, {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows}
+    )

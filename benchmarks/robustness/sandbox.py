@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, tell
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, report_result
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
 from sandbox.isolation_check import LAYERS, Trial, try_layer
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
             default=Path("data") / f"{name}.jsonl",
             help="its problems; left out where there is no such file",
         )
-    take_rows(parser, RESULTS / "sandbox.jsonl")
+    add_rows_option(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
-    options.rows = Rows(options.rows)
-    return tell(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})
+    options.rows = ResultFile(options.rows)
+    return report_result(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})

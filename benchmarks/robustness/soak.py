@@ -1,4 +1,4 @@
-"""Claim: a coordinator's memory does not grow with the run, and kills cost nothing.
+"""Claim: a coordinator's memory does not grow with a run, and kills cost nothing.
 
 Scripted peers send `--trajectories` answers through a real coordinator, its journal and its SQL.
 It is killed (SIGKILL) and started again `--restarts` times, at equal distances. In: the length.
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.command_line import add_row_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, on_core, two_cores
-from benchmarks.kit.rows import tell
+from benchmarks.kit.rows import report_result
 from benchmarks.robustness.fleet import CountingReward, fleet
 from storage.audit import audit_run
 from storage.audit.findings import Finding
@@ -32,7 +32,7 @@ EVERY_S = 1.0
 """Seconds between two samples of the coordinator's memory."""
 MIB = 1 << 20
 NO_CHECKPOINT = "is not there"
-"""End of the finding for a checkpoint that the scripted learner reports and does not write."""
+"""End of the finding for a checkpoint that the scripted learner does not write."""
 MOST_TEXTS = 10
 """Maximum number of findings that are written out."""
 
@@ -87,7 +87,7 @@ async def run(
 
 
 async def _killed(server: PinnedCoordinator, reward: CountingReward) -> float:
-    """Kill and restart the coordinator; return seconds until an answer is scored again."""
+    """Kill and restart the coordinator; return seconds until the next scored answer."""
     before, began = reward.scored, time.monotonic()
     server.kill()
     await asyncio.to_thread(server.start, resume=True)
@@ -96,7 +96,7 @@ async def _killed(server: PinnedCoordinator, reward: CountingReward) -> float:
 
 
 def _is_expected(finding: Finding) -> bool:
-    """Return whether a finding is due to the benchmark: a cut-off write, or no checkpoint.
+    """Return whether a finding is the benchmark's: a cut-off write or no checkpoint.
 
     The kill that ends the run may cut a write off, and no checkpoint is ever written."""
     if finding.kind == "checkpoint":
@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
     parser.add_argument("--generators", type=int, default=8, help="how many at once")
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
-    offer_row(parser)
+    add_row_option(parser)
     args = parser.parse_args(argv)
     core, own = two_cores(parser)
     allow_files(args.generators)
@@ -155,4 +155,4 @@ def main(argv: Sequence[str]) -> int:
         f"over the run; restarts took {result['restart_s']} s; the audit finds "
         f"{result['findings']} things wrong"
     )
-    return tell(args, result)
+    return report_result(args, result)

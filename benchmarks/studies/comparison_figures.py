@@ -16,7 +16,7 @@ from benchmarks.kit.study_file import Race
 from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
-    compared,
+    compare_times,
     crossing,
     curve,
     interval_text,
@@ -28,7 +28,7 @@ from benchmarks.kit.time_to_target import (
     spent_at,
     time_to,
 )
-from benchmarks.kit.tuning import words
+from benchmarks.kit.tuning import point_text
 
 LEAST_PROMPTS = 1024
 Arms = Mapping[str, Mapping[int, Row]]
@@ -103,7 +103,7 @@ def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]
     """Compare seconds of the arm `over` with those of `under`, at their common seeds."""
     common = sorted(found[over].keys() & found[under].keys())
     pairs = {s: (time_to(found[over][s], target), time_to(found[under][s], target)) for s in common}
-    return compared(pairs)
+    return compare_times(pairs)
 
 
 def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def part_figures(
             "seconds": restricted_mean(list(times.values())),
             "seconds_of_seed": {seed: time.value for seed, time in times.items()},
             "reached": {seed: time.reached for seed, time in times.items()},
-            "over": compared(pairs),
+            "over": compare_times(pairs),
             "fall": [fall(row, aim) for row in own.values()],
             "final": spread([row["final"] for row in own.values()]),
             "speed": spread(
@@ -235,7 +235,7 @@ def race_table(result: Mapping[str, Any]) -> Table:
                 text(arm["final"], ".3f"),
                 text(arm["final_on_long_prompts"], ".3f"),
                 f"{arm['context_share']:.2f}",
-                words(arm["point"]),
+                point_text(arm["point"]),
             )
         )
     titles = (
@@ -246,7 +246,7 @@ def race_table(result: Mapping[str, Any]) -> Table:
 
 
 def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return a table of a part's arms; a run that never reached the target is over its seconds."""
+    """Return a table of a part's arms; `over`: a run never reached the target."""
     part, lines = study.file.parts[name], []
     for label, one in figures.items():
         crossed, over = one["seeds"] - one["censored"], one["over"]
@@ -282,7 +282,7 @@ def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]
 
 
 def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one line per point that was run: arm, point, score, whether it is the best."""
+    """Return a line per point that was run: arm, point, score, is it the best."""
     lines = []
     for one in study.tuning().tried(modes):
         missed, seconds, final = score(one.rows, target=study.target)
@@ -307,7 +307,7 @@ def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
         [
             (
                 line["arm"],
-                words(line["point"]),
+                point_text(line["point"]),
                 str(line["seeds"]),
                 str(line["crossed"]),
                 f"{line['seconds']:.1f}",

@@ -35,7 +35,7 @@ class TrainedAnswer(NamedTuple):
 
 
 def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
-    """Return figures of `all` answers and of `long` ones of the policy's first `updates`.
+    """Return figures of `all` and of `long` answers of the policy's first `updates`.
 
     The number of `answers`, mean `reward`, and by tenth the mean `value` and `advantage`."""
     config = run_config(folder)["algorithm"]

@@ -1,4 +1,4 @@
-"""A reward model trained on the end tokens of answers alone: the start of VC-PPO's failure.
+"""A reward model trained on end tokens alone: the start of VC-PPO's failure.
 
 In: the folder of a policy on the demonstration's task. Out: a folder that `model.critic_path`
 takes: the policy's backbone and a scalar head, trained as outcome reward models are. The policy
@@ -45,7 +45,7 @@ STEPS, BATCH, LEARNING_RATE = 150, 64, 2e-4
 
 @dataclass(frozen=True, slots=True)
 class LabelledAnswer(Example):
-    """A prompt with its answer, whose last token is the end token. `right`: the answer is."""
+    """A prompt with its answer, whose last token is the end token; is it right."""
 
     right: bool
 
@@ -55,7 +55,7 @@ def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
     if (folder / "config.json").exists():
         return
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    judged = judged_answers(policy, tokenizer, seed=seed, count=ANSWERS)
+    judged = labelled_answers(policy, tokenizer, seed=seed, count=ANSWERS)
     torch.manual_seed(seed)
     model: Any = AutoModelForTokenClassification.from_pretrained(
         policy, num_labels=1, dtype=torch.float32
@@ -65,7 +65,7 @@ def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def judged_answers(
+def labelled_answers(
     policy: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int, count: int
 ) -> list[LabelledAnswer]:
     """Sample the policy's answers to `count` training prompts, without unended ones."""

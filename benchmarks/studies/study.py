@@ -23,7 +23,7 @@ from benchmarks.kit import study_file
 from benchmarks.kit.arm_run import run_arm
 from benchmarks.kit.arms import is_missing, key, rows_of
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.rows import Rows, read_rows, result_line
+from benchmarks.kit.rows import ResultFile, read_rows, result_line
 from benchmarks.kit.study_plan import Plan, Study
 from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
 from benchmarks.kit.study_table import arms_table, lines_of
@@ -41,7 +41,7 @@ from headrace.errors import UserError
 from headrace.host.hardware import detect
 
 CEILING = "a66d1709"
-"""Commit that measured a stream's generator and learner alone (benchmarks/kit/ceiling.py)."""
+"""Commit with the measurement of the ceiling (benchmarks/kit/ceiling.py)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,7 +116,7 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
     if part == "ceiling":
         raise UserError(f"the ceiling is measured no more; its code is at commit {CEILING}")
     file_of = "tuning" if part == "tune" else part
-    rows = Rows(options.rows or study.path(file_of))
+    rows = ResultFile(options.rows or study.path(file_of))
     modes, seeds = chosen(study, options)
     plan: Plan = []
     if part in file.parts:
@@ -159,7 +159,7 @@ def measure_of(study: Study) -> Measure:
 
 
 def report(
-    study: Study, rows: Rows, part: str | None, modes: Sequence[str], seeds: Sequence[int]
+    study: Study, rows: ResultFile, part: str | None, modes: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, Any]:
     """Show the figures of the runs; return the result as `--json` prints it."""
     file = study.file

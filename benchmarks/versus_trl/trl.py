@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer against ours: tokens per second, processor seconds, time to accuracy.
+"""TRL's GRPO trainer against ours: speed, processor time, time to accuracy.
 
 Three arms on the same two cores: `trl`, and `recipes/algorithms/grpo.toml` in `streaming` and in
 `synchronous` mode. All train the same policy on the same prompts with the same reward, sampling,
@@ -33,15 +33,15 @@ from typing import Any
 
 from benchmarks.kit import study_plots
 from benchmarks.kit.arms import Arm, Row, rows_of
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, read_rows, result_line
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, read_rows, result_line
 from benchmarks.kit.study_file import Point
 from benchmarks.kit.study_plan import Plan, Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner, listing
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
     TimeToTarget,
-    compared,
+    compare_times,
     crossing,
     curve,
     interval_text,
@@ -50,7 +50,7 @@ from benchmarks.kit.time_to_target import (
     spent_at,
     time_to,
 )
-from benchmarks.kit.tuning import Score, Tuning, words
+from benchmarks.kit.tuning import Score, Tuning, point_text
 from benchmarks.versus_trl.trl_arms import TRL, TrlArm, run, trl_python
 
 CORES = 2
@@ -119,7 +119,7 @@ class TrlComparison:
         return in_drawn_order(arms, seeds)
 
     def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
-        """Return the rows of the arms at their best points, by part and mode, then by seed."""
+        """Return the arms' rows at their best points, by part and mode, then by seed."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
         return {
             (part, mode): rows_of(self.arm(part, mode, best[mode]), self.rows, seeds)
@@ -140,7 +140,7 @@ class TrlComparison:
 def main(argv: list[str]) -> int:
     """Run what is missing, print the figures; return 1 when runs failed."""
     options = parse(argv)
-    rows = Rows(options.rows)
+    rows = ResultFile(options.rows)
     found = TrlComparison(rows.rows, options.updates)
     file = found.studies[SPEED].file
     assert file.reduced is not None
@@ -173,7 +173,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
     parser.add_argument("--updates", type=int, help="of a run of its speed, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    take_rows(parser, ROWS, resumes=True)
+    add_rows_option(parser, ROWS, resumes=True)
     return parser.parse_args(argv)
 
 
@@ -200,7 +200,7 @@ def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
         arm["point"] = dict(tuning.best(mode))
         # TRL's cost by the arm's own, over the seeds that both have.
         arm["against_trl"] = {
-            name: compared(
+            name: compare_times(
                 {
                     seed: (found.cost(name, rows[part, TRL][seed]), found.cost(name, row))
                     for seed, row in sorted(rows[part, mode].items())
@@ -224,7 +224,7 @@ def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
-    """Return an arm's figures by its rows; `censored`: runs that never had the accuracy."""
+    """Return an arm's figures; `censored`: runs that never had the accuracy."""
     speed, race = list(rows[SPEED].values()), list(rows[RACE].values())
     figures: dict[str, Any] = {"speed_seeds": len(speed), "race_seeds": len(race)}
     for name, part in COST_PARTS.items():
@@ -273,7 +273,7 @@ def arms_table(result: Mapping[str, Any]) -> Table:
                 "-" if each is None else f"{1000 * each:.2f}",
                 *("-" if arm[n] is None else f"{arm[n]:.1f}" for n in ("seconds", "cpu_s")),
                 *(_ratio(arm["against_trl"][name]) for name in ("seconds", "cpu_s")),
-                words(arm["point"]),
+                point_text(arm["point"]),
             )
         )
     return Table(titles, lines)
@@ -302,7 +302,7 @@ def ratio_line(result: Mapping[str, Any]) -> str:
 
 
 def plots(path: Path = ROWS) -> dict[str, tuple[str, Callable[[Path], object]]]:
-    """Return caption and drawing function of the race's plot, if it has rows, by file name."""
+    """Return the race's caption and drawing function, if it has rows, by file name."""
     found = TrlComparison(read_rows(path))
     rows = found.shown(found.seeds)
     arms = {mode: list(by_seed.values()) for mode in MODES if (by_seed := rows[RACE, mode])}

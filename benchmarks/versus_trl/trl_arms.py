@@ -45,7 +45,7 @@ CACHE_BYTES = 2**29
 
 It writes zeros over all of it before each batch, so that its default, half the memory, is slow."""
 CONTINUOUS_BATCH_TOKENS = 1024
-"""Tokens per forward pass of continuous batching: an update's completions and some prompts.
+"""Tokens per forward pass of continuous batching: completions and some prompts.
 
 Its default on a CPU leaves no memory for keys and values."""
 TRL = "trl"
@@ -53,7 +53,7 @@ LOCK = ROOT / "requirements" / "trl.lock"
 
 
 def trl_python(root: Path = ROOT) -> Path:
-    """Return the Python of TRL's own environment, after the set-up brought it to its lock.
+    """Set TRL's own environment up by its lock, if need be; return its Python.
 
     UserError when it cannot. Of several concurrent callers, one builds and the others wait."""
     done = subprocess.run([sys.executable, str(root / "scripts" / "setup.py"), "trl"])
@@ -136,7 +136,7 @@ def job_of(config: RunConfig, point: Point, folder: Path) -> TrlJob:
 
 
 def trainer_arguments(config: RunConfig, point: Point, folder: Path) -> dict[str, Any]:
-    """Return arguments of TRL 1.16's `GRPOConfig`. ValueError if the batch cannot be split."""
+    """Return TRL 1.16's `GRPOConfig` arguments. ValueError: the batch has no split."""
     optimizer, schedule, stop = config.learner.policy, config.schedule, config.stop
     loss, kl = config.algorithm.policy_loss, config.algorithm.kl
     assert isinstance(loss, ClippedLossConfig)

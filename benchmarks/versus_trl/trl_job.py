@@ -40,7 +40,7 @@ class TrlJob:
 
 
 def is_correct(text: str, answer: str, *, finished: bool, marker: str | None) -> bool:
-    """Return the verdict of the recipes' `math` verifier; an unended completion is wrong."""
+    """Return the `math` verifier's verdict; an unfinished completion is wrong."""
     from rewards.answers.math_answer import is_right
 
     return finished and is_right(text, answer, marker=marker)

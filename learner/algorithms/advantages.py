@@ -187,7 +187,7 @@ def length_adaptive_lambda(
 
 
 def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:
-    """[S] length for the adaptive lambda; unfinished responses count half a window more.
+    """[S] length for the adaptive lambda; unfinished ones count half a window more.
 
     l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)
     """

@@ -1,4 +1,4 @@
-"""Value head without gradient steps: ridge regression of returns on state features.
+"""Value head by ridge regression of returns on state features, without gradients.
 
 In: features of the states of finished answers, and their returns. Out: a linear head. Promises: the
 head is the exact solution for all tokens given so far, the older ones counting less; its penalty is
@@ -14,7 +14,7 @@ from torch import Tensor
 
 FOLDS = 4
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)
-"""Penalties of squared weights of standardised features; inf is the mean return alone."""
+"""Penalties of standardised features' squared weights; inf: mean return alone."""
 _FLAT = 1e-10
 """Variance at or below which a feature is constant."""
 

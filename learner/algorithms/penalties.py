@@ -1,4 +1,4 @@
-"""Penalties: extra terms of the policy's loss per token, and of a trajectory's reward.
+"""Penalties: extra terms of the policy's loss and of a trajectory's reward.
 
 In: logprobs or logits, or lengths. Out: one loss per token, to be added with a coefficient over its
 own mask, or what is added to a reward (the verifier's own score stays apart, so that accuracy and

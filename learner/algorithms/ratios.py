@@ -36,7 +36,7 @@ class Ratio(NamedTuple):
 
 
 class ImportanceWeights(NamedTuple):
-    """Importance weights [T] without gradient, and a mask [T] of capped or filtered ones."""
+    """Importance weights [T] without gradient, and a mask [T] of capped ones."""
 
     weight: Tensor
     over_cap: Tensor
@@ -192,7 +192,7 @@ def interpolated_proximal(
 
 
 def interpolation_alpha(versions: Tensor, *, learner_version: int) -> Tensor:
-    """[T] float: place of the proximal version between the sampler's (0) and the learner's."""
+    """[T] float: the proximal version, between the sampler's (0) and learner's (1)."""
     lag = learner_version - versions
     return torch.where(lag > 0, (lag - 1) / lag, 0.0)
 

@@ -83,7 +83,7 @@ class AdvantageFunction(Protocol):
 
 
 class NormaliseFunction(Protocol):
-    """(raw advantages [T], mask [T], `moments` of the batch) -> advantages of the loss [T]."""
+    """(raw advantages [T], mask [T], `moments` of the batch) -> advantages [T]."""
 
     def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
 

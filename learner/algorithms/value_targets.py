@@ -44,7 +44,7 @@ def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) ->
 def lambda_returns(
     rewards: Tensor, values: Tensor, segments: Segments, *, gamma: float, lam: float
 ) -> ValueTargets:
-    """target_t = sum_k (gamma lam)^k delta_{t+k} + V(s_t): decoupled GAE's critic side.
+    """target_t = sum_k (gamma lam)^k delta_{t+k} + V(s_t), as in decoupled GAE.
 
     Args:
         rewards: [T] reward of each token. values: [T] V(s_t), as they were when the update began.

@@ -30,7 +30,7 @@ from learner.batching.trainable_tokens import Int64, TrainableTokens, count_befo
 from learner.device import RankContext
 
 Shape = Callable[[Tensor, Tensor], Tensor]
-"""(rewards [N] at the ends of answers, their sampled tokens [N]) -> rewards [N], shaped."""
+"""(rewards [N] at the ends of answers, their sampled tokens [N]) -> shaped [N]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,16 +207,14 @@ def _parts(
     sequences: Sequence[BatchSequence],
     ended: Sequence[bool],
 ) -> list[_SegmentPart]:
-    """Return the turns of windows or trajectories as segments, or each one whole without turns."""
+    """Return each item's turns as segments, or the whole item without turns."""
     found = []
     for i, item in enumerate(items):
         if not item.turns:
             found.append(_SegmentPart(i, int(sampled.lengths[i]), item.length, ended[i]))
         for turn in item.turns:
-            inside, runs = (
-                sampled.between(i, turn.start, turn.end),
-                sequences[item.sequence].sampled,
-            )
+            runs = sequences[item.sequence].sampled
+            inside = sampled.between(i, turn.start, turn.end)
             length = count_before(runs, turn.end) - count_before(runs, turn.start)
             tokens = inside.stop - inside.start
             found.append(_SegmentPart(i, tokens, length, turn.ended, turn.act))
@@ -292,7 +290,7 @@ def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
 def _versions(
     windows: Sequence[PolicyWindow], sampled: TrainableTokens, version: int
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """[T] versions that sampled the tokens, [T] whether `version` sampled the whole prefix.
+    """[T] versions of the tokens, [T] whether `version` sampled the whole prefix.
 
     That is False in a window that begins later: its earlier tokens' versions are not known."""
     spans = [span for w in windows for span in w.spans]

@@ -189,7 +189,7 @@ def layout_of(
 
 
 def _runs(lengths: Sequence[int], before: Sequence[int], ratio: float) -> list[tuple[int, int]]:
-    """Runs [first, last) of neighbours whose shortest is at least `ratio` of their longest.
+    """Runs [first, last) whose shortest is at least `ratio` of their longest.
 
     That holds with and without the tokens before them."""
     sizes = list(zip(lengths, map(sum, zip(lengths, before, strict=True)), strict=True))

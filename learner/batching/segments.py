@@ -42,7 +42,7 @@ def segments_of(
     bootstrap_value: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Segments:
-    """Build segments from lists; `length_so_far` None: each window is a trajectory's first."""
+    """Build segments from lists; no `length_so_far`: windows are the first ones."""
     num_segments = len(lengths)
     cumulative = torch.zeros(num_segments + 1, dtype=torch.int64)
     cumulative[1:] = torch.tensor(list(lengths), dtype=torch.int64).cumsum(0)

@@ -42,7 +42,7 @@ WIDEST_HEAD = 256
 
 
 class UnpaddedAttention(Protocol):
-    """Causal attention of sequences end to end, the last query of each seeing all keys."""
+    """Causal attention of sequences end to end; the last query of each sees all keys."""
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class UnpaddedAttention(Protocol):
 
 
 class _PadRows(torch.autograd.Function):
-    """Gather of rows by `padded_from`; the backward pass is one, too: padding has no gradient."""
+    """Gather of rows by `padded_from`, also backward: padding has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, padded_from: Tensor, packed_from: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def _keys(
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of a matrix product of x under autocast; a cast before padding is cheaper."""
+    """Return a matrix product's dtype under autocast: a cast before padding is cheap."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -211,7 +211,7 @@ def _flash(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """`UnpaddedAttention` by FlashAttention: a sequence's last query sees its last key."""
+    """`UnpaddedAttention` by FlashAttention, aligned at a sequence's last key."""
     out = varlen_attn(
         query,
         key,
@@ -246,7 +246,7 @@ def _fused(
 def _sliding(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, scaling: float | None
 ) -> Tensor:
-    """Attention of [rows, heads, L, d] where a query sees `window` < L keys, with itself.
+    """Attention of [rows, heads, L, d]; a query sees `window` < L keys, with itself.
 
     Tiles of `window` queries see their own tile and the one before, so that memory grows with L and
     not with its square. The last tile is filled up behind the real tokens, where none looks.
@@ -323,7 +323,7 @@ def _band(window: int, device: torch.device) -> Tensor:
 
 
 def _added(block: PaddedBlock, window: int | None, query: Tensor) -> Tensor:
-    """[rows, 1, L, past + L] mask added to the scores of a block with tokens before it.
+    """[rows, 1, L, past + L] mask added to scores of a block with tokens before it.
 
     0 where a query sees the key, else -inf. In the dtype of the queries."""
     assert block.before is not None

@@ -41,7 +41,7 @@ RANK_TIMEOUT = timedelta(minutes=30)
 
 
 class StepResult(NamedTuple):
-    """Result of an optimizer step: was it applied, and the gradient's norm before clipping."""
+    """Result of an optimizer step: was it applied, the gradient's norm unclipped."""
 
     applied: bool
     grad_norm: float
@@ -69,7 +69,7 @@ class TrainingEngine(Protocol):
 
 @dataclass
 class StepLog:
-    """Log of one update of one model: optimizer steps, losses of micro-batches, tokens.
+    """Log of one model's update: optimizer steps, losses of micro-batches, tokens.
 
     `work` receives the progress under the name `stage`; `planned`: optimizer steps."""
 
@@ -129,7 +129,7 @@ class DeepSpeedEngine:
         *,
         decay: Callable[[int], float] = lambda done: 1.0,
     ) -> None:
-        """`decay` maps an optimizer step to a factor of the learning rate, besides warm-up."""
+        """`decay` maps a step to a factor of the learning rate, besides warm-up."""
         self.network = network
         self.steps = 0
         self._zero = _zero_stage(config)
@@ -203,7 +203,7 @@ class DeepSpeedEngine:
         return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's optimizer state and, if there are any, float32 master weights."""
+        """Return this rank's optimizer state, and float32 master weights if any."""
         tensors = {"steps": torch.tensor(self.steps)}
         moments = self._adam_state()
         for i, partition in enumerate(self._partitions()):

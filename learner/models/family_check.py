@@ -31,10 +31,10 @@ from learner.models.loading import (
     sees_images,
 )
 
-LENGTHS = (37, 22)
+TEST_LENGTHS = (37, 22)
 """Tokens of the two test sequences."""
-FINE, COARSE = 1e-4, 0.05
-"""Largest mean difference in nats, or in values; `COARSE` where bfloat16 rounds."""
+EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.05
+"""Largest mean difference in nats or values, exact or where bfloat16 rounds."""
 Network = PolicyNetwork | ValueNetwork
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -54,7 +54,7 @@ def may_share_rows(network: Network) -> bool:
     draws = torch.Generator().manual_seed(0)
     odds = torch.ones(size)
     odds[placeholder_ids(model.config)] = 0
-    ids = [odds.multinomial(n, True, generator=draws).to(device) for n in LENGTHS]
+    ids = [odds.multinomial(n, True, generator=draws).to(device) for n in TEST_LENGTHS]
     try:
         own = _by_its_own_code(network, ids)
         alone = torch.cat([_scores(network, [one]) for one in ids])
@@ -62,7 +62,7 @@ def may_share_rows(network: Network) -> bool:
     except _FAILURES as error:
         raise _refusal(family, error) from error
     exact = network.autocast is None and model.dtype in (torch.float32, torch.float64)
-    bound = FINE if exact else COARSE
+    bound = EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE
     differs = float((alone - own).abs().mean())
     if not differs <= bound:
         raise _refusal(
@@ -115,7 +115,7 @@ def _check_names(shape: Any, config: ModelConfig) -> None:
 
 
 def _few_layers(shape: Any) -> Any:
-    """Return the shape with few layers and experts: at least two layers, and each kind.
+    """Return the shape with few experts and layers: at least two, and each kind.
 
     Weights are of a size at which a layer preserves the scale of its input."""
     small = copy.deepcopy(shape)

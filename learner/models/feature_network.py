@@ -1,4 +1,4 @@
-"""A frozen model whose hidden states are features, and the value head fitted on them.
+"""A frozen model with hidden states as features, and the value head fitted on it.
 
 In: a model that never changes. Out: features of chosen tokens, and values by a least-squares head.
 Promises: features of a token never change, so that sums over all updates are of one kind and
@@ -23,7 +23,7 @@ _SEED = 2506_15050
 
 
 class FeatureNetwork(PackNetwork):
-    """All layers' hidden states at the pack's reads, each divided by its root mean square.
+    """All layers' hidden states at the reads, each divided by its root mean square.
 
     Beyond `most` numbers, their projection on as many random directions. `width`: F, numbers of a
     token.
@@ -55,7 +55,7 @@ class FeatureNetwork(PackNetwork):
 
 
 class FeatureEngine:
-    """A `FeatureNetwork` as an engine, with a head that is refitted instead of stepped.
+    """A `FeatureNetwork` as an engine, with a head that is refitted, not stepped.
 
     The head also reads the statistics of logprobs. `steps`: refits so far. `memory`: answers after
     which an earlier one counts 1/e."""

@@ -64,7 +64,7 @@ def widen(head: nn.Module) -> None:
 
 
 class PackNetwork(nn.Module):
-    """Base of all networks: a model, the dtype of its matrix products, its vision tower.
+    """Base of networks: a model, the dtype of matrix products, a vision tower.
 
     `autocast` None: the weights' dtype. `vision` None: the model gets no images."""
 
@@ -90,7 +90,7 @@ class PolicyNetwork(PackNetwork):
         autocast: torch.dtype | None = None,
         wide_head: bool = False,
     ) -> None:
-        """`temperature` is the sampler's, so that logprobs are of the distribution it drew from.
+        """`temperature`: the sampler's, so that logprobs are of its distribution.
 
         `autocast`: dtype of matrix products, None: the weights'. `wide_head`: float32 logits."""
         super().__init__()
@@ -153,7 +153,7 @@ class ValueNetwork(PackNetwork):
 
 
 def _after_the_head(config: Any) -> tuple[float, float | None]:
-    """(factor, soft cap) of the logits, which a family's class applies behind its head.
+    """(factor, soft cap) of the logits, which a family applies behind its head.
 
     Cohere's `logit_scale`, Falcon-H1's `lm_head_multiplier`, Granite's `logits_scaling`, Gemma's
     `final_logit_softcapping`."""

@@ -26,7 +26,7 @@ from learner.device import ImageShapes
 Int64 = npt.NDArray[np.int64]
 PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
 """Maximum bytes kept of prepared images, and of one model's embeddings."""
-TRIED = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+CHECKED_FAMILIES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 """Families whose images were checked to be computed as by their own code."""
 K = TypeVar("K")
 V = TypeVar("V")
@@ -122,7 +122,7 @@ class _ByteCache(Generic[K, V]):
 
 
 class _ImageSize(NamedTuple):
-    """An image's number of placeholder tokens and patches, and its grid as in `MediaRun`."""
+    """An image's numbers of placeholder tokens and patches, and `MediaRun`'s grid."""
 
     tokens: int
     patches: int
@@ -133,11 +133,11 @@ class ImageInputs:
     """The vision tower's inputs, made from image files by a model's processor."""
 
     def __init__(self, read: Callable[[str], bytes], processor: Any, model: Any) -> None:
-        """`read` returns an image file's bytes by digest; `processor` is the model folder's.
+        """`read` returns a file's bytes by digest; `processor` is the model folder's.
 
-        UserError for a family that is not in `TRIED`."""
+        UserError for a family that is not in `CHECKED_FAMILIES`."""
         shape = model.config
-        if shape.model_type not in TRIED:
+        if shape.model_type not in CHECKED_FAMILIES:
             raise UserError(f"{shape.model_type} models are not trained on images here")
         self._read, self._prepare = read, processor.image_processor
         base = model.base_model
@@ -172,7 +172,7 @@ class ImageInputs:
         return self._prepared(grey)
 
     def _prepared(self, image: Any) -> dict[str, Tensor]:
-        """One image's tensors, to be joined with those of others; Idefics3's come in a batch."""
+        """Prepare one image's tensors, without the batch that Idefics3's come in."""
         prepared = self._prepare(images=[image], return_tensors="pt")
         in_batch = "image_grid_thw" not in prepared
         return {key: x[0] if in_batch else x for key, x in prepared.items()}
@@ -202,7 +202,7 @@ class ImageInputs:
     def placed(
         self, token_ids: npt.NDArray[np.int32], media: Sequence[MediaRun]
     ) -> list[tuple[str, Int64]]:
-        """Return each image's digest and the places [n] of its n embeddings in `token_ids`.
+        """Return each image's digest and its embeddings' places [n] in `token_ids`.
 
         A run may have other tokens between them. UserError where numbers or grids differ."""
         found: list[tuple[str, Int64]] = []
@@ -254,7 +254,7 @@ class VisionTower:
     """The vision tower of one model, with a cache of its outputs while it is frozen."""
 
     def __init__(self, model: Any, inputs: ImageInputs, *, in_step: bool = False) -> None:
-        """`in_step`: every rank runs the tower in every pass, as it gathers parameters there.
+        """`in_step`: all ranks run the tower in every pass, to gather its parameters.
 
         Nothing is cached then."""
         self._model, self._inputs = model, inputs
@@ -268,7 +268,7 @@ class VisionTower:
     def embed(
         self, token_ids: Tensor, position_ids: Tensor, images: PackImages
     ) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the decoder and its inputs: embeddings of tokens and images, and positions."""
+        """Return the decoder and its inputs: embeddings, images' included, and positions."""
         base = self._model.base_model
         rows = base.get_input_embeddings()(token_ids)
         inputs: dict[str, Any] = {"position_ids": position_ids.unsqueeze(0)}

@@ -28,7 +28,7 @@ def infer(
     carried: PrefixCache | None = None,
     width: Sequence[int] = (),
 ) -> Tensor:
-    """[N] logprobs or values of the reads in `sequences`, or [N, F] features (`width`: (F,)).
+    """[N] logprobs or values of `sequences`' reads, or [N, F] features (`width` F).
 
     By an engine's or network's forward pass under its present weights; 0 for all other reads (see
     `TokenReads.within`). `carried`: keys and values of the model, which need not be computed."""

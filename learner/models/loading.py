@@ -122,7 +122,7 @@ def load_processor(config: ModelConfig) -> Any:
 def load_critic(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device, layers: int | None = None
 ) -> PreTrainedModel:
-    """Load the value model of `critic_path`, or the policy's backbone with a head of zeros.
+    """Load the value model of `critic_path`, or the policy's backbone with zero head.
 
     Of the backbone the first `layers` (None: all). Raises UserError where there is no such model or
     its architecture has no scalar head.

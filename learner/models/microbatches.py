@@ -1,4 +1,4 @@
-"""Micro-batches: packs of tokens that go through a model together, by optimizer step.
+"""Micro-batches: packs that go through a model together, by optimizer step.
 
 In: the reads of a policy or value batch. Out: `OptimizerSteps` and `MicroBatch`es. Promises: every
 rank deals trajectories to optimizer steps alike, whatever its share; all ranks get the same number
@@ -60,7 +60,7 @@ class _PackRow(NamedTuple):
 
 
 class _RangeRows(NamedTuple):
-    """The rows of a range in a pack: `own` (None: only an opening), `opening` (None: not apart)."""
+    """A range's rows in a pack: `own` (None: no more than `opening`), `opening`."""
 
     stretch: _Range
     own: int | None
@@ -138,7 +138,7 @@ def _alike(
 
 
 def _lay(units: Sequence[Sequence[_Range]]) -> tuple[list[_PackRow], list[_RangeRows]]:
-    """Lay out a pack's rows: the ranges, longest first, then the openings that are apart."""
+    """Lay out a pack's rows: ranges, longest first, then the separate openings."""
     pairs = [(one, u) for u, unit in enumerate(units) for one in unit]
     pairs.sort(key=lambda pair: -pair[0].size)
     apart = [u for u, unit in enumerate(units) if len(unit) > 1]
@@ -228,7 +228,7 @@ def _source(reads: TokenReads, stand: _RangeRows, starts: Int64) -> CacheSource:
 
 
 def empty_micro_batch(place: RankContext) -> MicroBatch:
-    """One token without a read: a rank without work takes part with a gradient of zero."""
+    """One token without a read: a rank without work takes part with a zero gradient."""
     nothing = torch.zeros(0, dtype=torch.int64, device=place.device)
     one = torch.zeros(1, dtype=torch.int64, device=place.device)
     images = None if place.images is None else PackImages((), nothing, nothing, None)
@@ -247,7 +247,7 @@ def weights_of(reads: TokenReads, place: RankContext) -> dict[int, int]:
 
 
 def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
-    """Assign each trajectory to an optimizer step (0 to parts - 1), balanced by tokens.
+    """Assign trajectories to optimizer steps (0 to parts - 1), balanced by tokens.
 
     It depends on trajectories and seed alone, so that any number of ranks takes the same steps.
     """
@@ -274,7 +274,7 @@ class OptimizerSteps:
         self._weights = weights_of(reads, place) if parts > 1 else {}
 
     def deal(self, *, seed: Sequence[int]) -> dict[int, int]:
-        """Return the optimizer step of each trajectory; with one step, of this rank's alone."""
+        """Return each trajectory's optimizer step; with one step, of this rank's alone."""
         if self._parts == 1:
             return dict.fromkeys(self._reads.trajectories, 0)
         return deal(self._weights, parts=self._parts, seed=seed)

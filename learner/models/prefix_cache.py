@@ -1,4 +1,4 @@
-"""Keys and values of a trajectory's earlier tokens, carried from one update to the next.
+"""Cache of trajectories' earlier keys and values, carried from update to update.
 
 In: the keys and values that a model's attention computes for a pack. Out: `PastKeyValues`, from
 which a later pack's attention reads them instead of computing them again. Promises: they belong to
@@ -94,7 +94,7 @@ class PrefixCache:
     """
 
     def __init__(self, *, bound: int, on_device: int = 0) -> None:
-        """`bound`: maximum bytes; up to `on_device` of them stay on the device, not the host."""
+        """`bound`: maximum bytes; `on_device`: of these on the device, not the host."""
         self._bound, self._on_device = bound, on_device
         self._entries: OrderedDict[int, CacheEntry] = OrderedDict()
         self._update = 0
@@ -267,7 +267,7 @@ class PackKeyValues:
             self._noted[layer] = key, value
 
     def taken(self) -> list[list[KeysAndValues]]:
-        """Take each source's keys and values, layer by layer; the pack then accepts no more."""
+        """Take each source's keys and values by layer; the pack then accepts no more."""
         layers = [self._noted[layer] for layer in sorted(self._noted)]
         found = [
             [(_at(k, source.places), _at(v, source.places)) for k, v in layers]

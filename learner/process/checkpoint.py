@@ -25,7 +25,7 @@ from headrace.run_files.run_folder import (
 
 LATEST, BEST = "latest", "best"
 POLICY, CRITIC, RANKER, STATE = "policy", "critic", "ranker", "state"
-"""The folders of a checkpoint; all but the last are also the models' names in memory."""
+"""The folders of a checkpoint; all but the last are also names of models."""
 _LOG = logging.getLogger("headrace.learner")
 
 

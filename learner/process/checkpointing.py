@@ -27,7 +27,7 @@ from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.feature_network import FeatureEngine
 from learner.process.checkpoint import POLICY, STATE, newest, number_of, write_checkpoint
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.weight_publishing import bytes_of
 
 _NO_OPINION = 2**62
@@ -51,7 +51,7 @@ class RankCheckpoints:
     """The checkpoints of one rank. `passed_over`: those that were not whole, and why."""
 
     def __init__(
-        self, root: Path, config: RunConfig, *, rank: int, relay: Relay, reads: bool, work: Work
+        self, root: Path, config: RunConfig, *, rank: int, relay: RankRelay, reads: bool, work: Work
     ) -> None:
         """`reads`: this rank checks which of them are whole."""
         self._root, self._config, self._rank = root, config, rank

@@ -28,7 +28,7 @@ _GREETING_S = 2.0
 
 
 class WeightOrigin(NamedTuple):
-    """Origin of a learner's weights: their last update, its batch, and the checkpoint loaded."""
+    """Origin of a learner's weights: last update, its batch, the loaded checkpoint."""
 
     update: int
     batch_id: int | None

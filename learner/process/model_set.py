@@ -1,4 +1,4 @@
-"""The models of a learner rank: those that train, in their engines, and the reference policy.
+"""The models of a learner rank: engines of those that train, and the reference.
 
 In: a run's configuration, and the checkpoint to go on from. Out: engines, their `RankContext`, and
 whole weights. Promise: weights that leave are of whole models, whatever the ZeRO stage.
@@ -39,7 +39,7 @@ from learner.process.weight_publishing import weights_of
 from learner.ranking.model import SessionRanker
 
 VALUE_HEAD = "value_head.safetensors"
-"""The file of a least-squares critic's head, in the folder that transformers loads."""
+"""The file of a least-squares critic's head, in its Hugging Face folder."""
 
 
 class ModelSet:

@@ -1,4 +1,4 @@
-"""Relay of the coordinator's messages from rank 0 to the other ranks, and of their answers.
+"""Relay of the coordinator's messages to the ranks, and of their answers.
 
 In: messages on rank 0. Out: the same messages on every rank, except that each rank gets only its
 own parts of a batch; the answers of all ranks on rank 0. Promises: rank 0 holds one part of another
@@ -25,8 +25,8 @@ WAIT_LIMIT = timedelta(days=7)
 _LOG = logging.getLogger("headrace.learner")
 
 
-class Relay:
-    """Messages between the learner's ranks, which all call the same methods in one order."""
+class RankRelay:
+    """Messages between learner ranks, which all call the same methods in one order."""
 
     def __init__(self, *, rank: int, world: int) -> None:
         self._rank, self._world = rank, world

@@ -1,4 +1,4 @@
-"""Launcher of one host's learner ranks, which exits with the code of the first that failed.
+"""Launcher of a host's learner ranks; its exit code is the first failed rank's.
 
 `python -m learner.process.ranks TORCHRUN-OPTIONS... -m learner.run ...`. In: the command line of
 torchrun, which starts the ranks and ends all of them when one fails. Out: the exit code, as if the

@@ -1,4 +1,4 @@
-"""A learner rank's state between updates: models, engines, publishing and checkpoints.
+"""A learner rank's state: models, engines, publishing and checkpoints.
 
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
 from the newest complete checkpoint of the run, else from the configured models; each update is
@@ -30,7 +30,7 @@ from learner.device import claim_memory
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.checkpointing import RankCheckpoints, WeightPosition
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.update_log import UpdateLog
 from learner.process.weight_publishing import PublishingSchedule, WeightPublisher
 from learner.ranking import versions as rankers
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("headrace.learner")
 
 
 class Trainer:
-    """One rank's models and their training. All ranks call the same methods in one order.
+    """One rank's models and training. All ranks call the same methods in one order.
 
     Attributes:
         models: policy, value model and reference. position: the update whose weights they have.
@@ -59,7 +59,7 @@ class Trainer:
         *,
         rank: int,
         device: torch.device,
-        relay: Relay | None = None,
+        relay: RankRelay | None = None,
         reads_checkpoints: bool = True,
         work: Work | None = None,
     ) -> None:
@@ -80,13 +80,13 @@ class Trainer:
         self._run_dir = run_dir
         self._update_log = UpdateLog(run_dir, rank=rank)
         self.checkpoints = RankCheckpoints(
-            run_dir / "checkpoints", config, rank=rank, work=self._work,
-            relay=relay or Relay(rank=rank, world=config.learner.ranks), reads=reads_checkpoints,
+            run_dir / "checkpoints", config, rank=rank, work=self._work, reads=reads_checkpoints,
+            relay=relay or RankRelay(rank=rank, world=config.learner.ranks),
         )  # fmt: skip
         self._build(self.checkpoints.newest())
 
     def go_back(self, line: Sequence[tuple[int, int | None]]) -> None:
-        """Restore the newest checkpoint on the line, else the starting model if that is on it.
+        """Restore the newest checkpoint on the line, else the starting model if on it.
 
         The line has updates and their batches. UserError: there is none."""
         found = self.checkpoints.newest_of(line)

@@ -1,4 +1,4 @@
-"""Log of the updates in the weights: one line each, written when its steps are applied.
+"""Log of the updates in the weights: one line each, once its steps are applied.
 
 Comes in: a batch that was trained and this rank's share of it. Goes out: lines of JSON in the run's
 folder, `applied/rank-R.jsonl`. Promises: lines are only ever added; a line is on disk before the

@@ -1,4 +1,4 @@
-"""Publishing of weights: a safetensors file per version, served to other hosts by a thread.
+"""Publishing of weights: a safetensors file per version, served to other hosts.
 
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
 `tcp://` source. Promises: an announced file is complete and never changes; the last few versions
@@ -40,7 +40,7 @@ _POLL_S = 0.2
 
 
 class PublishingSchedule:
-    """Schedule of publications: at least `interval_s` apart, unless one is requested at once.
+    """Schedule of publications, at least `interval_s` apart unless one is at once.
 
     `waiting`: a version that was held back, None if none is."""
 
@@ -50,7 +50,7 @@ class PublishingSchedule:
 
     @property
     def due_at(self) -> float | None:
-        """Time (time.monotonic) at which the waiting version may go out, None if none waits."""
+        """Time (time.monotonic) when the waiting version may go out; None: none waits."""
         return None if self.waiting is None else self._published_at + self._interval_s
 
     def goes_out(self, version: int, may: bool, *, at_once: bool) -> bool:
@@ -184,7 +184,7 @@ def _file_of(folder: Path, version: int) -> Path:
 
 
 def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
-    """Create the folder of weights, in shared memory if all kept versions and one more fit."""
+    """Create the weights' folder, in shared memory if kept versions and one more fit."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         _remove_orphans(SHARED_MEMORY, f"headrace-{run_id}-")
         needs, free = 2 * (KEPT_VERSIONS + 1) * num_bytes, shutil.disk_usage(SHARED_MEMORY).free
@@ -200,7 +200,7 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
 
 
 def _refuse(text: str) -> None:
-    """Raise for a lack of room; `tell`, which this replaces, also receives slow writes."""
+    """Raise for a lack of room; this replaces `tell`, which also gets slow writes."""
     if text.startswith("room"):
         raise RunFailedError(f"publishing weights needs {text}; docker has --shm-size for it")
 
@@ -220,7 +220,7 @@ def _own_address(coordinator: str) -> str:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether all is finite, by the extremes: one pass without a mask, NaN included."""
+    """Return whether all is finite, by the extremes: one pass without a mask."""
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 

@@ -17,7 +17,7 @@ MEASURES = {"map": AP, "mrr": RR} | {f"ndcg_{k}": nDCG @ k for k in (1, 3, 5, 10
 def rank_figures(
     scores: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
 ) -> dict[str, float | int | None]:
-    """Return figures of lists with a score and a label per candidate; None: no relevant one."""
+    """Return figures of lists' scores and labels; None: no list has a relevant one."""
     run: list[ScoredDoc] = []
     relevant: list[Qrel] = []
     judged = [number for number, each in enumerate(labels) if any(label > 0 for label in each)]
@@ -42,13 +42,13 @@ def _hashed(text: str) -> str:
 
 
 def reciprocal_rank(order: Sequence[int], labels: Sequence[float]) -> float:
-    """Return 1 / the rank of the first relevant candidate of an order; 0 where none is."""
+    """Return 1 / the rank of an order's first relevant candidate; 0 where none is."""
     ranks = (rank for rank, place in enumerate(order, start=1) if labels[place] > 0)
     return 1.0 / next(ranks, math.inf)
 
 
 def ndcg(order: Sequence[int], labels: Sequence[float]) -> float:
-    """Return NDCG of an order of places, gains being the labels as in trec_eval; 0: none > 0."""
+    """Return an order's NDCG, gains being labels as in trec_eval; 0: none is > 0."""
     best = _gained(sorted(labels, reverse=True))
     return _gained([labels[place] for place in order]) / best if best > 0 else 0.0
 

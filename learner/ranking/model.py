@@ -1,4 +1,4 @@
-"""Session ranker: a bidirectional encoder with pooler and scalar head, in padded batches.
+"""Session ranker: a bidirectional encoder with pooler and scalar head.
 
 In: rows of tokens. Out: representations of sessions, scores of candidates. Promise: what is saved
 is a Hugging Face folder that `AutoModelForSequenceClassification` loads as it is.
@@ -99,7 +99,7 @@ class SessionRanker:
 
 
 def digest_of(folder: Path) -> str:
-    """Return 16 hex digits of the SHA-256 of a folder's weights; UserError: it has none."""
+    """Return 16 hex digits of a folder's weights' SHA-256; UserError: it has none."""
     try:
         with (folder / WEIGHTS).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]

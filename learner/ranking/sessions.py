@@ -11,12 +11,12 @@ from random import Random
 from headrace.data.sessions import Pair
 
 TERM_GONE, PART_GONE = "\ue001", "\ue002"
-"""A run of masked terms; a deleted query or document: private use characters, in no text."""
+"""A run of masked terms, a deleted text: private use characters, in no text."""
 Strategy = Callable[[Sequence[Pair], Random, float], list[Pair]]
 
 
 def mask_terms(pairs: Sequence[Pair], draw: Random, ratio: float) -> list[Pair]:
-    """Mask round(ratio * n) of each text's n whitespace terms, runs of masked ones as one.
+    """Mask round(ratio * n) of each text's n whitespace terms, runs as one.
 
     A text of one term stays."""
 

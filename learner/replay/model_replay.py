@@ -1,4 +1,4 @@
-"""Replay of an update with its models: forward passes, losses, gradients, optimizer steps.
+"""Replay of an update with its models, from forward passes to optimizer steps.
 
 In: a run's configuration, the batch as its ranks got it, the checkpoint from before the update.
 Out: the learner's report and the weights afterwards. Promises: the run's trainer does it, on as
@@ -34,7 +34,7 @@ ModelWeights = Mapping[str, Mapping[str, Tensor]]
 RankShare = Sequence[Shard]
 """A rank's share of a batch, in parts."""
 RESOLVED, REPORT, WEIGHTS = "resolved.json", "report", "weights"
-"""Files of a replay's folder: configuration, each rank's report, the weights (by rank 0)."""
+"""Files of a replay: configuration, each rank's report, weights (by rank 0)."""
 _UNBOUNDED = 1 << 40
 """Bytes: a file that a process of ours wrote has no limit."""
 

@@ -1,4 +1,4 @@
-"""Advantages and returns of an update, recomputed from stored data without a model.
+"""Recomputation of advantages and returns from stored data, without a model.
 
 In: all of the batch as one share, and for each window the learner's diagnostics. Out: a
 `RecomputedBatch`. Promises: the algorithm's own functions compute the numbers; a number that
@@ -60,7 +60,7 @@ class RecomputedBatch(NamedTuple):
 def recompute(
     algorithm: Algorithm, shard: Shard, stored: Stored, *, version: int
 ) -> RecomputedBatch:
-    """Recompute a batch's advantages; `version` is the learner's at the update's start."""
+    """Recompute a batch's advantages; `version`: the learner's at the update's start."""
     kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
     windows = policy_batch(
         shard, version=version, lambdas=algorithm.lambdas, shape=algorithm.shape_rewards,

@@ -51,7 +51,7 @@ class CriticUpdate(ModelUpdate):
 
     name, prefix, loss_figure, stream = "value model", "critic", "vf_loss", 1
     most_parts: ClassVar[int | None] = None
-    """Number of optimizer steps in one pass whatever is configured; None: as configured."""
+    """Optimizer steps in one pass whatever is configured; None: as configured."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class CriticUpdate(ModelUpdate):
         window: int,
         carried: PrefixCache | None = None,
     ) -> None:
-        """`parts`: maximum optimizer steps of a pass; `window`: maximum tokens of a window.
+        """`parts`: maximum optimizer steps per pass; `window`: maximum tokens of a window.
 
         Finished answers were cut there. `carried`: keys and values of the tokens before windows of
         unfinished answers; whole answers need none."""
@@ -200,7 +200,7 @@ class CriticUpdate(ModelUpdate):
 
 
 class LeastSquaresUpdate(CriticUpdate):
-    """A `CriticUpdate` that refits a head on features of a frozen model (ours, not T-PPO's).
+    """A `CriticUpdate` that refits a head on a frozen model's features (not T-PPO's).
 
     `train` adds the finished answers and solves once, whatever the epochs."""
 

@@ -128,7 +128,7 @@ def _over_ranks(tally: Tally, place: RankContext) -> Tally:
 def _work_figures(
     prefixes: Sequence[str], sums: Mapping[str, float], totals: LossCounts
 ) -> dict[str, float]:
-    """Tokens that went through a model, and their shares in a loss, context or padding."""
+    """Tokens that went through models, and their shares in loss, context or padding."""
     tokens, fillers = (
         sum(sums[f"{prefix}/{name}"] for prefix in prefixes) for name in ("tokens", "fillers")
     )

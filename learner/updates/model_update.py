@@ -64,7 +64,7 @@ class ModelUpdate(ABC):
         self, engine: TrainingEngine, reads: TokenReads, place: RankContext, batch: Batch, *,
         parts: int, step: str, carried: PrefixCache | None = None,
     ) -> None:  # fmt: skip
-        """`reads`: the tokens that have a loss. `parts`: maximum optimizer steps of a pass.
+        """`reads`: the tokens with a loss. `parts`: maximum optimizer steps per pass.
 
         `step`: a step's name in progress reports. `carried`: keys and values before the reads."""
         self.engine, self._reads, self._place, self._batch = engine, reads, place, batch
@@ -76,7 +76,7 @@ class ModelUpdate(ABC):
     @property
     @abstractmethod
     def inputs(self) -> Mapping[str, Tensor]:
-        """Inputs of the loss, by name, that are known before the first step; must be finite."""
+        """Inputs of the loss known before the first step, by name; must be finite."""
 
     @abstractmethod
     def loss(self, micro: MicroBatch) -> Tensor:

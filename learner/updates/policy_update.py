@@ -1,4 +1,4 @@
-"""The policy's part of an update: its loss, and its optimizer steps on the windows.
+"""The policy's part of an update: its loss and optimizer steps on the windows.
 
 In: windows with their advantages. Out: optimizer steps, logprobs under the weights of the update's
 start, and the terms of the loss. Promise: proximal logprobs are those of the update's start; the
@@ -43,7 +43,7 @@ from learner.updates.token_statistics import (
 
 
 class LossTerms(NamedTuple):
-    """Terms of the loss of N tokens, without gradient, [N] each; surrogate before weights."""
+    """Terms of N tokens' loss, [N] each, without gradient; surrogate unweighted."""
 
     ratio: Ratio
     surrogate: PolicyLoss
@@ -118,7 +118,7 @@ class PolicyUpdate(ModelUpdate):
         parts: int,
         carried: PrefixCache | None = None,
     ) -> None:
-        """`parts`: maximum optimizer steps of a pass. `carried`: keys and values before windows."""
+        """`parts`: maximum optimizer steps per pass. `carried`: keys before the windows."""
         reads = windows.reads
         if algorithm.positive_nll_coef != 0.0:
             reads = with_earlier_tokens(reads, windows.sequences, windows.windows)
@@ -147,7 +147,7 @@ class PolicyUpdate(ModelUpdate):
         self.seen: list[tuple[Tensor, LossTerms]] = []
 
     def prepare(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
-        """Compute proximal logprobs, except those of the first optimizer step, and `reference`'s.
+        """Compute `reference`'s logprobs, and proximal ones but the first step's.
 
         That is the starting policy, if the algorithm has a divergence; `carried`: its keys."""
         algorithm, reads = self._algorithm, self._reads

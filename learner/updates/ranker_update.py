@@ -25,13 +25,13 @@ from learner.ranking.losses import pointwise
 from learner.ranking.model import BATCH, SessionRanker
 
 STREAM = 2
-"""Stream of the seed by which candidates are dealt; policy and value model have 0 and 1."""
+"""Stream of the seed that deals candidates; policy and value model have 0 and 1."""
 Example = tuple[TokenRow, int]
 
 
 @dataclass(frozen=True)
 class RankerSetup:
-    """Ranker, engine and settings of all updates. `decode`: text of the policy's token ids.
+    """Ranker, engine and settings of all updates. `decode`: the policy's detokenizer.
 
     `reads_history`: as the reward calls the ranker."""
 

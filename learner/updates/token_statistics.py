@@ -125,7 +125,7 @@ def tally_weights(
 
 @torch.no_grad()
 def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
-    """Tally the mismatch of two engines with the same weights: their logprobs' distance.
+    """Tally the distance of two engines' logprobs under the same weights.
 
     All [T]. The mask should hold only tokens whose whole prefix has the learner's version, else
     age is counted as mismatch. KL(sampler || learner) by k3, rho - log rho - 1.
@@ -168,7 +168,7 @@ def tally_hot(
 
 @torch.no_grad()
 def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
-    """Tally the policy's divergence from the reference: k3 of KL(new || reference), all [T]."""
+    """Tally the divergence from the reference: k3 of KL(new || reference), all [T]."""
     log_r = log_ratio(reference, new, mask).to(torch.float64)
     return Tally(
         sums={
@@ -192,7 +192,7 @@ def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor
 def tally_values(
     values: Tensor, targets: Tensor, mask: Tensor, segments: Segments, *, cuts: Tensor | None = None
 ) -> Tally:
-    """Tally the critic's explained variance, and errors by relative position and at cuts.
+    """Tally the critic's explained variance, and errors by position and at cuts.
 
     Args:
         values: [T] V(s_t). targets: [T] Monte-Carlo returns. mask: [T] bool, tokens of finished
@@ -227,7 +227,7 @@ def tally_values(
 
 @torch.no_grad()
 def tally_spread(name: str, x: Tensor, mask: Tensor) -> Tally:
-    """Tally x where `mask`, of the same shape, is set: `spreads` gives mean and extremes."""
+    """Tally x where `mask` (same shape) is set: `spreads` gives mean and extremes."""
     kept = x.detach().to(torch.float64)[mask]
     low = -kept.min() if kept.numel() else kept.new_tensor(-torch.inf)
     high = kept.max() if kept.numel() else kept.new_tensor(-torch.inf)

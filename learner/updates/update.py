@@ -1,4 +1,4 @@
-"""One update: optimizer steps of policy and value model on a batch, and its metrics.
+"""One update: optimizer steps of policy and value model on a batch, and metrics.
 
 In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `UpdateOutcome`: metrics,
 diagnostics, and whether the weights moved. Promises: values and logprobs of the update's start are
@@ -57,7 +57,7 @@ class UpdateOutcome:
 
 
 class Updater:
-    """Runner of updates on one rank. Its state is in its engines and carried keys and values."""
+    """Runner of updates on one rank; its state is in engines and carried keys."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Updater:
         reference: Callable[..., Any] | None = None,
         ranker: RankerSetup | None = None,
     ) -> None:
-        """`critic`: needed if the algorithm has a value model; `reference`: if a divergence.
+        """`critic` is needed for a value model, `reference` for a divergence.
 
         The reference is a constant policy's forward pass. `ranker`: is trained along."""
         if (algorithm.value is None) != (critic is None):
@@ -242,7 +242,7 @@ class Updater:
 
 
 def _dropped_step(logs: Mapping[str, StepLog]) -> str | None:
-    """Name the model whose optimizer step was dropped, and the earlier steps that stay.
+    """Name the model whose optimizer step was dropped, and earlier steps that stay.
 
     None where no step was dropped."""
     name = next((name for name, log in logs.items() if log.dropped), None)
@@ -256,7 +256,7 @@ def _dropped_step(logs: Mapping[str, StepLog]) -> str | None:
 def _diagnostics(
     windows: PolicyBatch, policy: PolicyUpdate, seen: WindowAdvantages
 ) -> list[TokenDiagnostics]:
-    """Return a column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
+    """Return a column per COLUMN_NAMES, by position; NaN where there is no figure."""
     size = seen.advantages.numel()
     nothing = torch.full_like(policy.start.numbers[:size], math.nan)
     known = policy.start.known[:size]

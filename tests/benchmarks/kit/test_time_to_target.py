@@ -18,7 +18,7 @@ from benchmarks.kit.time_to_target import (
     ratio_of_means,
     resolvable,
     restricted_mean,
-    smoothed,
+    smooth,
     survival,
 )
 
@@ -29,14 +29,14 @@ def times(*values: float, censored: tuple[float, ...] = ()) -> list[TimeToTarget
 
 def test_smoothing_is_the_mean_of_three_and_of_two_at_the_ends() -> None:
     points = [(0.0, 0.0), (1.0, 0.3), (2.0, 0.9), (4.0, 0.6)]
-    found = smoothed(points)
+    found = smooth(points)
     assert [at for at, _ in found] == [0.0, 1.0, 2.0, 4.0]
     assert [value for _, value in found] == pytest.approx([0.15, 0.4, 0.6, 0.75])
 
 
 def test_the_largest_fall_is_from_the_best_so_far_on_the_smoothed_line() -> None:
     points = list(enumerate([0.2, 0.4, 0.6, 0.5, 0.1, 0.3, 0.6]))
-    line = [value for _, value in smoothed(points)]
+    line = [value for _, value in smooth(points)]
     assert line == pytest.approx([0.3, 0.4, 0.5, 0.4, 0.3, 1 / 3, 0.45])
     assert largest_fall(points) == pytest.approx(0.2)
     assert largest_fall(points, until=3) == pytest.approx(0.1)

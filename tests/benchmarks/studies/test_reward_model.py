@@ -11,7 +11,7 @@ from benchmarks.studies import reward_model
 from benchmarks.studies.reward_model import (
     LabelledAnswer,
     end_scores,
-    judged_answers,
+    labelled_answers,
     train,
     write_reward_model,
 )
@@ -33,7 +33,7 @@ def _model() -> Any:
 
 def test_answers_are_judged_and_none_is_to_a_held_out_prompt() -> None:
     tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    judged = judged_answers(POLICY, tokenizer, seed=0, count=64)
+    judged = labelled_answers(POLICY, tokenizer, seed=0, count=64)
     assert {one.right for one in judged} == {True, False}
     for one in judged:
         assert one.ids[-1] == tokenizer.eos_token_id

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.kit import study_file
 from benchmarks.kit.arm_run import area, figures, metric_of
 from benchmarks.kit.arms import Arm, key, rows_of
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.run_facts import program_figures
 from benchmarks.kit.study_file import StudyColumn, StudyFile, filled, value_of
 from benchmarks.kit.study_plan import Study
@@ -215,7 +215,7 @@ def test_a_run_that_others_disturbed_is_made_again(tmp_path: Path) -> None:
         row: dict[str, Any] = row_of(arm, seed, [(0, 0.0, 0.2), (4, 1.0, 0.6)])
         return {**row, "others_cpu_share": share, "disturbed": share > 0.05}
 
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = ResultFile(tmp_path / "rows.jsonl")
     assert Runner("s", rows, run).run_all([(one, 0, 0)]) == []
     assert [row["others_cpu_share"] for row in rows.rows.values()] == [0.4, 0.2, 0.01]
     assert rows_of(one, rows.rows)[0]["others_cpu_share"] == 0.01

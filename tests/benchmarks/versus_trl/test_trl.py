@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kit.arms import Arm
-from benchmarks.kit.rows import Rows, read_rows
+from benchmarks.kit.rows import ResultFile, read_rows
 from benchmarks.kit.study_file import Grid, Point
 from benchmarks.versus_trl import trl, trl_arms
 from benchmarks.versus_trl.trl import (
@@ -419,7 +419,7 @@ def test_a_whole_bench_and_its_result(bench: Bench, tmp_path: Path) -> None:
     assert arms[STREAMING]["against_trl"]["seconds"]["ratio"] == pytest.approx(3.0)
     assert arms[TRL]["against_trl"]["seconds"]["ratio"] == 1.0
     assert (arms[TRL]["censored"], arms[TRL]["disturbed"], arms[TRL]["prompts"]) == (0, 0, 1024)
-    rows = Rows(tmp_path / "rows.jsonl").rows.values()
+    rows = ResultFile(tmp_path / "rows.jsonl").rows.values()
     assert {row["study"] for row in rows} == {"trl"}
     # Both parts of all arms in an order drawn for the seed.
     assert sorted(row["place"] for row in rows if row["seed"] == 0) == list(range(6))
@@ -461,7 +461,7 @@ def test_a_run_that_others_disturbed_is_made_again(bench: Bench, tmp_path: Path)
     assert bench(measured, "--seeds", "1")["arms"][TRL]["disturbed"] == 0
     assert measured.asked[0] == measured.asked[1]
     assert len(measured.asked) == 3 * 8 + 6 + 1
-    (kept,) = (row for row in Rows(tmp_path / "rows.jsonl").rows.values() if row["disturbed"])
+    (kept,) = (row for row in ResultFile(tmp_path / "rows.jsonl").rows.values() if row["disturbed"])
     assert kept["key"].endswith("/disturbed-0")
 
 
@@ -469,7 +469,7 @@ def test_settings_that_fail_are_tried_and_never_chosen(bench: Bench, tmp_path: P
     result = bench(Measured(failing="continuous_batching"), "--seeds", "1")
     assert result["tuned"]
     assert result["arms"][TRL]["point"]["continuous_batching"] == 0
-    rows = Rows(tmp_path / "rows.jsonl").rows.values()
+    rows = ResultFile(tmp_path / "rows.jsonl").rows.values()
     (failed,) = (row for row in rows if "failed" in row)
     assert (failed["seed"], failed["failed"]) == (100, "it cannot do that")
     assert score([failed]) > score([race_row("speed/trl", 100, rising(0.01, until=1000.0))])
