@@ -34,8 +34,7 @@ def commit(tree: Path = ROOT) -> str:
     """Return the checked-out commit of `tree`, with `-dirty` if files differ.
 
     Results do not count: writing a row is no change of the code. `unknown` where `tree` is not
-    itself a repository (an installed package, also one inside another repository).
-    """
+    itself a repository (an installed package, also one inside another repository)."""
     top, head = _git(tree, "rev-parse", "--show-toplevel"), _git(tree, "rev-parse", "HEAD")
     if not top or not head or Path(top).resolve() != tree.resolve():
         return UNKNOWN

@@ -29,8 +29,7 @@ def train(
 
     These are `folder`, the run's, `watch`, over the machine meanwhile, and `machine_state`, the
     row's fields of that. `name` must be new in `root`: the run is found by it. `tree`: the source
-    tree whose code is used. RunFailedError if it fails, KeyboardInterrupt when interrupted.
-    """
+    tree whose code is used. RunFailedError if it fails, KeyboardInterrupt when interrupted."""
     variables = {**os.environ, "PYTHONPATH": str(tree)}
     root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)

@@ -189,16 +189,14 @@ def length_adaptive_lambda(
 def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:
     """[S] length for the adaptive lambda; unfinished ones count half a window more.
 
-    l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)
-    """
+    l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)"""
     return length_so_far + torch.where(finished, 0, window // 2)
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """[3] float64: count, sum and sum of squares of x [T] over mask [T].
 
-    Moments of micro-batches and ranks add up, so one all-reduce gives those of the whole batch.
-    """
+    Moments of micro-batches and ranks add up, so one all-reduce gives those of the whole batch."""
     kept = torch.where(mask, x.to(torch.float64), 0.0)
     return torch.stack([mask.sum().to(torch.float64), kept.sum(), kept.square().sum()])
 

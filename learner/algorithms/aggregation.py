@@ -57,8 +57,7 @@ def fixed_length_weights(mask: Tensor, *, global_samples: float, length: int) ->
     """[T] float64: mask / (G L), with one L for all samples, e.g. the length cap.
 
     Long and short samples then differ by what they sum to, without token loss's dependence on
-    the batch. Source: Dr. GRPO, Liu et al. 2025.
-    """
+    the batch. Source: Dr. GRPO, Liu et al. 2025."""
     if length <= 0:
         raise ValueError(f"length must be positive, got {length}")
     return mask.to(torch.float64) / (global_samples * length) if global_samples else _none(mask)

@@ -105,8 +105,7 @@ def reinforce(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
     """L_t = -A log r, the plain policy gradient -A grad log pi, nothing clipped.
 
     log r = log pi - a constant, so the gradient is REINFORCE's; only the loss's value is shifted,
-    to 0 where the policy has not moved. Source: Williams 1992.
-    """
+    to 0 where the policy has not moved. Source: Williams 1992."""
     never = torch.zeros_like(advantages, dtype=torch.bool)
     return PolicyLoss(-advantages * log_ratio, never, never, never)
 

@@ -45,8 +45,7 @@ class ImportanceWeights(NamedTuple):
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     """[T] log numerator - log denominator on the mask, 0 elsewhere, within [-20, 20].
 
-    Where the bound binds the gradient is 0: such a token cannot be trusted.
-    """
+    Where the bound binds the gradient is 0: such a token cannot be trusted."""
     difference = torch.where(mask, numerator - denominator, 0.0)
     return difference.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
 
@@ -55,8 +54,7 @@ def behaviour_ratio(new: Tensor, behaviour: Tensor, mask: Tensor) -> Ratio:
     """r = pi_new / pi_behaviour, weight 1: plain PPO, clipped around the sampler.
 
     All tensors [T]. The ratio itself corrects for staleness and for the engine, so a further
-    weight would count the correction twice.
-    """
+    weight would count the correction twice."""
     log_r = log_ratio(new, behaviour.detach(), mask)
     return Ratio(log_r, mask.to(log_r.dtype), torch.zeros_like(mask))
 
@@ -139,8 +137,7 @@ def sequence_weights(
 ) -> ImportanceWeights:
     """`token_weights` with rho = prod_t rho_t over a sequence's masked tokens.
 
-    The summed log ratio is clipped to [-20, 20] like a token's.
-    """
+    The summed log ratio is clipped to [-20, 20] like a token's."""
     with torch.no_grad():
         log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
         rho = log_rho.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND).exp().to(proximal.dtype)
@@ -160,8 +157,7 @@ def geometric_filter(
     """[T] bool: the mask without sequences whose mean ratio is outside [low, high].
 
     The mean is exp(mean_t log rho_t). Unlike the product it does not grow with length.
-    Source: verl's rollout correction. A sequence without masked tokens passes (it has none).
-    """
+    Source: verl's rollout correction. A sequence without masked tokens passes (it has none)."""
     with torch.no_grad():
         log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
         counts = segment_sums(mask, segment_ids, num_segments).clamp(min=1.0)

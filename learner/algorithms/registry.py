@@ -228,11 +228,8 @@ def _shape(config: OverlongConfig | None, longest: int) -> Callable[[Tensor, Ten
 
 
 def _kl(config: KlConfig) -> KlSlots:
-    return KlSlots(
-        estimate=partial(kl_divergence, estimator=config.chosen_estimator),
-        coef=config.coef,
-        in_reward=config.where == "reward",
-    )
+    estimate = partial(kl_divergence, estimator=config.chosen_estimator)
+    return KlSlots(estimate, config.coef, in_reward=config.where == "reward")
 
 
 def _hot(config: FireConfig | None) -> HotSlots:

@@ -53,8 +53,7 @@ def balanced_parts(weights: Sequence[int], *, parts: int, order: Sequence[int]) 
     """The part of each item, so that the parts' weights are nearly equal.
 
     Items are dealt in `order`, each to the lightest part. With at least `parts` items no part
-    stays empty, as long as all weights are positive.
-    """
+    stays empty, as long as all weights are positive."""
     heap = [(0, part) for part in range(parts)]
     heapify(heap)
     chosen = [0] * len(weights)

@@ -85,8 +85,7 @@ def policy_mask(segments: Segments, *, boundary_tokens: int = 0) -> Tensor:
 
     All tokens of finished windows, and of cut ones all but the last `boundary_tokens`, whose
     advantages rest on one guessed value (T-PPO recipe: 8). We count from each window's own end,
-    not from the last column, so a cut that came early is masked too; and 0 masks nothing.
-    """
+    not from the last column, so a cut that came early is masked too; and 0 masks nothing."""
     if boundary_tokens < 0:
         raise ValueError(f"boundary_tokens must not be negative, got {boundary_tokens}")
     return segments.finished[segment_ids(segments)] | (tokens_left(segments) >= boundary_tokens)

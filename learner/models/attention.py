@@ -249,8 +249,7 @@ def _sliding(
     """Attention of [rows, heads, L, d]; a query sees `window` < L keys, with itself.
 
     Tiles of `window` queries see their own tile and the one before, so that memory grows with L and
-    not with its square. The last tile is filled up behind the real tokens, where none looks.
-    """
+    not with its square. The last tile is filled up behind the real tokens, where none looks."""
     rows, _, length, _ = query.shape
     tiles = -(-length // window)
     opening = slice(window)

@@ -170,8 +170,7 @@ class DeepSpeedEngine:
         """Add the gradient of a loss that sums over ranks; `last`: then reduce it.
 
         A loss that is not finite makes every gradient NaN, so that the one check of `step` finds
-        it on all ranks.
-        """
+        it on all ranks."""
         self.engine.set_gradient_accumulation_boundary(last)
         poison = torch.where(loss.detach().isfinite(), 1.0, math.nan)
         # DeepSpeed averages gradients over ranks; our losses are parts of one sum.

@@ -46,8 +46,7 @@ def may_share_rows(network: Network) -> bool:
     Not where a layer keeps a state that runs on from one sequence into the next (linear attention,
     convolutions, state space models). Two short random sequences go through the network, packed and
     one by one, and one by one through the model's own forward pass with its own attention.
-    UserError where these differ.
-    """
+    UserError where these differ."""
     model: Any = network.model
     family, device = model.config.model_type, model.device
     size = model.config.get_text_config().vocab_size

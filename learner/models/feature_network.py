@@ -26,8 +26,7 @@ class FeatureNetwork(PackNetwork):
     """All layers' hidden states at the reads, each divided by its root mean square.
 
     Beyond `most` numbers, their projection on as many random directions. `width`: F, numbers of a
-    token.
-    """
+    token."""
 
     def __init__(self, model: nn.Module, *, most: int, autocast: torch.dtype | None = None) -> None:
         super().__init__()

@@ -125,8 +125,7 @@ def load_critic(
     """Load the value model of `critic_path`, or the policy's backbone with zero head.
 
     Of the backbone the first `layers` (None: all). Raises UserError where there is no such model or
-    its architecture has no scalar head.
-    """
+    its architecture has no scalar head."""
     path = config.critic_path or config.path
     # The default is a dropout of 0.1, which would make V(s) a random number.
     settings = {"num_labels": 1, "classifier_dropout": 0.0}

@@ -249,8 +249,7 @@ def weights_of(reads: TokenReads, place: RankContext) -> dict[int, int]:
 def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
     """Assign trajectories to optimizer steps (0 to parts - 1), balanced by tokens.
 
-    It depends on trajectories and seed alone, so that any number of ranks takes the same steps.
-    """
+    It depends on trajectories and seed alone, so that any number of ranks takes the same steps."""
     names = sorted(weights)
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
     chosen = balanced_parts([weights[n] for n in names], parts=parts, order=order)

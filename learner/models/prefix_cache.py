@@ -90,8 +90,7 @@ class CacheSource(NamedTuple):
 class PrefixCache:
     """The cached keys and values of one model on one rank.
 
-    `num_bytes`: of all that is kept. `figures`: of the present update.
-    """
+    `num_bytes`: of all that is kept. `figures`: of the present update."""
 
     def __init__(self, *, bound: int, on_device: int = 0) -> None:
         """`bound`: maximum bytes; `on_device`: of these on the device, not the host."""

@@ -107,8 +107,7 @@ def replay_update(
     """Replay an update that has no `replay_obstacle`, in the empty folder `beside`.
 
     `shares` are those of all ranks. Where the machine has too few GPUs for them, one rank computes
-    everything. UserError where a model cannot be loaded, RunFailedError where a rank fails.
-    """
+    everything. UserError where a model cannot be loaded, RunFailedError where a rank fails."""
     if len(shares) > _room_for_ranks(config):
         shares = [[shard for share in shares for shard in share]]
     (beside / "checkpoints").mkdir()

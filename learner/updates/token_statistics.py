@@ -73,8 +73,7 @@ def tally_policy(
     """Tally the policy's move inside the update: KL, clips, entropy, advantages.
 
     All tensors [T]; only tokens of the mask count. KL is k3 of KL(anchor || new) at tokens of
-    the anchor: r - 1 - log r. Without `entropy` its sums are 0.
-    """
+    the anchor: r - 1 - log r. Without `entropy` its sums are 0."""
     log_r = ratio.log_ratio.detach().to(torch.float64)
     entropy_tokens = mask if entropy is not None else torch.zeros_like(mask)
     return Tally(
@@ -105,8 +104,7 @@ def tally_weights(
     """Tally importance weights of proximal against behaviour, as used and uncapped.
 
     All tensors [T]. The weights (`ratio.weight`) give ESS and mean; the uncapped rho gives the
-    tails. `dropped` [T] bool: tokens that train with weight 0; None: where the weight is 0.
-    """
+    tails. `dropped` [T] bool: tokens that train with weight 0; None: where the weight is 0."""
     lost = ratio.weight == 0 if dropped is None else dropped
     weight = ratio.weight.to(torch.float64)
     rho = log_ratio(proximal, behaviour, mask).to(torch.float64).exp()
@@ -128,8 +126,7 @@ def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
     """Tally the distance of two engines' logprobs under the same weights.
 
     All [T]. The mask should hold only tokens whose whole prefix has the learner's version, else
-    age is counted as mismatch. KL(sampler || learner) by k3, rho - log rho - 1.
-    """
+    age is counted as mismatch. KL(sampler || learner) by k3, rho - log rho - 1."""
     difference = torch.where(mask, learner - sampler, 0.0).to(torch.float64)
     log_rho = log_ratio(learner, sampler, mask).to(torch.float64)
     return Tally(
@@ -150,8 +147,7 @@ def tally_hot(
 
     All [T]: logprobs under the weights of the update's start and under the hot sampler, which
     tokens are hot, for which the first is known, which are in the loss. `cap`: above it a weight
-    was cut.
-    """
+    was cut."""
     compared = hot & known
     ratio = log_ratio(learner, sampler, compared).to(torch.float64).exp()
     return Tally(
