@@ -137,9 +137,7 @@ def weights_of(trainer: Trainer) -> WeightOrigin:
 
 
 def _checkpoint_incidents(root: Path, trainer: Trainer) -> list[Trouble]:
-    """Return an incident for each checkpoint that was skipped.
-
-    UserError where all were: a run does not silently begin again."""
+    """Return an incident per skipped checkpoint; UserError where all were skipped."""
     skipped = trainer.checkpoints.passed_over
     if skipped and trainer.resumed_from is None:
         raise UserError(

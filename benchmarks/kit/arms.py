@@ -58,9 +58,7 @@ def key(arm: Arm, seed: int) -> str:
 def rows_of(
     arm: Arm, rows: Mapping[str, Row], seeds: Collection[int] | None = None
 ) -> dict[int, Row]:
-    """Return the rows that count of the arm as it is now, by seed.
-
-    `seeds`: of these alone."""
+    """Return the arm's rows that count, by seed; of `seeds` alone if given."""
     digest = arm.digest()
     there = sorted({row["seed"] for row in rows.values() if row.get("arm") == arm.name})
     wanted = [seed for seed in there if seeds is None or seed in seeds]

@@ -132,9 +132,7 @@ def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
 
 
 def score(rows: Sequence[Row], *, target: float) -> tuple[float, float, float]:
-    """Score a point: runs that never crossed, mean seconds, negative final accuracy.
-
-    A run that failed is worse than any other."""
+    """Score a point: uncrossed runs, mean seconds (inf: failed), -final accuracy."""
     missed, seconds, final = 0, 0.0, 0.0
     for row in rows:
         crossed = crossing(curve(row), target)

@@ -31,9 +31,7 @@ class TuningRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TuningProgress:
-    """Progress of an arm's tuning: points in order, the best so far, the next run.
-
-    `missing` None: tuning is over."""
+    """Progress of an arm's tuning; no `missing` run: it is over."""
 
     tried: tuple[Point, ...]
     best: Point

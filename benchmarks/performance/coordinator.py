@@ -120,9 +120,7 @@ class ChunkSender(ScriptedGenerator):
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
-    """Start a coordinator with active trajectories, to measure the cost of chunks.
-
-    It is killed at the end: its shutdown is not measured."""
+    """Start a coordinator with active trajectories; kill it at the end, unmeasured."""
     server = PinnedCoordinator(folder, config(), core=core)
 
     async def measure(chunks: int, size: int) -> CoordinatorUsage:

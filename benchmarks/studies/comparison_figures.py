@@ -44,9 +44,7 @@ def race_of(study: Study) -> Race:
 def summarise(
     study: Study, rows: Mapping[str, Row], modes: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the result: figures of the ratio at the top, each arm below.
-
-    A ratio is None until both of its arms have a run."""
+    """Return the result: the ratio's figures (None until both arms ran), then arms."""
     race, first, tuning = race_of(study), study.file.reference, study.tuning()
     found = {mode: rows_of(study.arm(mode), rows, seeds) for mode in modes}
     found = {mode: by_seed for mode, by_seed in found.items() if by_seed}

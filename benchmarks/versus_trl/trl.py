@@ -191,9 +191,7 @@ def _tokens(row: Row) -> int:
 
 
 def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the result: figures of the ratio at the top, each arm below.
-
-    A ratio is None until both of its arms have a run."""
+    """Return the result: the ratio's figures (None until both arms ran), then arms."""
     rows, tuning = found.shown(seeds), found.tuning
     arms = {mode: arm_figures(found, {part: rows[part, mode] for part in PARTS}) for mode in MODES}
     for mode, arm in arms.items():

@@ -254,9 +254,7 @@ class VisionTower:
     """The vision tower of one model, with a cache of its outputs while it is frozen."""
 
     def __init__(self, model: Any, inputs: ImageInputs, *, in_step: bool = False) -> None:
-        """`in_step`: all ranks run the tower in every pass, to gather its parameters.
-
-        Nothing is cached then."""
+        """`in_step`: all ranks run the tower in every pass (ZeRO 3), without a cache."""
         self._model, self._inputs = model, inputs
         self._frozen = is_frozen(model)
         self._keeps = self._frozen and not in_step

@@ -107,9 +107,7 @@ def load_policy(
 
 
 def load_processor(config: ModelConfig) -> Any:
-    """Load a vision-language model's processor; None for a model of text.
-
-    UserError where it cannot be loaded."""
+    """Load a vision-language processor, or UserError; None for a model of text."""
     try:
         if not sees_images(AutoConfig.from_pretrained(config.path)):
             return None

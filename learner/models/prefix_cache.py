@@ -75,9 +75,7 @@ class CacheFigures:
 
 
 class CacheSource(NamedTuple):
-    """Tokens [begin, end) of a trajectory, in a pack at `places`, end to end.
-
-    Those before `begin` are read from the cache."""
+    """Tokens [begin, end) of a trajectory, in a pack at `places`; earlier are cached."""
 
     trajectory: int
     token_ids: Ids

@@ -63,9 +63,7 @@ class ModelSet:
         work: Work,
         read_image: Callable[[str], bytes],
     ) -> None:
-        """Load and build; UserError where a model cannot be loaded.
-
-        `read_image` returns an image's file by its digest."""
+        """Load and build, or UserError; `read_image` returns an image's file by digest."""
         learner = config.learner
         self._config, self._device = config, device
         self._pinned: dict[str, Tensor] = {}
@@ -169,9 +167,7 @@ class ModelSet:
         return ranker
 
     def published_weights(self) -> dict[str, Tensor]:
-        """Return the policy's weights by its files' names, on rank 0. A collective.
-
-        In the generators' dtype."""
+        """Return the policy's weights by file names and in generators' dtype, on rank 0."""
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
             return self._copied(

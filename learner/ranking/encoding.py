@@ -45,9 +45,7 @@ class SessionEncoder:
         return TokenRow(ids, [0] * len(ids))
 
     def candidate(self, history: Sequence[Pair], query: str, candidate: str) -> TokenRow:
-        """[CLS] history query [eos] [SEP] candidate [eos] [SEP].
-
-        The candidate may take half of the row, its segment is 1."""
+        """[CLS] history query [eos] [SEP] candidate (segment 1, at most half) [eos] [SEP]."""
         end, room = self._end, self._longest - 3
         query_ids = [*self._text(query)[-(room // 2 - 1) :], end]
         candidate_ids = [*self._text(candidate)[: room // 2 - 1], end]

@@ -48,9 +48,7 @@ class ReplayedUpdate(NamedTuple):
 
 
 def replay_obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -> str | None:
-    """Say why an update cannot be replayed; None where it can.
-
-    `after`: the batch that was the last one in the weights."""
+    """Say why an update cannot be replayed, or None; `after`: the batch before it."""
     ranks, room = config.learner.ranks, _room_for_ranks(config)
     if config.learner.zero_stage and ranks > room:
         return (

@@ -102,9 +102,7 @@ class CriticUpdate(ModelUpdate):
     def _values_of_others(
         self, reads: TokenReads, windows: PolicyBatch, *, at_cuts: bool
     ) -> Tensor:
-        """[N] values of windows' tokens whose answers are not in this batch.
-
-        Behind them those of the windows' ends if `at_cuts`."""
+        """[N] values of windows whose answers are not in this batch, then their cuts'."""
         every = range(len(reads.token_ids))
         return infer(self.engine, reads, every, self._place, log=self.log, carried=self._carried)
 

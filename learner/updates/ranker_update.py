@@ -110,9 +110,7 @@ class RankerUpdate:
 
 
 def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
-    """Yield the list of each answer that ends in a shard, the answer being the query.
-
-    None where its row has none that can be learnt from."""
+    """Yield each ending answer's list, with it as query; None: no list to learn from."""
     for window in shard.windows:
         if not window.row:
             continue

@@ -242,9 +242,7 @@ class Updater:
 
 
 def _dropped_step(logs: Mapping[str, StepLog]) -> str | None:
-    """Name the model whose optimizer step was dropped, and earlier steps that stay.
-
-    None where no step was dropped."""
+    """Name the model of a dropped optimizer step, and steps that stay; None: no drop."""
     name = next((name for name, log in logs.items() if log.dropped), None)
     if name is None:
         return None
