@@ -1,13 +1,12 @@
-"""The claims of the README and of `docs/evidence.md`, and the plots of the latter, from the rows.
+"""Claims and plots of the README and `docs/evidence.md`, generated from the rows.
 
 In: `claims.toml`, and the rows that are checked in. Out: the parts of the pages between
 `<!-- table NAME -->` and `<!-- end -->`: `claims` (a line for each), `measured` (those of the
-README) and `plots`; and one SVG a plot. Nothing is run. `--check` writes nothing and fails when a
-page is not what the rows say.
+README) and `plots`; and one SVG per plot. Nothing is run. `--check` writes nothing and fails when a
+page differs from the rows.
 
 A claim names a file of rows, the condition `where` that they have to meet, and whether only the
-`newest` counts. Its `figure` and
-`spread` are f-strings over these rows and the names of `known`.
+`newest` counts. Its `figure` and `spread` are f-strings over these rows and `formula_names`.
 """
 
 import re
@@ -29,8 +28,8 @@ from benchmarks.kit.rows import RESULTS, read_rows
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
 from benchmarks.kit.study_table import Table
-from benchmarks.kit.time_to_target import curve, interval_text, smoothed
-from benchmarks.robustness import chaos_facts
+from benchmarks.kit.time_to_target import curve, interval_text, smooth
+from benchmarks.robustness import chaos_figures
 from benchmarks.studies.comparison_figures import part_figures, race_of, summarise, target_of
 from benchmarks.versus_trl import trl
 from headrace.host.install import ROOT
@@ -42,17 +41,18 @@ MONTH = "2026-11"
 """The folder of rows that are older than the protocol of comparisons."""
 RACE = "tppo-vs-ppo"
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-POINTS = 60
-"""Of a median over seeds, at evenly spaced seconds."""
+MEDIAN_POINTS = 60
+"""Points of a median over seeds, at evenly spaced seconds."""
 
 
 # -- claims ----------------------------------------------------------------------------------------
 
 
-def known(rows: Sequence[Row]) -> dict[str, Any]:
-    """What formulas of a claim name: its `rows`, the newest as `last`, the rows `of` an arm by
-    seed and `pairs` of two arms at their common seeds; figures of the race, of what is run beside
-    it, of TRL and faults; and how numbers are written."""
+def formula_names(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the names that a claim's formulas can use.
+
+    Its `rows`, the newest as `last`, the rows `of` an arm by seed and `pairs` of two arms at their
+    common seeds; figures of the race, of its parts, of TRL and faults; and formats of numbers."""
 
     def of(arm: str) -> dict[int, Row]:
         return {row["seed"]: row for row in rows if row["arm"] == arm}
@@ -70,10 +70,10 @@ def known(rows: Sequence[Row]) -> dict[str, Any]:
         "race": partial(race_figures, "long"),
         "beside_race": partial(race_part, "long"),
         "trl": trl_figures,
-        "faults": lambda: chaos_facts.whole(rows),
+        "faults": lambda: chaos_figures.total_figures(rows),
         "after_kills": lambda role: [
             seconds
-            for row in chaos_facts.alone(rows)
+            for row in chaos_figures.single_job_rows(rows)
             for seconds in row.get("recovery_kill_s", {}).get(role, [])
         ],
         "median": statistics.median,
@@ -87,34 +87,34 @@ def known(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def between(values: Iterable[float], form: str) -> str:
-    """The least and the largest; one number where both are written alike."""
+    """Return the least and the largest; one number where both have the same text."""
     least, most = (format(bound(values := list(values)), form) for bound in (min, max))
     return least if least == most else f"{least} to {most}"
 
 
 @cache
 def race_figures(setting: str) -> dict[str, Any]:
-    """The result of the race in a setting."""
+    """Return the result of the race in a setting."""
     study = Study.load(RACE, setting)
     return summarise(study, read_rows(study.path()), list(study.file.arms), study.file.seeds)
 
 
 @cache
 def race_part(setting: str, name: str) -> dict[str, dict[str, Any]]:
-    """Figures of what is run beside the race, by arm."""
+    """Return figures of a part of the race's study, by arm."""
     study = Study.load(RACE, setting)
     return part_figures(study, name, read_rows(study.path(name)), study.target)
 
 
 @cache
 def trl_figures() -> dict[str, Any]:
-    """The result of the comparison with TRL."""
-    found = trl.Comparison(read_rows(trl.ROWS))
+    """Return the result of the comparison with TRL."""
+    found = trl.TrlComparison(read_rows(trl.ROWS))
     return trl.summarise(found, found.seeds)
 
 
 def source(rows: Sequence[Row]) -> str:
-    """Commit and processor of the newest row, and how many more commits there are."""
+    """Return the newest row's commit and processor, and the number of other commits."""
     newest = max(rows, key=lambda row: int(row["at"]))
     commits = {row.get("commit", "")[:7] for row in rows}
     more = f"+{len(commits) - 1}" if len(commits) > 1 else ""
@@ -123,14 +123,14 @@ def source(rows: Sequence[Row]) -> str:
 
 
 def lines() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Each claim, and its cells. UserError where a formula fails."""
+    """Return each claim, and its cells. UserError where a formula fails."""
     found: list[tuple[dict[str, Any], tuple[str, ...]]] = []
     for claim in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
         rows = list(read_rows(RESULTS / f"{claim['rows']}.jsonl").values())
         rows = [r for r in rows if study_file.value_of(claim.get("where", "True"), {"row": r})]
         rows = rows[-1:] if claim.get("newest") else rows
         figure, spread = (
-            study_file.value_of(f'f"""{claim.get(name, "")}"""', known(rows))
+            study_file.value_of(f'f"""{claim.get(name, "")}"""', formula_names(rows))
             for name in ("figure", "spread")
         )
         cells = (claim["says"], figure, spread, f"`{claim['command']}`", source(rows))
@@ -142,8 +142,7 @@ def lines() -> list[tuple[dict[str, Any], tuple[str, ...]]]:
 
 
 def plots() -> dict[str, tuple[str, Callable[[Path], object]]]:
-    """By the name of its file: the caption of every plot that there are rows for, and what draws
-    it."""
+    """Return caption and drawing function of each plot that has rows, by file name."""
     found: dict[str, tuple[str, Callable[[Path], object]]] = {}
     for setting in study_file.settings(study_file.FOLDER / f"{RACE}.toml"):
         race = Study.load(RACE, setting)
@@ -160,15 +159,16 @@ def plots() -> dict[str, tuple[str, Callable[[Path], object]]]:
 
 
 def studies() -> list[Study]:
-    """All studies whose arms are one table."""
+    """Return all studies whose arms are one table."""
     paths = {name: study_file.FOLDER / f"{name}.toml" for name in study_file.names()}
     found = [Study.load(name) for name, path in paths.items() if not study_file.settings(path)]
     return [one for one in found if one.file.retired is None and one.name != "schedule"]
 
 
 def finished_arms(study: Study) -> dict[str, list[Row]]:
-    """Rows of the arms whose seeds were all run, the two of the ratio first; empty until those two
-    are among them."""
+    """Return rows of the arms whose seeds were all run, the two of the ratio first.
+
+    Empty until those two are among them."""
     rows, seeds = read_rows(study.path()), study.file.seeds
     pair = (study.file.reference, race_of(study).ratio)
     modes = [*pair, *(mode for mode in study.file.arms if mode not in pair)]
@@ -178,12 +178,13 @@ def finished_arms(study: Study) -> dict[str, list[Row]]:
 
 
 def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """The smoothed curves that crossings are read from: one line per seed, up to its run's end,
-    their median while all run, and the target."""
+    """Draw the smoothed curves that crossings are read from.
+
+    One line per seed, up to its run's end, their median while all run, and the target."""
     target = target_of(race_of(study), dict(enumerate(arms[study.file.reference])))
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     for colour, (mode, rows) in zip(COLOURS, arms.items(), strict=False):
-        seeds = [smoothed(curve(row)) for row in rows]
+        seeds = [smooth(curve(row)) for row in rows]
         for line in seeds:
             axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3, linewidth=0.8)
         middle = median_line(seeds)
@@ -195,10 +196,11 @@ def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> No
 
 
 def median_line(lines: Sequence[Points]) -> Points:
-    """The median of lines whose points lie at different x, from where all have begun to where the
-    first one ends, linear between points."""
+    """Return the median of lines with points at different x, linear between points.
+
+    From where all have begun to where the first one ends."""
     begin, end = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
-    xs = [begin + (end - begin) * i / (POINTS - 1) for i in range(POINTS)]
+    xs = [begin + (end - begin) * i / (MEDIAN_POINTS - 1) for i in range(MEDIAN_POINTS)]
     each = [np.interp(xs, [x for x, _ in line], [y for _, y in line]) for line in lines]
     return [(x, float(y)) for x, y in zip(xs, np.median(each, axis=0), strict=True)]
 
@@ -207,7 +209,7 @@ def median_line(lines: Sequence[Points]) -> Points:
 
 
 def parts() -> dict[str, str]:
-    """Every part of the pages that is made, by name."""
+    """Return every generated part of the pages, by name."""
     claims = lines()
     titles = ("claim", "figure", "least to most", "command", "commit, processor")
     readme = [
@@ -224,9 +226,9 @@ def parts() -> dict[str, str]:
     }
 
 
-def page(old: str, made: Mapping[str, str]) -> str:
-    """A page with its made parts as the rows say. KeyError for a part of an unknown name."""
-    return PART.sub(lambda match: match[1] + made[match[2]] + match[3], old)
+def page(old: str, generated: Mapping[str, str]) -> str:
+    """Return a page with its generated parts replaced. KeyError for an unknown part."""
+    return PART.sub(lambda match: match[1] + generated[match[2]] + match[3], old)
 
 
 def main(argv: list[str]) -> int:
@@ -234,10 +236,10 @@ def main(argv: list[str]) -> int:
     parser = command_line("evidence", __doc__, json=False)
     parser.add_argument("--check", action="store_true", help="write nothing, compare the pages")
     options = parser.parse_args(argv)
-    made, stale = parts(), []
+    generated, stale = parts(), []
     for path in PAGES:
         old = path.read_text(encoding="utf-8")
-        new = page(old, made)
+        new = page(old, generated)
         if new != old:
             stale.append(path)
         if not options.check:

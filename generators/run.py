@@ -28,6 +28,7 @@ from headrace.config.device_defaults import (
     ALONE,
     GPU_MEMORY_SHARE,
     GpuSharing,
+    ResolvedConfig,
     resolve_generator,
 )
 from headrace.config.estimates.memory import gpu_memory

@@ -1,8 +1,7 @@
-"""Where a rank computes: its number among how many, its device, its limits.
+"""A learner rank's device, number, limits and collectives.
 
-In: nothing but settings. Out: `Place`, and the few agreements between ranks that an update needs.
-Promise: with one rank nothing is sent anywhere, so that an update also runs without a process
-group.
+In: nothing but settings. Out: `RankContext`, with the few collectives that an update needs.
+Promise: with one rank nothing is sent, so that an update also runs without a process group.
 """
 
 from collections.abc import Sequence
@@ -27,38 +26,35 @@ from headrace.protocol.token_spans import MediaRun
 
 
 class ImageShapes(Protocol):
-    """What packs need to know of the images that stand in openings."""
+    """Sizes and positions of the images in openings, as packs read them."""
 
     def placed(
         self, token_ids: npt.NDArray[np.int32], media: Sequence[MediaRun]
     ) -> list[tuple[str, npt.NDArray[np.int64]]]:
-        """Each image's digest, and the places of its embeddings in a sequence."""
+        """Return each image's digest, and the places of its embeddings in a sequence."""
 
     def positions(self, length: int, media: Sequence[MediaRun]) -> npt.NDArray[np.int64] | None:
-        """[3, length] positions of a sequence's tokens; None: in one row, as text has them."""
+        """[3, length] positions of a sequence's tokens; None: one row, as of text."""
 
     def tokens(self, digest: str) -> int:
-        """How many embeddings an image has."""
+        """Return the number of an image's embeddings."""
 
     def cost(self, media: Sequence[MediaRun]) -> int:
-        """What the images add to the tokens of a micro-batch."""
+        """Return the tokens by which the images enlarge a micro-batch."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank of the learner.
+class RankContext:
+    """Device, number, settings and collectives of one learner rank.
 
     Attributes:
-        device: where its tensors are. rank, world: this rank among all. dtype: of losses and what
+        device: of its tensors. rank, world: this rank among all. dtype: of losses and what
         surrounds them (float64 for a float64 model). budget: maximum number of tokens per
-            micro-batch.
-        frozen_context: no gradient flows through what stands before a sequence's first read. seed:
-        of everything random in an update. shares_openings: a prompt that several sequences of a
-        micro-batch begin with is computed
-            once (our own attention alone knows how).
+        micro-batch. frozen_context: no gradient flows through the tokens before a sequence's first
+        read. seed: of everything random in an update. shares_openings: a prompt that several
+        sequences of a micro-batch begin with is computed once (only our own attention can).
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
-            parameters in them).
-        work: receives an update's progress. images: those of a model that sees any.
+        parameters in them). work: receives an update's progress. images: of a model that sees any.
     """
 
     device: torch.device
@@ -74,23 +70,23 @@ class Place:
     images: ImageShapes | None = None
 
     def seed_of(self, *stream: int) -> list[int]:
-        """A seed that depends on the run's seed and the given numbers alone."""
+        """Return a seed that depends on the run's seed and the given numbers alone."""
         return [self.seed, *stream]
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of x over all ranks."""
+        """Sum x over all ranks."""
         if self.world > 1:
             dist.all_reduce(x, op=dist.ReduceOp.SUM)
         return x
 
     def largest(self, x: Tensor) -> Tensor:
-        """The elementwise maximum of x over all ranks."""
+        """Return the elementwise maximum of x over all ranks."""
         if self.world > 1:
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
         return x
 
     def gathered(self, x: Tensor) -> Tensor:
-        """The rows of all ranks' x [N, ...], rank after rank; N differs from rank to rank."""
+        """Gather the rows of all ranks' x [N, ...], rank after rank; N may differ."""
         if self.world == 1:
             return x
         sizes = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(self.world)]
@@ -103,8 +99,7 @@ class Place:
         return torch.cat([rows[:n] for rows, n in zip(found, counts, strict=True)])
 
     def most(self, count: int) -> int:
-        """The largest count of all ranks, where they must run the same number of passes; else this
-        rank's own count."""
+        """Return the largest count of all ranks if `forward_together`, else its own."""
         if not (self.forward_together and self.world > 1):
             return count
         return int(self.largest(torch.tensor(count, device=self.device)).item())
@@ -113,8 +108,9 @@ class Place:
 def choose_device(
     wanted: Literal["auto", "cpu", "cuda"], rank: int = 0, *, key: str = "learner.device"
 ) -> torch.device:
-    """The device of a host's rank of this number; UserError where the configuration asks by `key`
-    for one that is not there."""
+    """Choose the device of a host's rank of this number.
+
+    UserError where the configuration asks by `key` for one that is not there."""
     found = has_gpu()
     if wanted == "cuda" and not found:
         raise UserError(f"{key} is cuda, but torch sees no GPU; use {key}=cpu")
@@ -126,8 +122,9 @@ def choose_device(
 
 
 def claim_memory(config: RunConfig, device: torch.device) -> None:
-    """Hold what a rank is reckoned to take of its GPU, before a generator on the same one measures
-    what is left: torch keeps what is freed here and uses it."""
+    """Reserve a rank's estimated memory on its GPU: torch keeps what is freed here.
+
+    A generator on the same GPU measures what is left after that."""
     reckoned = gpu_memory(config, model_shape(Path(config.model.path))).total
     most = int(GPU_MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
     torch.empty(min(reckoned, most), dtype=torch.uint8, device=device)

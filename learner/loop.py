@@ -1,33 +1,33 @@
-"""The learner's heart: receive, update, publish, report.
+"""The learner's main loop: receive, update, publish, report.
 
 Comes in: Welcome, Restore, Batch with its parts and CheckpointRequest from the coordinator (on rank
 0, which shares them with the other ranks and hands each rank its parts). Goes out: the notice of
-weights, UpdateDone with metrics and token diagnostics, CheckpointDone. What blocks it: waiting for
-a message. What wakes it: any message, a signal to end, a publication that is due. Promises: it
-trains no batch but the next update of its lineage; what a Restore names is what it goes on with. At
-shutdown the update at hand is finished first; a batch whose parts have not all come is given up for
-whatever comes instead of them. On failure the exception ends the process, and the coordinator
-serves the batch again.
+weights, UpdateDone with metrics and token diagnostics, CheckpointDone. Blocks while it waits for a
+message. Wakes on any message, a signal to end, a publication that is due. Promises: it trains no
+batch but the next update of its lineage; it continues from what a Restore names. At shutdown the
+current update is finished first; a batch whose parts have not all come is given up for any other
+message. On failure the exception ends the process, and the coordinator serves the batch again.
 """
 
 import logging
 from typing import cast
 
 from headrace.protocol.messages import control as m
-from learner.batching.shards import merged
+from learner.batching.shards import merge_shards
 from learner.process.inbox import Inbox
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.trainer import Trainer
-from learner.process.weight_publishing import Publisher
+from learner.process.weight_publishing import WeightPublisher
 
 _LOG = logging.getLogger("headrace.learner")
 
 
 def run_loop(
-    inbox: Inbox | None, publisher: Publisher | None, relay: Relay, trainer: Trainer
+    inbox: Inbox | None, publisher: WeightPublisher | None, relay: RankRelay, trainer: Trainer
 ) -> str:
-    """Serve until Shutdown and return its reason. Only rank 0 has `inbox` and `publisher`; all
-    ranks take the same turns."""
+    """Serve until Shutdown and return its reason.
+
+    Only rank 0 has `inbox` and `publisher`; all ranks take the same turns."""
     waiting: m.Message | None = None
     while True:
         message, waiting = waiting or relay.share(_next(inbox, trainer)), None
@@ -55,7 +55,7 @@ def run_loop(
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
-            while trainer.notices:  # whoever has an answer has said Hello
+            while trainer.notices:  # an answer means that Hello was said
                 inbox.send(trainer.notices.pop(0))
 
 
@@ -67,15 +67,15 @@ def _greet(inbox: Inbox | None) -> None:
 def _update(
     batch: m.Batch,
     inbox: Inbox | None,
-    publisher: Publisher | None,
-    relay: Relay,
+    publisher: WeightPublisher | None,
+    relay: RankRelay,
     trainer: Trainer,
 ) -> tuple[m.Message | None, m.Message | None]:
-    """Rank 0's report on the batch, and the message that came instead of it, if one did."""
+    """Train the batch; return rank 0's report, or another message than a part."""
     parts = relay.deliver(batch, None if inbox is None else inbox.next)
     if isinstance(parts, m.Message):
         return None, parts
-    reports = relay.collect(trainer.train(batch, merged(parts), publisher))
+    reports = relay.collect(trainer.train(batch, merge_shards(parts), publisher))
     return (trainer.report(cast(list[m.UpdateDone], reports)) if reports else None), None
 
 

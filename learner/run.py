@@ -1,4 +1,4 @@
-"""A learner rank: `python -m learner.run --run-dir DIR --connect ADDR [--rank R ...]`.
+"""Process of a learner rank: `python -m learner.run --run-dir DIR --connect ADDR`.
 
 Its rank comes from its options or, without those, from torchrun's variables (RANK, LOCAL_RANK,
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Reads the run's resolved configuration, joins the other
@@ -33,20 +33,21 @@ with lasting():
     from learner.device import choose_device
     from learner.loop import run_loop
     from learner.models.deepspeed_engine import join_ranks
-    from learner.process.inbox import NAME, Inbox, Weights
-    from learner.process.rank_broadcast import Relay
+    from learner.process.inbox import NAME, Inbox, WeightOrigin
+    from learner.process.rank_broadcast import RankRelay
     from learner.process.trainer import Trainer
-    from learner.process.weight_publishing import Publisher
+    from learner.process.weight_publishing import WeightPublisher
 
 _LOG = logging.getLogger("headrace.learner")
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
 REPRODUCIBLE = {"MKL_CBWR": "AUTO"}
-"""Without it MKL's products may differ in the last bit with where their operands lie in memory, on
-some processors: a resumed run would not go on as one that was never interrupted."""
+"""Without it, the last bit of MKL's products may depend on operands' addresses.
+
+So on some processors: a resumed run would differ from one that was never interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank until the coordinator ends it; the exit code."""
+    """Run one rank until the coordinator ends it; return the exit code."""
     options = _parse(argv)
     # MKL reads it at its first product.
     os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
@@ -94,12 +95,12 @@ def _run(options: argparse.Namespace) -> None:
         address=options.master_address,
         local_rank=options.local_rank,
     )
-    relay = Relay(rank=options.rank, world=options.world_size)
+    relay = RankRelay(rank=options.rank, world=options.world_size)
     work = ProgressReporter(config.transport.stall_timeout_s)
     link = Link.from_config(config.transport, options.connect)
     try:
         with contextlib.ExitStack() as stack:
-            # Who loads is not there to be talked with: it says how far it is, and nothing else.
+            # While it loads, a rank sends its progress and nothing else.
             is_first = options.rank == 0
             with work.heartbeats(link, identity_of(NAME)) if is_first else contextlib.nullcontext():
                 trainer = Trainer(
@@ -109,7 +110,7 @@ def _run(options: argparse.Namespace) -> None:
             inbox, publisher = None, None
             if options.rank == 0:
                 publisher = stack.enter_context(
-                    Publisher(
+                    WeightPublisher(
                         options.run_dir.name, options.run_dir, config.transport,
                         num_bytes=trainer.models.policy_bytes, coordinator=options.connect,
                         tell=lambda text: trainer.tell(text),
@@ -118,8 +119,8 @@ def _run(options: argparse.Namespace) -> None:
                 inbox = stack.enter_context(
                     Inbox(link, config.transport, weights=lambda: weights_of(trainer), work=work)
                 )
-                trainer.notices = _skipped(options.run_dir / "checkpoints", trainer)
-                trainer.tell = _telling(inbox)
+                trainer.notices = _checkpoint_incidents(options.run_dir / "checkpoints", trainer)
+                trainer.tell = _disk_reporter(inbox)
             else:
                 # Rank 0 hears the request to end and passes it on between two updates.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -129,15 +130,14 @@ def _run(options: argparse.Namespace) -> None:
         torch.distributed.destroy_process_group()
 
 
-def weights_of(trainer: Trainer) -> Weights:
-    """The learner's report of its weights to the coordinator."""
+def weights_of(trainer: Trainer) -> WeightOrigin:
+    """Return the origin of the learner's weights, for the coordinator."""
     resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
-    return Weights(trainer.position.update, trainer.position.batch_id, resumed_from)
+    return WeightOrigin(trainer.position.update, trainer.position.batch_id, resumed_from)
 
 
-def _skipped(root: Path, trainer: Trainer) -> list[Trouble]:
-    """What is to be said of checkpoints that could not be taken. UserError where none could, though
-    there are some: a run does not begin again without a word."""
+def _checkpoint_incidents(root: Path, trainer: Trainer) -> list[Trouble]:
+    """Return an incident per skipped checkpoint; UserError where all were skipped."""
     skipped = trainer.checkpoints.passed_over
     if skipped and trainer.resumed_from is None:
         raise UserError(
@@ -147,8 +147,8 @@ def _skipped(root: Path, trainer: Trainer) -> list[Trouble]:
     return [Trouble(kind="checkpoint_skipped", text=text) for text in skipped]
 
 
-def _telling(inbox: Inbox) -> Callable[[str], None]:
-    """Tells the log and the coordinator what the disk lacks, and that it goes on."""
+def _disk_reporter(inbox: Inbox) -> Callable[[str], None]:
+    """Return a function that reports a lacking disk to the log and the coordinator."""
 
     def tell(text: str) -> None:
         _LOG.warning("%s", f"waits: {text}" if text else "goes on")
@@ -158,8 +158,9 @@ def _telling(inbox: Inbox) -> Callable[[str], None]:
 
 
 def use_cores(config: RunConfig, cpus: list[int] | None) -> None:
-    """Pin this rank to cores and set its threads: few beside generators that work at the same time,
-    many where they wait for the learner."""
+    """Pin this rank to cores and set its number of threads.
+
+    Few beside generators that work at the same time, many where they wait for the learner."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)

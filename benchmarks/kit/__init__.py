@@ -1,1 +1,1 @@
-"""What benchmarks share: runs, rows, tables, plots, the state of the machine."""
+"""Shared parts of benchmarks: runs, rows, tables, plots, the state of the machine."""

@@ -1,4 +1,4 @@
-"""A run of an arm as a row: what was run, what came of it, the machine meanwhile.
+"""A run of an arm as a row: settings, results, and the machine's state.
 
 In: an arm and a seed. Out: a row, and figures of one. The run is `headrace train` in processes of
 its own. `final` is the mean accuracy of a run's last two evaluations; `mean` the area under
@@ -40,16 +40,15 @@ def run_arm(
     remove: bool = True,
     facts: Callable[[Path], Row] | None = None,
 ) -> Row:
-    """One run to its end, as a row, with `facts` of its folder. RunFailedError when it ended
-    badly."""
-    # A run is found by its name, and one that is made again is another.
+    """Run an arm; return its row, with `facts` of its folder, or raise RunFailedError."""
+    # A run is found by its name, and a repeated one is another.
     root.mkdir(parents=True, exist_ok=True)
     root = Path(tempfile.mkdtemp(dir=root))
     name = f"{''.join(c if c.isalnum() else '-' for c in arm.name)}-{seed}"
     recipe = str(ROOT / arm.recipe)
     summary = train(recipe, [f"seed={seed}", *arm.overrides], root=root, name=name)
     folder = Path(summary["folder"])
-    row = measured(arm, seed, summary, figures(summary))
+    row = run_row(arm, seed, summary, figures(summary))
     versions = [version for version, *_ in row["evaluations"]]
     row |= {
         "lost_by_tenth": lost_by_tenth(folder),
@@ -62,8 +61,8 @@ def run_arm(
     return row
 
 
-def measured(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
-    """What any run's row says: what was run, the run's figures `found`, the machine meanwhile."""
+def run_row(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
+    """Build a run's row: settings, the figures `found`, and the machine's state."""
     versions = [version for version, *_ in found["evaluations"]]
     return {
         "arm": arm.name,
@@ -78,7 +77,7 @@ def measured(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
 
 
 def figures(summary: Summary) -> Row:
-    """What a row keeps of a run's summary."""
+    """Return a row's fields from a run's summary."""
     return {
         "updates": summary["updates"],
         "skipped_updates": summary["skipped_updates"],
@@ -87,12 +86,12 @@ def figures(summary: Summary) -> Row:
         "dropped": summary["tokens"]["dropped"],
         "staleness": summary["staleness"],
         "idle_share": summary["idle_share"],
-        **learned(summary["evaluations"]),
+        **evaluation_fields(summary["evaluations"]),
     }
 
 
-def learned(evaluations: Sequence[Summary]) -> Row:
-    """What a row keeps of a run's evaluations."""
+def evaluation_fields(evaluations: Sequence[Summary]) -> Row:
+    """Return a row's fields from a run's evaluations."""
     evaluations = sorted(evaluations, key=lambda e: (e["update"], e["label"] == "after"))
     # Value pretraining repeats version 0, the evaluation after the end the one at the last update.
     by_version = {e["version"]: e for e in evaluations}
@@ -115,7 +114,7 @@ def learned(evaluations: Sequence[Summary]) -> Row:
 
 
 def area(points: Sequence[Summary]) -> float:
-    """Mean accuracy over the policy's updates, linear between evaluations."""
+    """Return mean accuracy over the policy's updates, linear between evaluations."""
     total = 0.0
     for left, right in pairwise(points):
         total += (right["version"] - left["version"]) * (left["accuracy"] + right["accuracy"]) / 2
@@ -124,19 +123,19 @@ def area(points: Sequence[Summary]) -> float:
 
 
 def warm_up_updates(row: Row) -> int:
-    """Updates of the value model alone, before the policy's first."""
+    """Count the updates of the value model alone, before the policy's first."""
     return int(row["updates"] - row["evaluations"][-1][0])
 
 
 def metric_of(row: Row, name: str) -> list[tuple[int, float]]:
-    """(updates of the policy, the metric) for a metric that rows keep, where it has a value."""
+    """Return (policy updates, value) of a metric in `SERIES`, where it has a value."""
     series, warm_up = row["series"], warm_up_updates(row)
     pairs = zip(series["update"], series.get(name, ()), strict=False)
     return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]
 
 
 def generated_at(row: Row, version: int) -> float:
-    """Tokens generated when the policy had `version`: its updates come after the warm-up's."""
+    """Return the tokens generated until `version`; its updates follow the warm-up's."""
     series, last = row["series"], version + warm_up_updates(row)
     found = [
         tokens

@@ -1,9 +1,9 @@
-"""Arms and the rows of their runs: which row of a run counts, and whether one is missing.
+"""Arms of studies, the keys of their runs' rows, and the row of a run that counts.
 
-In: rows by key. A run counts as long as what it would do has not changed: its key has a digest of
-that. A run that others disturbed is run again: its undisturbed row stands under its key, and each
-disturbed one under `KEY/disturbed-N`. After `MOST` tries a run is not tried again. What counts is
-the undisturbed row, else the least disturbed one, which says so (`disturbed`): a page counts those.
+In: rows by key. A run counts as long as its settings have not changed: its key has a digest of
+them. A run that other processes disturbed is run again: its undisturbed row has its key, and each
+disturbed one `KEY/disturbed-N`. After `MAX_TRIES` it is given up. The undisturbed row counts, else
+the least disturbed one, which says so (`disturbed`): a page counts those.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from typing import Any
 from headrace.config.loading.recipe import merge_overrides, read_toml
 from headrace.host.install import ROOT
 
-MOST = 3
+MAX_TRIES = 3
 NEUTRAL = {
     "fit": "gradient", "features": 512, "memory_answers": 4096, "layers": "null",
     "warmup_prompts": "null",
 }  # fmt: skip
-"""Keys of `algorithm.value` younger than rows on disk, with the values that change nothing."""
+"""Keys of `algorithm.value` that recorded rows lack, with their neutral values."""
 Row = dict[str, Any]
 
 
@@ -34,9 +34,10 @@ class Arm:
     overrides: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Changes when a value of the recipe or an override does. UserError where there is no such
-        recipe. A function `package.folder.module:name` is the same in every folder of its
-        package."""
+        """Return a digest of all values of the recipe and the overrides.
+
+        A function `package.folder.module:name` is the same in every folder of its package.
+        UserError where there is no such recipe."""
         table = read_toml(ROOT / self.recipe)
         merge_overrides(table, self.overrides)
         match table:
@@ -50,15 +51,14 @@ class Arm:
 
 
 def key(arm: Arm, seed: int) -> str:
-    """The key of a run's row."""
+    """Return the key of a run's row."""
     return f"{arm.name}/{seed}/{arm.digest()}"
 
 
 def rows_of(
     arm: Arm, rows: Mapping[str, Row], seeds: Collection[int] | None = None
 ) -> dict[int, Row]:
-    """The rows of the arm as it is now, by seed (of `seeds` alone, where they are given); of a run
-    that was made again, the one that counts."""
+    """Return the arm's rows that count, by seed; of `seeds` alone if given."""
     digest = arm.digest()
     there = sorted({row["seed"] for row in rows.values() if row.get("arm") == arm.name})
     wanted = [seed for seed in there if seeds is None or seed in seeds]
@@ -67,22 +67,22 @@ def rows_of(
 
 
 def tries_of(key: str, rows: Mapping[str, Row]) -> list[Row]:
-    """The disturbed rows of a run."""
-    return [rows[name] for n in range(MOST) if (name := f"{key}/disturbed-{n}") in rows]
+    """Return the disturbed rows of a run."""
+    return [rows[name] for n in range(MAX_TRIES) if (name := f"{key}/disturbed-{n}") in rows]
 
 
 def row_of(key: str, rows: Mapping[str, Row]) -> Row | None:
-    """The row that counts; None without any."""
+    """Return the row that counts; None without any."""
     if key in rows:
         return rows[key]
     return min(tries_of(key, rows), key=lambda row: row["others_cpu_share"], default=None)
 
 
 def is_missing(key: str, rows: Mapping[str, Row]) -> bool:
-    """Whether the run is to be made (again)."""
-    return key not in rows and len(tries_of(key, rows)) < MOST
+    """Return whether the run has to be run (again)."""
+    return key not in rows and len(tries_of(key, rows)) < MAX_TRIES
 
 
 def new_key(key: str, rows: Mapping[str, Row], row: Row) -> str:
-    """Where a new row of the run belongs."""
+    """Return the key of a new row of the run."""
     return f"{key}/disturbed-{len(tries_of(key, rows))}" if row.get("disturbed") else key

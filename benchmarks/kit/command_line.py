@@ -1,6 +1,6 @@
-"""The command line of a benchmark: what `headrace bench NAME --help` shows.
+"""The command line of a benchmark, as `headrace bench NAME --help` shows it.
 
-In: a benchmark's name and what it says of itself. Out: a parser whose help keeps that text as
+In: a benchmark's name and its module's docstring. Out: a parser whose help keeps that text as
 written and shows each option's default, and options that several benchmarks share. All results go
 out in one way: `--json` prints one JSON object as the last line.
 """
@@ -9,13 +9,13 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from headrace.config.sections.generator import GeneratorConfig
 from headrace.host.install import ROOT
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Text as it stands, and defaults where they say something, paths from the project's folder."""
+    """Formatter that keeps the text and shows defaults, paths relative to the project."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -29,8 +29,9 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.ArgumentParser:
-    """A parser for `headrace bench NAME`; `text`: the module's docstring. `json`: there is a result
-    to print."""
+    """Create a parser for `headrace bench NAME`; `text`: the module's docstring.
+
+    `json`: there is a result to print."""
     parser = argparse.ArgumentParser(
         prog=f"headrace bench {name}", description=text, formatter_class=_Help
     )
@@ -39,21 +40,23 @@ def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.
     return parser
 
 
-def take_rows(parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False) -> None:
-    """The file that every measurement goes to; `resumes`: what it has is not measured again."""
+def add_rows_option(
+    parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False
+) -> None:
+    """Add `--rows`, the file of measurements; `resumes`: existing ones are reused."""
     more = ", gone on with" if resumes else ""
     parser.add_argument(
         "--rows", type=Path, default=default, help=f"JSONL file that gets the rows{more}"
     )
 
 
-def offer_row(parser: argparse.ArgumentParser) -> None:
-    """A file for the result, where it is to be kept."""
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+def add_row_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--rows`, an optional file for the result."""
+    parser.add_argument("--rows", type=ResultFile, help="JSONL file that gets the result as a row")
 
 
-def take_engine(parser: argparse.ArgumentParser, default: str) -> None:
-    """What samples, of all engines that there are."""
+def add_engine_option(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add `--engine`, one of all engines that sample."""
     parser.add_argument(
         "--engine",
         choices=get_args(GeneratorConfig.model_fields["engine"].annotation),

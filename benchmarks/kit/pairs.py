@@ -1,8 +1,8 @@
-"""Sides that are compared, measured in turns: what every timed benchmark shares.
+"""Measurement of compared sides in turns, for all timed benchmarks.
 
 In: sides by name, each a function of the turn's number that returns its figures. Out: the figures
 of each side turn by turn, the spread of their ratios, and one result with the state of the machine.
-Promises: who goes first changes from turn to turn; turn 0 warms up and is not counted; a ratio is
+Promises: the first side changes from turn to turn; turn 0 warms up and is not counted; a ratio is
 of figures of the same turn; a result beside which others took more than `DISTURBED_CORES` is
 printed and marked, but becomes no row.
 """
@@ -14,25 +14,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.rows import tell
+from benchmarks.kit.machine_state import MachineWatch
+from benchmarks.kit.rows import report_result
 
 F = TypeVar("F")
 Figures = Mapping[str, Any]
 
 
-class Took(NamedTuple):
+class Timing(NamedTuple):
     """Seconds on the clock, and of this process's processor time."""
 
     wall_s: float
     cpu_s: float
 
 
-def took(run: Callable[[], object]) -> Took:
-    """How long it takes."""
+def time_call(run: Callable[[], object]) -> Timing:
+    """Time a call."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
-    return Took(time.perf_counter() - wall, time.process_time() - cpu)
+    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def in_turns(
@@ -42,7 +42,7 @@ def in_turns(
     warm_up: bool = True,
     seen: Callable[[Mapping[str, F]], object] = lambda turn: None,
 ) -> dict[str, list[F]]:
-    """The figures of each side in turns 1 to `repeats`. `seen` receives each turn that counts."""
+    """Measure each side in turns 1 to `repeats`; `seen` receives each of them."""
     names = list(sides)
     figures: dict[str, list[F]] = {name: [] for name in names}
     for turn in range(0 if warm_up else 1, repeats + 1):
@@ -56,29 +56,31 @@ def in_turns(
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Ours over theirs, turn by turn."""
+    """Divide ours by theirs, turn by turn."""
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
 def spread(values: Sequence[float], name: str = "ratio", digits: int = 4) -> dict[str, float]:
-    """Median, least and largest, as a row has them: `name`, `name`_min, `name`_max."""
+    """Return a row's median, least and largest: `name`, `name`_min, `name`_max."""
     found = {"": statistics.median(values), "_min": min(values), "_max": max(values)}
     return {name + end: round(value, digits) for end, value in found.items()}
 
 
-def shown(row: Figures, name: str = "ratio") -> str:
-    """A spread as text: the median, with least and largest in brackets."""
+def spread_text(row: Figures, name: str = "ratio") -> str:
+    """Format a spread: the median, with least and largest in brackets."""
     return f"{row[name]:.3f} ({row[f'{name}_min']:.3f} to {row[f'{name}_max']:.3f})"
 
 
 def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figures]) -> int:
-    """Measure; the figures and the state of the machine meanwhile go to `options.rows` where there
-    is such a file and nobody disturbed them, and with `--json` to the last line. The exit code."""
-    with Watch() as watch:
+    """Measure and report; return the exit code.
+
+    The figures and the state of the machine meanwhile go to `options.rows`, where there is such a
+    file and nothing disturbed them, and with `--json` to the last line."""
+    with MachineWatch() as watch:
         figures = measure()
     state = watch.state({})
     if getattr(options, "rows", None) is not None and state.disturbed:
         share = state.others_cpu_share
         print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
         options.rows = None
-    return tell(options, {"benchmark": name, **figures, **state.as_row()})
+    return report_result(options, {"benchmark": name, **figures, **state.as_row()})

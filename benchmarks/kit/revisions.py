@@ -1,12 +1,12 @@
-"""The same recipe at two or more commits, seed by seed: what a change of the code did to learning.
+"""Effect of code changes on learning: one recipe at several commits, by seed.
 
 Each commit is checked out into a folder of its own below `.cache/revisions/`, and its own `headrace
 train` runs there, with the packages of this environment. For each seed the commits take turns, in a
 new random order; a row holds the accuracy before and after, the training seconds, tokens and idle
-shares as that commit's own `headrace show --json` gives them. Rows are appended to `--rows` under
-`revisions/<recipe>/<commit>/<seed>`; what is there already is not run again. `difference` is the
-last commit's accuracy after training less the first's, seed by seed. The quickstart takes some five
-minutes a run on two calm cores.
+shares as that commit's own `headrace show --json` prints them. Rows are appended to `--rows` under
+`revisions/<recipe>/<commit>/<seed>`; existing ones are not run again. `difference` is the last
+commit's accuracy after training less the first's, seed by seed. The quickstart takes some five
+minutes per run on two idle cores.
 """
 
 import json
@@ -17,8 +17,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, result_line
 from benchmarks.kit.runs import train
 from headrace.errors import UserError
 from headrace.host.install import ROOT
@@ -31,7 +31,7 @@ FOLDER = ROOT / ".cache" / "revisions"
 
 
 def checkout(revision: str) -> tuple[str, Path]:
-    """The commit's short name and a folder that has it checked out; UserError when git fails."""
+    """Check a commit out; return its short name and folder. UserError when git fails."""
     commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")[:12]
     tree = FOLDER / commit
     if not tree.exists():
@@ -48,9 +48,9 @@ def _git(*arguments: str) -> str:
 
 
 def measure(
-    recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: Rows
+    recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: ResultFile
 ) -> dict[str, Any]:
-    """All seeds at all commits, those that `rows` lacks; returns the comparison."""
+    """Run all seeds at all commits that `rows` lacks; return the comparison."""
     trees = dict(map(checkout, revisions))
     name = Path(recipe).stem
     for seed in seeds:
@@ -104,9 +104,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides", help="of the recipe"
     )
-    take_rows(parser, RESULTS / "revisions.jsonl", resumes=True)
+    add_rows_option(parser, RESULTS / "revisions.jsonl", resumes=True)
     arguments = parser.parse_args(argv)
-    rows = Rows(arguments.rows)
+    rows = ResultFile(arguments.rows)
     result = measure(
         arguments.recipe, arguments.overrides, arguments.revisions, arguments.seeds, rows
     )

@@ -1,9 +1,9 @@
-"""Rows of benchmarks: what was measured, and of which code on which machine.
+"""Rows of benchmarks: measured figures, with the code's commit and the machine.
 
-In: the figures of a benchmark. Out: the same figures with what every row says beside them: `format`
-(the row's shape), `commit` (of the source tree), `at` (when), `machine`, and `load` (how busy the
-machine was). `Rows` keeps rows in a JSONL file, one finished run a row under its key, so that an
-interrupted study goes on where it stopped; `result_line` makes the one line that `--json` prints.
+In: the figures of a benchmark. Out: the same figures with the fields of every row: `format` (the
+row's shape), `commit` (of the source tree), `at` (the time), `machine`, and `load` (its load
+average). `ResultFile` keeps rows in a JSONL file, one per finished run under its key, so that an
+interrupted study goes on where it stopped; `result_line` is the line that `--json` prints.
 
 Rows without `format` are of format 1, which had neither commit nor load. Rows of whole runs have,
 since format 3, the state of the machine over the whole measurement
@@ -24,18 +24,17 @@ from headrace.host.hardware import detect
 from headrace.host.install import ROOT
 
 FORMAT = 3
-"""Goes up when a row's shape changes."""
+"""Version of the row format."""
 RESULTS = ROOT / "benchmarks" / "results"
 DIRTY = "-dirty"
 UNKNOWN = "unknown"
 
 
 def commit(tree: Path = ROOT) -> str:
-    """The commit that `tree` has checked out, `-dirty` behind it where files differ from it.
+    """Return the checked-out commit of `tree`, with `-dirty` if files differ.
 
     Results do not count: writing a row is no change of the code. `unknown` where `tree` is not
-    itself a repository (an installed package, also one inside somebody else's repository).
-    """
+    itself a repository (an installed package, also one inside another repository)."""
     top, head = _git(tree, "rev-parse", "--show-toplevel"), _git(tree, "rev-parse", "HEAD")
     if not top or not head or Path(top).resolve() != tree.resolve():
         return UNKNOWN
@@ -44,7 +43,7 @@ def commit(tree: Path = ROOT) -> str:
 
 
 def _git(tree: Path, *arguments: str) -> str | None:
-    """What git prints; None where there is no git or it fails."""
+    """Return git's output; None where there is no git or it fails."""
     command = ["git", "-C", str(tree), *arguments]
     try:
         answer = subprocess.run(command, capture_output=True, text=True)
@@ -53,9 +52,11 @@ def _git(tree: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[str, Any]:
-    """The figures with what every row says. `began_at`: the commit when the measurement began; a
-    tree that is at another one now changed under it, and counts as dirty."""
+def stamp(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[str, Any]:
+    """Add the fields of every row to the figures.
+
+    `began_at`: the commit when the measurement began; a tree that is at another one now changed
+    under it, and counts as dirty."""
     now = commit()
     if began_at is not None and now != began_at:
         now = began_at.removesuffix(DIRTY) + DIRTY
@@ -70,12 +71,12 @@ def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[s
 
 
 def result_line(result: Mapping[str, Any]) -> str:
-    """One JSON object on one line: the result of a benchmark as `--json` prints it."""
-    return json.dumps(stamped(result))
+    """Format a benchmark's result as the one line that `--json` prints."""
+    return json.dumps(stamp(result))
 
 
 def machine() -> dict[str, Any]:
-    """The machine a row was measured on."""
+    """Return the fields of the machine that a row is measured on."""
     hardware = detect()
     return {
         "processor": _processor(),
@@ -94,23 +95,23 @@ def _processor() -> str:
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a JSONL file by key, the last of each; none where there is no file."""
+    """Read the rows of a JSONL file by key, the last of each; none without a file."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {row["key"]: row for row in map(json.loads, lines)}
 
 
-class Rows:
+class ResultFile:
     """Finished runs of a study, by key, in a JSONL file."""
 
     def __init__(self, path: Path | str) -> None:
-        """To be made before the measurement, whose commit the rows name."""
+        """Create this before the measurement, whose commit the rows name."""
         self.path = Path(path)
         self.rows = read_rows(self.path)
         self._began_at = commit()
 
     def add(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a row; returns it."""
-        row = {"key": key, **stamped(values, began_at=self._began_at)}
+        """Append a row to the file; return it."""
+        row = {"key": key, **stamp(values, began_at=self._began_at)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -118,9 +119,11 @@ class Rows:
         return row
 
 
-def tell(options: argparse.Namespace, result: Mapping[str, Any]) -> int:
-    """The result of a benchmark: a row under its name and the time where `options.rows` is a file
-    of rows, and with `--json` the last line. The exit code, 0."""
+def report_result(options: argparse.Namespace, result: Mapping[str, Any]) -> int:
+    """Report the result of a benchmark; return the exit code, 0.
+
+    A row under its name and the time if `options.rows` is a file, and with `--json` the last line.
+    """
     rows = getattr(options, "rows", None)
     if rows is not None:
         result = rows.add(f"{result['benchmark']}/{round(time.time())}", result)

@@ -1,4 +1,4 @@
-"""What a row keeps of a run that its summary does not say: read from the run's folder.
+"""Fields of a row that a run's summary lacks, read from the run's folder.
 
 In: a finished run's folder, and the watch over it. Out: fields of a row: processor seconds up to
 each evaluation, tokens that were not trained by length of the answer, accuracy on long prompts,
@@ -12,21 +12,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.machine_state import MachineWatch
 from storage.queries import evaluation_answers, export, losses_by_length
 
 LONG_SHARE = 0.1
-"""The longest tenth of the held-out prompts is what counts as long."""
+"""Share of the held-out prompts that count as long, the longest ones."""
 NOT_LOST = ("value_warmup", "discarded_at_end")
-"""Not trained because a run has a beginning and an end."""
+"""Reasons for untrained tokens that every run has, at its beginning and end."""
 
 
 def cpu_at_evaluations(
-    watch: Watch, evaluations: Sequence[Mapping[str, Any]], versions: Sequence[int]
+    watch: MachineWatch, evaluations: Sequence[Mapping[str, Any]], versions: Sequence[int]
 ) -> list[float]:
-    """Processor seconds of training up to the last evaluation of each of `versions`. What is used
-    between two evaluations is training's; start-up and evaluations are left out, as on the clock of
-    training."""
+    """Return processor seconds of training up to the last evaluation of each version.
+
+    Usage between evaluations is training's; start-up and evaluations are left out."""
     used, clock = 0.0, 0.0
     began: float | None = None
     found: dict[int, float] = {}
@@ -42,8 +42,9 @@ def cpu_at_evaluations(
 
 
 def lost_by_tenth(folder: Path) -> list[dict[str, float]]:
-    """Tenths of the training answers, the shortest first: longest answer, tokens, share of them
-    left out for their age (`stale`) and for any other reason (`other`)."""
+    """Return figures by tenth of the training answers, the shortest first.
+
+    Longest answer, tokens, shares left out for their age (`stale`) and otherwise (`other`)."""
     frame = losses_by_length(folder)
     reasons = [name for name in frame.columns if name not in ("longest", "tokens", *NOT_LOST)]
     tenths = []
@@ -63,9 +64,10 @@ def lost_by_tenth(folder: Path) -> list[dict[str, float]]:
 
 
 def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
-    """Accuracy of each version on the longest tenth of the held-out prompts: `by` (what a prompt is
-    long by: the `terms` that its task names, else its `tokens`), `least` (of a long one), `share`
-    (of prompts that are that long), `accuracy`, version by version."""
+    """Return each version's accuracy on the longest tenth of the held-out prompts.
+
+    `by` (the measure of length: the `terms` that the task names, else `tokens`), `least` (of a long
+    one), `share` (of prompts that are that long), `accuracy`, version by version."""
     frame = evaluation_answers(folder)
     terms = frame["info"].map(lambda text: json.loads(text).get("terms"))
     by = "tokens" if terms.isna().any() else "terms"
@@ -82,23 +84,24 @@ def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
 
 
 def answers_by_lines(folder: Path) -> dict[str, Any]:
-    """`written`: of a run on programs, `before` training and `after` it, accuracy on those of two
-    lines (`short`) and of six to eight (`long`), `lines` of an answer, share of comments
-    (`neutral`)."""
+    """Return `written`: figures of a run on programs, `before` and `after` training.
+
+    Accuracy on those of two lines (`short`) and of six to eight (`long`), `lines` of an answer,
+    share of comments (`neutral`)."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "answers.jsonl"
         export(folder, "trajectories", None, path, where="purpose = 'eval'")
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     versions = [row["min_version"] for row in rows if row["min_version"] is not None]
     found = {
-        when: written([row for row in rows if row["min_version"] == version])
+        when: program_figures([row for row in rows if row["min_version"] == version])
         for when, version in (("before", min(versions)), ("after", max(versions)))
     }
     return {"written": found}
 
 
-def written(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Figures of some answers to held-out prompts."""
+def program_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return figures of some answers to held-out prompts."""
     terms = [int(_object(row["info"])["terms"]) for row in rows]
     parts = [_object(row["reward_parts"]) for row in rows]
     right = [float(row["correct"] or 0.0) for row in rows]

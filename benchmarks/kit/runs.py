@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.machine_state import Watch, roles_in
+from benchmarks.kit.machine_state import MachineWatch, roles_in
 from headrace.errors import RunFailedError
 from headrace.host.install import ROOT
 from storage.queries import metric_series
@@ -23,19 +23,13 @@ INTERRUPTED = 130
 
 
 def train(
-    recipe: str,
-    overrides: Sequence[str],
-    *,
-    root: Path,
-    name: str,
-    tree: Path = ROOT,
+    recipe: str, overrides: Sequence[str], *, root: Path, name: str, tree: Path = ROOT
 ) -> Summary:
-    """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder, as
-    `watch` the watch over the machine meanwhile and as `machine_state` what a row says of it.
+    """Run a recipe to its end; return its `headrace show --json` and further figures.
 
-    `name` must be new in `root`: the run is found by it. `tree`: the source tree whose code
-    runs and shows. RunFailedError when it ended badly, KeyboardInterrupt when interrupted.
-    """
+    These are `folder`, the run's, `watch`, over the machine meanwhile, and `machine_state`, the
+    row's fields of that. `name` must be new in `root`: the run is found by it. `tree`: the source
+    tree whose code is used. RunFailedError if it fails, KeyboardInterrupt when interrupted."""
     variables = {**os.environ, "PYTHONPATH": str(tree)}
     root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)
@@ -44,16 +38,12 @@ def train(
         sys.executable, "-m", "headrace", "train", recipe, "--plain", "--no-dashboard",
         "--root", str(root), f"name={name}", *overrides,
     ]  # fmt: skip
-    with log.open("wb") as file, Watch() as watch:
+    with log.open("wb") as file, MachineWatch() as watch:
         code = subprocess.run(
-            command,
-            cwd=tree,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=variables,
+            command, cwd=tree, stdout=file, stderr=subprocess.STDOUT, env=variables
         ).returncode
     if code == INTERRUPTED:
-        # Somebody stopped the run: that says nothing about its settings.
+        # The user stopped the run: that says nothing about its settings.
         raise KeyboardInterrupt
     if code != 0:
         tail = log.read_text(errors="replace")[-2000:]
@@ -75,7 +65,7 @@ def train(
 
 
 def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Metrics of a run: `update`, and a list for each name, None where it has no finite value."""
+    """Return a run's metrics: `update`, and a list per name, None if not finite."""
     frame = metric_series(folder, names).pivot(index="x", columns="name", values="value")
     columns = {str(name): frame[name] for name in frame.columns}
     return {

@@ -1,13 +1,12 @@
-"""A study as data: a TOML file of arms, overrides and seeds in `benchmarks/studies`.
+"""Format of studies: TOML files of arms, overrides, seeds in `benchmarks/studies`.
 
 In: a file, and the name of one of its settings where it has several. Out: `StudyFile`; any mistake
-is a `UserError` of one line. What the keys mean is said here, once.
+is a `UserError` of one line. The meaning of the keys is documented here.
 
 Two kinds of strings are more than text. An override may hold `{formula}`s, which are filled from
-the study's variables and from the point at which an arm stands; `@NAME` stands for the overrides of
-`lists.NAME`. Columns and plots say by formulas what they take of a row
-(`benchmarks.kit.study_table`). Formulas are Python expressions without builtins: a study is run by
-who wrote it, as code is.
+the study's variables and from an arm's point; `@NAME` stands for the overrides of `lists.NAME`.
+Columns and plots compute figures of a row by formulas (`benchmarks.kit.study_table`). Formulas are
+Python expressions without builtins: a study is trusted like code.
 """
 
 import re
@@ -25,53 +24,52 @@ FOLDER = ROOT / "benchmarks" / "studies"
 FORMULA = re.compile(r"\{([^{}]*)\}")
 Number = int | float
 Point = Mapping[str, Number]
-"""Where an arm stands in its grid: a value for each coordinate; formulas name them."""
+"""An arm's point in its grid: a value for each coordinate; formulas name them."""
 
 
-class _Table(BaseModel):
+class _StudyTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Grid(_Table):
-    """Where tuning begins, and what it tries of each coordinate, one after the other."""
+class Grid(_StudyTable):
+    """The starting point of tuning, and the alternatives of each coordinate in turn."""
 
     start: dict[str, Number]
     alternatives: dict[str, tuple[Number, ...]]
 
     @property
     def budget(self) -> int:
-        """Points that tuning runs."""
+        """Maximum number of points that tuning runs."""
         return 1 + sum(map(len, self.alternatives.values()))
 
 
-class ArmTable(_Table):
-    """An arm: what it changes of the study's `overrides`, its recipe where it is another, and the
-    name of its grid where it is tuned."""
+class ArmTable(_StudyTable):
+    """An arm: `overrides` on top of the study's, its recipe, the grid of its tuning."""
 
     overrides: tuple[str, ...] = ()
     recipe: str | None = None
     grid: str | None = None
 
 
-class Reduced(_Table):
-    """What `--reduced` leaves: these arms, this number of seeds."""
+class ReducedStudy(_StudyTable):
+    """Arms and number of seeds of a run with `--reduced`."""
 
     arms: tuple[str, ...]
     seeds: int
 
 
-class Column(_Table):
-    """A column that the table has besides: its title, a formula of a run's figure, and how it is
-    written."""
+class StudyColumn(_StudyTable):
+    """A further column of the table: its title, a figure's formula, and its format."""
 
     title: str
     figure: str
     form: str
 
 
-class Panel(_Table):
-    """Axes of a plot, one of three: `dots` (a figure, one line per arm), `x` and `y` (a curve per
-    arm), or `y` over a sweep: by its label the arm at each x."""
+class Panel(_StudyTable):
+    """Axes of a plot: `dots` (a line per arm), `x` and `y` (curves), or a sweep.
+
+    A sweep has, by its label, the arm at each x."""
 
     dots: str | None = None
     x: str | None = None
@@ -81,10 +79,10 @@ class Panel(_Table):
     xlabel: str
     ylabel: str = ""
     level: float | None = None
-    """Where a horizontal line is."""
+    """Height of a horizontal line."""
 
 
-class Plot(_Table):
+class Plot(_StudyTable):
     """A plot of the study, a file of its own."""
 
     file: str
@@ -93,28 +91,28 @@ class Plot(_Table):
     panels: tuple[Panel, ...]
 
 
-class Prepared(_Table):
-    """What runs need that is not checked in: the file or model folder that a module of ours
-    makes."""
+class Preparation(_StudyTable):
+    """A file or model folder that runs need, is not checked in, and a module creates."""
 
     makes: str
     module: str
     arguments: tuple[str, ...]
 
 
-class Tuning(_Table):
-    """On which seeds arms are tuned, up to which accuracy, and what only these runs have."""
+class TuningTable(_StudyTable):
+    """Settings of tuning: its seeds, its target accuracy, overrides of its runs alone."""
 
     seeds: tuple[int, ...]
     target: float | None = None
     overrides: tuple[str, ...] = ()
 
 
-class Variant(_Table):
-    """An arm of a part: the arm `of` at its best point, or where tuning begins (`start`), with
-    other coordinates (formulas of its own ones) and overrides. `against`: what it is compared with,
-    an arm of the part as `OF, NAME`; `own_target`: the target is that arm's, the task being
-    another."""
+class Variant(_StudyTable):
+    """An arm of a part: the arm `of` with other coordinates and overrides.
+
+    At its best point, or where tuning begins (`start`); other coordinates are formulas of its own
+    ones. `against`: the arm of the part, as `OF, NAME`, that it is compared with; `own_target`: the
+    target is that arm's, the task being another."""
 
     name: str
     of: str
@@ -125,13 +123,14 @@ class Variant(_Table):
     own_target: bool = False
 
 
-class Part(_Table):
-    """What is run besides, by an option of its own; `tuned`: as runs of tuning are. `overrides` and
-    `against` are those of all its arms."""
+class StudyPart(_StudyTable):
+    """Further runs of a study, with their own option; `tuned`: with tuning's settings.
+
+    `overrides` and `against` are those of all its arms."""
 
     about: str
     title: str | None = None
-    """Over its arms, where they are of one arm."""
+    """Title of the arms' column, where they are variants of one arm."""
     seeds: tuple[int, ...]
     tuned: bool = False
     overrides: tuple[str, ...] = ()
@@ -139,10 +138,11 @@ class Part(_Table):
     arms: tuple[Variant, ...]
 
 
-class Race(_Table):
-    """The target is a share of the median of what the study's reference ends with; other shares are
-    reported, too. `ratio`: the arm whose seconds the reference's are divided by. `quotients`: by
-    name, two arms and what the quotient of their seconds is, in words."""
+class Race(_StudyTable):
+    """A race to a target: a share of the reference's median final accuracy.
+
+    Other shares are reported, too. `ratio`: the arm whose seconds the reference's are divided by.
+    `quotients`: by name, two arms and the meaning of the quotient of their seconds."""
 
     share: float
     other_shares: tuple[float, ...] = ()
@@ -150,42 +150,42 @@ class Race(_Table):
     quotients: dict[str, tuple[str, str, str]] = {}
 
 
-class StudyFile(_Table):
-    """What a file says of a study."""
+class StudyFile(_StudyTable):
+    """The contents of a study's file."""
 
     recipe: str = ""
     seeds: tuple[int, ...] = ()
     reference: str = ""
     """The arm that the others are compared with, seed by seed."""
     jobs: int | None = None
-    """Runs at a time. None: one a core."""
+    """Runs at a time. None: one per core."""
     drawn: bool = False
-    """The order of the arms is drawn for every two seeds."""
+    """Draw the order of the arms for every two seeds."""
     variables: dict[str, Number | str] = {}
     lists: dict[str, tuple[str, ...]] = {}
     overrides: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
     """Overrides of all runs but those of tuning."""
     arms: dict[str, ArmTable] = {}
-    reduced: Reduced | None = None
-    prepare: tuple[Prepared, ...] = ()
+    reduced: ReducedStudy | None = None
+    prepare: tuple[Preparation, ...] = ()
     facts: str | None = None
-    """`module:function`: what else a row keeps of a run, from its folder."""
-    columns: tuple[Column, ...] = ()
+    """`module:function` that returns further fields of a row from a run's folder."""
+    columns: tuple[StudyColumn, ...] = ()
     plots: tuple[Plot, ...] = ()
     grids: dict[str, Grid] = {}
-    tuning: Tuning | None = None
+    tuning: TuningTable | None = None
     race: Race | None = None
-    parts: dict[str, Part] = {}
+    parts: dict[str, StudyPart] = {}
     ceiling: str | None = None
     """The arm, a stream, whose generator and learner were measured alone."""
     retired: str | None = None
-    """The commit that has the code of a study that nobody runs any more."""
+    """The commit that has the code of a study that is no longer run."""
     now: str | None = None
-    """What a retired one is called now, options included."""
+    """The present name of a retired one, options included."""
 
     def expanded(self, overrides: Sequence[str]) -> Iterator[str]:
-        """Overrides with the named lists in their places. UserError for an unknown name."""
+        """Replace named lists by their overrides. UserError for an unknown name."""
         for one in overrides:
             if not one.startswith("@"):
                 yield one
@@ -196,17 +196,17 @@ class StudyFile(_Table):
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """All studies."""
+    """Return the names of all studies."""
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def settings(path: Path) -> list[str]:
-    """The settings of a study; empty where it is one study alone."""
+    """Return the settings of a study; empty where it has only one."""
     return list(read_toml(path).get("settings", {}))
 
 
 def load(path: Path, setting: str | None = None) -> StudyFile:
-    """The study of a file, with the keys of a setting on top."""
+    """Read the study of a file, with the keys of a setting on top."""
     table = read_toml(path)
     if (found := table.pop("settings", None)) and setting is not None:
         deep_merge(table, found[setting])
@@ -217,7 +217,7 @@ def load(path: Path, setting: str | None = None) -> StudyFile:
 
 
 def filled(template: str, known: Mapping[str, Any]) -> str:
-    """An override with its formulas filled in."""
+    """Fill in the formulas of an override."""
 
     def value(match: re.Match[str]) -> str:
         found = value_of(match[1], known)
@@ -227,7 +227,7 @@ def filled(template: str, known: Mapping[str, Any]) -> str:
 
 
 def value_of(formula: str, known: Mapping[str, Any]) -> Any:
-    """What a formula comes to. UserError where it does not."""
+    """Evaluate a formula. UserError where it fails."""
     helpers = {"max": max, "min": min, "round": round, "zip": zip}
     try:
         return eval(formula, {"__builtins__": {}, **helpers, **known})

@@ -1,7 +1,7 @@
-"""A study's arms, each at the best of its own points where it is tuned, and the plans of its runs.
+"""Plans of a study's runs, with each tuned arm at the best of its own points.
 
 In: a study's file (`benchmarks.kit.study_file`) and the rows of its tuning. Out: `Study`. Nothing
-is copied by hand: a comparison asks the rows for the best points. Nothing is run.
+is copied by hand: a comparison reads the best points from the rows. Nothing is run.
 """
 
 import random
@@ -12,8 +12,8 @@ from typing import Self
 
 from benchmarks.kit import study_file
 from benchmarks.kit.arms import Arm, Row
-from benchmarks.kit.rows import RESULTS, Rows, read_rows
-from benchmarks.kit.study_file import Part, Point, StudyFile, Variant, filled, value_of
+from benchmarks.kit.rows import RESULTS, ResultFile, read_rows
+from benchmarks.kit.study_file import Point, StudyFile, StudyPart, Variant, filled, value_of
 from benchmarks.kit.time_to_target import crossing, curve
 from benchmarks.kit.tuning import Tuning
 
@@ -23,7 +23,7 @@ Plan = list[tuple[Arm, int, int]]
 
 @dataclass(frozen=True)
 class Study:
-    """What `headrace bench NAME` runs; `setting` where it has several. `folder`: of its rows."""
+    """A study of `headrace bench NAME`, in a `setting`; `folder`: of its rows."""
 
     name: str
     file: StudyFile
@@ -32,11 +32,11 @@ class Study:
 
     @classmethod
     def load(cls, name: str, setting: str | None = None) -> Self:
-        """The study of this name. UserError for a mistake in its file."""
+        """Load the study of this name. UserError for a mistake in its file."""
         return cls(name, study_file.load(study_file.FOLDER / f"{name}.toml", setting), setting)
 
     def path(self, part: str | None = None) -> Path:
-        """Where the rows of the study, or of a part of it, are checked in."""
+        """Return the path of the checked-in rows of the study or a part of it."""
         if self.setting is None:
             name = self.name if part is None else f"{self.name}_{part}"
         else:
@@ -46,8 +46,7 @@ class Study:
     # -- arms --------------------------------------------------------------------------------------
 
     def arm(self, mode: str, point: Point | None = None, *, tuned: bool = False) -> Arm:
-        """An arm at a point, by default its best one; `tuned`: as it is run in tuning, where other
-        overrides are last."""
+        """Return an arm at a point (default: its best); `tuned`: with tuning's overrides."""
         table, file = self.file.arms[mode], self.file
         if point is None:
             point = self.best(mode)
@@ -61,11 +60,11 @@ class Study:
         return tuple(filled(one, known) for one in self.file.expanded(overrides))
 
     def best(self, mode: str) -> Point:
-        """The best point of a tuned arm; where its tuning is not over, the one where it begins."""
+        """Return the best point of a tuned arm; until its tuning is over, the first one."""
         return self.tuning().best(mode) if self.file.arms[mode].grid else {}
 
-    def tuning(self, rows: Rows | None = None) -> Tuning:
-        """Tuning of the arms by the rows there are."""
+    def tuning(self, rows: ResultFile | None = None) -> Tuning:
+        """Return the tuning of the arms by the existing rows."""
         file = self.file
         grids = {mode: file.grids[arm.grid] for mode, arm in file.arms.items() if arm.grid}
         return Tuning(
@@ -78,17 +77,17 @@ class Study:
 
     @property
     def target(self) -> float:
-        """The accuracy that tuning races to; 0 where nothing is tuned."""
+        """The target accuracy of tuning; 0 where nothing is tuned."""
         return self.file.tuning.target or 0.0 if self.file.tuning else 0.0
 
     # -- plans -------------------------------------------------------------------------------------
 
     def plan(self, arms: Collection[str], seeds: Sequence[int]) -> Plan:
-        """These arms on these seeds, in the order in which they are run."""
+        """Return the runs of these arms on these seeds, in order."""
         return self._ordered([self.arm(mode) for mode in self.file.arms if mode in arms], seeds)
 
     def part(self, name: str) -> dict[str, tuple[Variant, Arm]]:
-        """The arms of a part by label: `OF, NAME`."""
+        """Return the arms of a part by label: `OF, NAME`."""
         part = self.file.parts[name]
         found = {}
         for variant in part.arms:
@@ -96,7 +95,7 @@ class Study:
             found[label] = (variant, self._variant(part, variant, label))
         return found
 
-    def _variant(self, part: Part, variant: Variant, label: str) -> Arm:
+    def _variant(self, part: StudyPart, variant: Variant, label: str) -> Arm:
         grid = self.file.arms[variant.of].grid
         start: Point = self.file.grids[grid].start if variant.start and grid else {}
         own = start or self.best(variant.of)
@@ -108,7 +107,7 @@ class Study:
         return replace(arm, name=name, overrides=(*arm.overrides, *more))
 
     def part_plan(self, name: str) -> Plan:
-        """The runs of a part."""
+        """Return the runs of a part."""
         return self._ordered(
             [arm for _, arm in self.part(name).values()], self.file.parts[name].seeds
         )
@@ -120,8 +119,9 @@ class Study:
 
 
 def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
-    """All arms of a seed before the next seed. An order is drawn for every two seeds, from them
-    alone; the odd one takes it backwards, so that no arm is always early by chance."""
+    """Plan arms seed by seed, in an order drawn for every two seeds.
+
+    It depends on them alone; the odd one takes it backwards, so that no arm is always early."""
     plan: Plan = []
     for seed in seeds:
         names = sorted({arm.name for arm in arms})
@@ -132,8 +132,7 @@ def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
 
 
 def score(rows: Sequence[Row], *, target: float) -> tuple[float, float, float]:
-    """How good a point is: runs that never crossed, mean seconds, final accuracy with its sign
-    turned. A run that failed is worse than any other."""
+    """Score a point: uncrossed runs, mean seconds (inf: failed), -final accuracy."""
     missed, seconds, final = 0, 0.0, 0.0
     for row in rows:
         crossed = crossing(curve(row), target)

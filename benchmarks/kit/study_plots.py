@@ -1,4 +1,4 @@
-"""Plots of studies: what their files say of them, drawn from rows as SVG files.
+"""Plots of studies, drawn from rows as SVG files.
 
 In: a plot's panels and the rows of arms. Out: files; the same rows give the same file. Every plot
 shows the single seeds: thin lines or small dots, the median over them thick or large. Arms that
@@ -40,7 +40,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def draw(plot: Plot, arms: Arms, path: Path) -> None:
-    """All panels of a plot, side by side."""
+    """Draw all panels of a plot, side by side."""
     size = plot.size or (8.4, 0.9 + 0.27 * len(arms))
     shared = all(panel.dots for panel in plot.panels)
     figure, ((*grid,),) = plt.subplots(
@@ -58,9 +58,7 @@ def _draw_panel(axes: Axes, panel: Panel, arms: Arms) -> None:
     elif panel.y is not None and panel.x is not None:
         x, y = panel.x, panel.y
         curves(
-            axes,
-            chosen,
-            lambda row: list(zip(figure_of(row, x), figure_of(row, y), strict=True)),
+            axes, chosen, lambda row: list(zip(figure_of(row, x), figure_of(row, y), strict=True))
         )
     elif panel.y is not None:
         for index, (label, names) in enumerate(panel.sweep.items()):
@@ -74,7 +72,7 @@ def _draw_panel(axes: Axes, panel: Panel, arms: Arms) -> None:
 
 
 def curves(axes: Axes, arms: Mapping[str, Sequence[Any]], points: Callable[[Any], Points]) -> None:
-    """A colour an arm: its seeds thin, the median at each position that all seeds have thick."""
+    """Draw an arm per colour: its seeds thin, the median of all seeds thick."""
     for colour, (name, rows) in zip(COLOURS * 4, arms.items(), strict=False):
         lines = [points(row) for row in rows]
         for line in lines:
@@ -90,7 +88,7 @@ def curves(axes: Axes, arms: Mapping[str, Sequence[Any]], points: Callable[[Any]
 
 
 def dots(axes: Axes, arms: Mapping[str, Sequence[float]]) -> None:
-    """One line per arm, from the top: a dot per seed, a bar at the median."""
+    """Draw one line per arm, from the top: a dot per seed, a bar at the median."""
     for place, values in enumerate(arms.values()):
         axes.plot(values, [place] * len(values), "o", color=COLOURS[0], alpha=0.45, markersize=4)
         axes.plot([statistics.median(values)], [place], "|", color="black", markersize=13)
@@ -101,7 +99,7 @@ def dots(axes: Axes, arms: Mapping[str, Sequence[float]]) -> None:
 def against(
     axes: Axes, xs: Sequence[float], values: Sequence[Sequence[float]], *, label: str, index: int
 ) -> None:
-    """A sweep: the seeds at each x as dots, their medians joined."""
+    """Draw a sweep: the seeds at each x as dots, their medians joined."""
     colour = COLOURS[index]
     for x, seeds in zip(xs, values, strict=True):
         axes.plot([x] * len(seeds), seeds, "o", color=colour, alpha=0.35, markersize=4)

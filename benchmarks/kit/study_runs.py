@@ -1,10 +1,9 @@
-"""The runs of a study: those that are missing, each on its share of the cores, and what tuning asks
-for.
+"""Execution of a study's missing runs and tuning, each on a share of the cores.
 
 In: a plan and a file of rows. Out: rows. Promises: the order is the plan's, and a row says its
-`place`; a run that others disturbed is made again (`benchmarks.kit.arms`); a run that fails in
-tuning is a row too, for a setting that cannot run is a bad setting; whatever is interrupted goes on
-where it stopped.
+`place`; a run that others disturbed is repeated (`benchmarks.kit.arms`); a run that fails in tuning
+is a row too, for a setting that cannot run is a bad setting; an interrupted study goes on where it
+stopped.
 """
 
 import os
@@ -22,33 +21,35 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as Remaining
 
 from benchmarks.kit.arms import Arm, Row, is_missing, key, new_key
-from benchmarks.kit.rows import Rows
-from benchmarks.kit.study_file import Prepared
+from benchmarks.kit.rows import ResultFile
+from benchmarks.kit.study_file import Preparation
 from benchmarks.kit.study_plan import Plan
 from benchmarks.kit.study_table import line_of
-from benchmarks.kit.tuning import Tuning, words
+from benchmarks.kit.tuning import Tuning, point_text
 from headrace.errors import RunFailedError
 from headrace.host.hardware import detect
 from headrace.host.install import ROOT
 
 Measure = Callable[..., Row]
-"""Makes one run, as `benchmarks.kit.arm_run.run_arm` does."""
+"""Function that runs an arm, as `benchmarks.kit.arm_run.run_arm`."""
 
 
 @dataclass
 class Runner:
-    """Where runs go. `study`: whose rows they are; `measure` makes one; `jobs`: runs at a time;
-    `keep`: their folders, else they are removed."""
+    """Runner of a study's runs. `measure` runs one; `jobs`: runs at a time.
+
+    `keep`: where their folders are kept, else they are removed."""
 
     study: str
-    rows: Rows
+    rows: ResultFile
     measure: Measure
     jobs: int = 1
     keep: Path | None = None
 
     def run_all(self, plan: Plan, *, keep_failures: bool = False) -> list[str]:
-        """Run what is missing of the plan; the failures in words. `keep_failures`: they are rows,
-        and are not reported."""
+        """Run what is missing of the plan; return the failures' texts.
+
+        `keep_failures`: they become rows, and are not reported."""
         missing = [one for one in plan if is_missing(key(*one[:2]), self.rows.rows)]
         failed: list[str] = []
         shares: queue.Queue[set[int]] = queue.Queue()
@@ -112,8 +113,9 @@ class Runner:
             shares.put(share)
 
     def tune(self, tuning: Tuning, modes: Sequence[str]) -> None:
-        """Run what tuning lacks: one run of each arm in turn, so that an interrupted tuning has as
-        much of each."""
+        """Run what tuning lacks, one run of each arm in turn.
+
+        An interrupted tuning then has equally many of each."""
         left = list(modes)
         while left:
             for mode in list(left):
@@ -121,26 +123,26 @@ class Runner:
                 if missing is None:
                     left.remove(mode)
                     continue
-                print(f"tuning {mode}: {words(missing.point)}", flush=True)
+                print(f"tuning {mode}: {point_text(missing.point)}", flush=True)
                 arm = tuning.arm(mode, missing.point)
                 self.run_all([(arm, missing.seed, 0)], keep_failures=True)
 
 
 def core_shares(cores: Sequence[int], jobs: int) -> list[set[int]]:
-    """The cores split over `jobs` runs, as evenly as they go; shared where there are too few."""
+    """Split the cores evenly over `jobs` runs; shared where there are too few."""
     if jobs >= len(cores):
         return [{cores[i % len(cores)]} for i in range(jobs)]
     return [set(cores[i::jobs]) for i in range(jobs)]
 
 
 def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str, Row]) -> list[str]:
-    """What is there and what is missing, of tuning and of a plan."""
+    """List the state of tuning, and the existing and missing runs of a plan."""
     lines = []
     for mode in modes:
         if mode in tuning.grids:
             found = tuning.walk(mode)
-            state = "over" if found.missing is None else f"next {words(found.missing.point)}"
-            lines.append(f"tuning   {mode}: {state}; best so far {words(found.best)}")
+            state = "over" if found.missing is None else f"next {point_text(found.missing.point)}"
+            lines.append(f"tuning   {mode}: {state}; best so far {point_text(found.best)}")
     for arm, seed, place in plan:
         state = "missing" if is_missing(key(arm, seed), rows) else "there"
         said = f"{arm.name}: {arm.recipe} {' '.join(arm.overrides)}"
@@ -148,8 +150,8 @@ def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str,
     return lines
 
 
-def prepare(needed: Sequence[Prepared]) -> None:
-    """Make what runs need that is not there. RunFailedError where a module ends badly."""
+def prepare(needed: Sequence[Preparation]) -> None:
+    """Create missing files that runs need. RunFailedError where a module fails."""
     for one in needed:
         path = ROOT / one.makes
         if path.is_file() or (path / "config.json").is_file():

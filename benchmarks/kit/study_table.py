@@ -1,4 +1,4 @@
-"""Tables of studies: figures of rows by a study's formulas, one line per arm over its seeds.
+"""Tables of studies: figures of rows by formulas, one line per arm over its seeds.
 
 In: rows by arm and seed. Out: lines as data; a `Table` of cells, as Markdown or on the terminal.
 `final` of a row is the mean accuracy of its last two evaluations, `mean` the area under accuracy
@@ -15,26 +15,26 @@ from rich.console import Console
 
 from benchmarks.kit.arm_run import generated_at, metric_of
 from benchmarks.kit.arms import Row
-from benchmarks.kit.study_file import Column, value_of
+from benchmarks.kit.study_file import StudyColumn, value_of
 
 TENTHS = [(i + 0.5) / 10 for i in range(10)]
 
 
 class Table(NamedTuple):
-    """Cells under titles."""
+    """A table's titles and cells."""
 
     titles: Sequence[str]
     lines: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        """The table in Markdown."""
+        """Return the table in Markdown."""
         head = [f"| {' | '.join(self.titles)} |", "|" + "---|" * len(self.titles)]
         return "".join(
             f"{line}\n" for line in (*head, *(f"| {' | '.join(x)} |" for x in self.lines))
         )
 
     def show(self, title: str) -> None:
-        """The table on the terminal."""
+        """Print the table on the terminal."""
         shown = rich_table.Table(title=title, title_justify="left")
         for name in self.titles:
             shown.add_column(name, no_wrap=True)
@@ -44,10 +44,12 @@ class Table(NamedTuple):
 
 
 def figure_of(row: Row, formula: str) -> Any:
-    """What a formula comes to for a row. It names the row's fields, and lists: of each evaluation
-    the policy's `versions`, `seconds` of training, `accuracies`, `lengths` of answers, tokens
-    `generated` until then (those of the value model's warm-up included); `metric(NAME)` at the
-    updates `updates_of(NAME)` of the policy; the middles of ten `tenths`; and an `average`."""
+    """Evaluate a formula for a row.
+
+    It names the row's fields, and lists: of each evaluation the policy's `versions`, `seconds` of
+    training, `accuracies`, `lengths` of answers, tokens `generated` until then (those of the value
+    model's warm-up included); `metric(NAME)` at the updates `updates_of(NAME)` of the policy; the
+    middles of ten `tenths`; and an `average`."""
     points = row.get("evaluations", ())
     known = {
         **row,
@@ -66,10 +68,11 @@ def figure_of(row: Row, formula: str) -> Any:
 
 
 def lines_of(
-    by_arm: Mapping[str, Mapping[int, Row]], *, reference: str, columns: Sequence[Column] = ()
+    by_arm: Mapping[str, Mapping[int, Row]], *, reference: str, columns: Sequence[StudyColumn] = ()
 ) -> list[Row]:
-    """One line for each arm's rows by seed. `against`: mean accuracy less that of the arm
-    `reference` at the same seed, None without a common seed."""
+    """Return one line for each arm's rows by seed.
+
+    `against`: mean accuracy less that of the arm `reference` at the same seed, None without one."""
     other = by_arm.get(reference, {})
     lines = []
     for name, found in by_arm.items():
@@ -87,9 +90,12 @@ def lines_of(
     return lines
 
 
-def arms_table(lines: Iterable[Row], *, reference: str, columns: Sequence[Column] = ()) -> Table:
-    """One line an arm: medians with least and largest; mean accuracy also less that of the
-    reference, seed by seed; and the study's own columns."""
+def arms_table(
+    lines: Iterable[Row], *, reference: str, columns: Sequence[StudyColumn] = ()
+) -> Table:
+    """Return a table with one line per arm: medians with least and largest.
+
+    Mean accuracy also less that of the reference, seed by seed; and the study's own columns."""
     figures = {
         "final accuracy": ("final", ".3f"),
         "mean accuracy": ("mean", ".3f"),
@@ -110,8 +116,7 @@ def arms_table(lines: Iterable[Row], *, reference: str, columns: Sequence[Column
 
 
 def beside(rows: Sequence[Row]) -> dict[str, float]:
-    """The most that others and the host took during one of the runs, in cores, and how many runs
-    others disturbed."""
+    """Return others' and the host's maximum usage in cores, and disturbed runs."""
     return {
         "others_cpu_share": max(row["others_cpu_share"] for row in rows),
         "steal_share": max(row["steal_share"] for row in rows),
@@ -120,12 +125,12 @@ def beside(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and largest."""
+    """Return median, least and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def text(values: Mapping[str, float] | None, form: str) -> str:
-    """`median (least to most)`; `-` where there is nothing."""
+    """Format as `median (least to most)`; `-` where there is nothing."""
     if values is None:
         return "-"
     median, least, most = (format(values[k], form) for k in ("median", "min", "max"))
@@ -133,7 +138,7 @@ def text(values: Mapping[str, float] | None, form: str) -> str:
 
 
 def line_of(row: Row) -> str:
-    """A finished run in a line."""
+    """Describe a finished run in a line."""
     points = " ".join(f"{accuracy:.2f}@{version}" for version, _, accuracy, _ in row["evaluations"])
     beside = f"; others took {row['others_cpu_share']:.2f} cores" if row.get("disturbed") else ""
     return f"{row['arm']} seed {row['seed']}: {points}; {row['final_length']:.0f} tokens{beside}"

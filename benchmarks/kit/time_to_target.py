@@ -1,4 +1,4 @@
-"""When a run came to a target, and what several such times say where some runs never came.
+"""Times to a target accuracy, and their statistics with censored runs.
 
 In: evaluations of runs as (position, accuracy), a position being training seconds, tokens or
 processor seconds; or rows, whose evaluations are (version, seconds, accuracy, length). Out:
@@ -8,9 +8,9 @@ intervals over seeds.
 - A curve is smoothed by the mean of each point and its two neighbours (its one neighbour at an
   end), and joined linearly. A run crosses where that line first reaches the target.
 - A run that never crosses is censored: its time is longer than it ran. Over runs, the estimate of
-  Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958) says which share had not crossed by a time. Its
+  Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958) is the share that had not crossed by a time. Its
   area up to the longest time is the restricted mean, which is the plain mean where all crossed, and
-  where some did not a lower bound; where it first falls to a half is the median.
+  where some did not a lower bound; the time at which it first falls to a half is the median.
 - Intervals are paired bootstraps over seeds: a resample draws seeds, and takes both arms of each.
 """
 
@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 Points = Sequence[tuple[float, float]]
 """(position, accuracy), by position."""
 DENSE = 0.1
-"""Evaluations before a crossing lie at most so large a share of its time apart."""
+"""Maximum gap of the evaluations around a crossing, as a share of its time."""
 RESAMPLES = 10_000
 LEVEL = 0.95
 NORMAL = 1.96
 """Standard deviations within which 95 % of a normal distribution lie."""
 
 
-class Time(NamedTuple):
-    """A crossing, or, where `reached` is False, how long a run was seen without one."""
+class TimeToTarget(NamedTuple):
+    """Time of a crossing, or, where `reached` is False, of a run without one."""
 
     value: float
     reached: bool
@@ -41,9 +41,10 @@ class Time(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where a run crossed. `place` is its position in the row of evaluations: 2.25 is a quarter of
-    the way from the third to the fourth. `gap` is the largest distance of two neighbours
-    among the evaluations that the place is computed from."""
+    """A run's crossing of the target, at time `at`.
+
+    `place` is its position in the row of evaluations: 2.25 is a quarter of the way from the third
+    to the fourth. `gap` is the largest distance of two neighbours among its evaluations."""
 
     at: float
     place: float
@@ -51,12 +52,12 @@ class Crossing:
 
     @property
     def is_dense(self) -> bool:
-        """Whether evaluations were close enough for a time within a tenth."""
+        """True if evaluations were close enough for a time within a tenth."""
         return self.gap <= DENSE * self.at
 
 
-def smoothed(points: Points) -> list[tuple[float, float]]:
-    """Each point with the mean accuracy of itself and its neighbours."""
+def smooth(points: Points) -> list[tuple[float, float]]:
+    """Replace each accuracy by the mean of itself and its neighbours."""
     values = [value for _, value in points]
     return [
         (at, statistics.fmean(values[max(0, index - 1) : index + 2]))
@@ -65,16 +66,16 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
 
 
 def largest_fall(points: Points, *, until: float = math.inf) -> float:
-    """How far smoothed accuracy falls from its best so far, at most, up to the second `until`."""
-    line = [value for at, value in smoothed(points) if at <= until]
+    """Return smoothed accuracy's largest fall from its best, up to second `until`."""
+    line = [value for at, value in smooth(points) if at <= until]
     return max(
         (top - value for top, value in zip(accumulate(line, max), line, strict=True)), default=0.0
     )
 
 
 def crossing(points: Points, target: float) -> Crossing | None:
-    """Where the smoothed curve first reaches the target; None where it never does."""
-    line = smoothed(points)
+    """Return where the smoothed curve first reaches the target; None: it never does."""
+    line = smooth(points)
     for index, (at, value) in enumerate(line):
         before_at, before = line[max(0, index - 1)]
         if value >= target:
@@ -87,37 +88,42 @@ def crossing(points: Points, target: float) -> Crossing | None:
 
 
 def _gap(points: Points) -> float:
-    """The largest distance of two neighbours."""
+    """Return the largest distance of two neighbours."""
     return max((after - at for (at, _), (after, _) in pairwise(points)), default=0.0)
 
 
 def at_place(values: Sequence[float], place: float) -> float:
-    """The value at a place in the row of evaluations, linear between two."""
+    """Interpolate the value at a place in the row of evaluations."""
     index = min(int(place), len(values) - 1)
     after = values[min(index + 1, len(values) - 1)]
     return values[index] + (place - index) * (after - values[index])
 
 
 def curve(row: Mapping[str, Any]) -> Points:
-    """A row's accuracy over training seconds; empty where the run failed."""
+    """Return a row's accuracy over training seconds; empty where the run failed."""
     return [(seconds, accuracy) for _, seconds, accuracy, _ in row.get("evaluations", ())]
 
 
-def time_to(row: Mapping[str, Any], target: float) -> Time:
-    """Training seconds to the target, or of the whole run where it never came there."""
+def time_to(row: Mapping[str, Any], target: float) -> TimeToTarget:
+    """Return training seconds to the target, or of the whole run if it never crossed."""
     found = crossing(curve(row), target)
-    return Time(found.at, True) if found else Time(row["train_time_s"], False)
+    return TimeToTarget(found.at, True) if found else TimeToTarget(row["train_time_s"], False)
 
 
-def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> Time:
-    """What was spent up to the target, of something that the row has at each evaluation."""
+def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> TimeToTarget:
+    """Return the cost up to the target, given `values` of it at each evaluation."""
     found = crossing(curve(row), target)
-    return Time(at_place(values, found.place), True) if found else Time(values[-1], False)
+    return (
+        TimeToTarget(at_place(values, found.place), True)
+        if found
+        else TimeToTarget(values[-1], False)
+    )
 
 
-def survival(times: Sequence[Time]) -> list[tuple[float, float]]:
-    """Kaplan and Meier: (time, share that had not crossed after it) at each time of a crossing. Who
-    was seen without one up to just that time was still there."""
+def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:
+    """Kaplan and Meier's (time, share that had not crossed after it) at each crossing.
+
+    A run that ended without one at just that time still counts there."""
     steps: list[tuple[float, float]] = []
     share = 1.0
     for value in sorted({time.value for time in times if time.reached}):
@@ -128,27 +134,28 @@ def survival(times: Sequence[Time]) -> list[tuple[float, float]]:
     return steps
 
 
-def restricted_mean(times: Sequence[Time]) -> float:
-    """Area under `survival` up to the longest of the times, crossings and ends of runs alike."""
+def restricted_mean(times: Sequence[TimeToTarget]) -> float:
+    """Return the area under `survival` up to the longest time of all runs."""
     longest = max(time.value for time in times)
     steps = [(0.0, 1.0), *survival(times), (longest, 0.0)]
     return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
 
 
-def median(times: Sequence[Time]) -> float | None:
-    """The first time after which at most half had not crossed; None where more never did."""
+def median(times: Sequence[TimeToTarget]) -> float | None:
+    """Return the time after which at most half had not crossed; None: more never did."""
     return next((value for value, share in survival(times) if share <= 0.5 + 1e-12), None)
 
 
 def interval(
-    pairs: Mapping[int, tuple[Time, Time]],
-    figure: Callable[[Sequence[Time], Sequence[Time]], float] | None = None,
+    pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]],
+    figure: Callable[[Sequence[TimeToTarget], Sequence[TimeToTarget]], float] | None = None,
     *,
     seed: int = 0,
 ) -> tuple[float, float] | None:
-    """95 % percentile interval, by paired bootstrap over seeds, of `figure` of two arms (default:
-    `ratio_of_means`); None with fewer than two seeds, of which nothing can be resampled. The draws
-    are the same every time."""
+    """Return a 95 % interval of two arms' `figure`, by paired bootstrap over seeds.
+
+    `figure` None: `ratio_of_means`. The result is None with fewer than two seeds, too few to
+    resample. The draws are the same every time."""
     if len(pairs) < 2:
         return None
     draw, known = random.Random(seed), [pairs[one] for one in sorted(pairs)]
@@ -161,14 +168,15 @@ def interval(
     return found[int(tail * RESAMPLES)], found[math.ceil((1 - tail) * RESAMPLES) - 1]
 
 
-def ratio_of_means(over: Sequence[Time], under: Sequence[Time]) -> float:
-    """Restricted mean of `over` by that of `under`."""
+def ratio_of_means(over: Sequence[TimeToTarget], under: Sequence[TimeToTarget]) -> float:
+    """Divide the restricted mean of `over` by that of `under`."""
     return restricted_mean(over) / restricted_mean(under)
 
 
-def compared(pairs: Mapping[int, tuple[Time, Time]]) -> dict[str, Any]:
-    """The first arm's times by the second's, over seeds: `ratio` (of their restricted means), its
-    `interval`, those of single seeds, `censored`. Empty without seeds."""
+def compare_times(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dict[str, Any]:
+    """Compare two arms' times over seeds; empty without seeds.
+
+    `ratio` (of their restricted means), its `interval`, those of single seeds, `censored`."""
     if not pairs:
         return {}
     of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
@@ -183,21 +191,22 @@ def compared(pairs: Mapping[int, tuple[Time, Time]]) -> dict[str, Any]:
 
 
 def interval_text(bounds: Sequence[float] | None) -> str:
-    """`low to high`; `-` where there are too few seeds."""
+    """Format as `low to high`; `-` where there are too few seeds."""
     return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
 
 
-def ratio_text(compared: Mapping[str, Any]) -> str:
-    """The ratio of two arms (`compared`), what it is seed by seed, and its interval."""
+def ratio_text(found: Mapping[str, Any]) -> str:
+    """Format two arms' ratio (`compare_times`), its range over seeds, its interval."""
     return (
-        f"{compared['ratio']:.2f} (seeds {compared['ratio_min']:.2f} to "
-        f"{compared['ratio_max']:.2f}; 95 % interval {interval_text(compared['interval'])})"
+        f"{found['ratio']:.2f} (seeds {found['ratio_min']:.2f} to "
+        f"{found['ratio_max']:.2f}; 95 % interval {interval_text(found['interval'])})"
     )
 
 
 def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:
-    """The smallest difference of two accuracies near `accuracy` that evaluations of `prompts`
-    prompts detect at 95 %, each arm averaged over `seeds` runs. Answers are taken as independent;
-    as both arms answer the same prompts, it is an upper bound."""
+    """Return the smallest difference near `accuracy` that is detectable at 95 %.
+
+    By evaluations of `prompts` prompts, each arm averaged over `seeds` runs. Answers are taken as
+    independent; as both arms answer the same prompts, it is an upper bound."""
     variance = 2 * accuracy * (1 - accuracy) / (prompts * seeds)
     return NORMAL * math.sqrt(variance)

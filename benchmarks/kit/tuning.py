@@ -1,14 +1,12 @@
-"""The best setting of each arm of a comparison, by the same procedure with as many runs for each.
+"""Tuning of a comparison's arms, by the same procedure with as many runs for each.
 
 In: the arms' grids, and rows of runs on tuning seeds, which no table shows. Out: for each arm its
-best point, or the point that is to be run next. Nothing is copied by hand: the comparison asks
-here.
+best point, or the point to be run next. Nothing is copied by hand: the comparison reads it here.
 
 The procedure is one pass over the arm's coordinates (its `Grid`), in their order. At each of them
 the alternatives are run with all other coordinates at the best so far, and the best of them and of
-the present value is taken over. An alternative that is no better than the present value on the
-first seed is not run on the others: it cannot be taken over. Which point is better, the
-comparison's score says.
+the present value is adopted. An alternative that is no better than the present value on the first
+seed is not run on the others: it cannot be adopted. Points are compared by the comparison's score.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,29 +18,28 @@ from benchmarks.kit.study_file import Grid, Point
 
 Score = tuple[float, ...]
 """Less is better, the first number before the second."""
-Known = Callable[[Point, Sequence[int]], Score | None]
-"""How good a point is by its runs on these seeds; None while one of them is missing."""
+PointScore = Callable[[Point, Sequence[int]], Score | None]
+"""Score of a point by its runs on these seeds; None while one of them is missing."""
 
 
-class Missing(NamedTuple):
-    """A run that tuning asks for."""
+class TuningRun(NamedTuple):
+    """A run that tuning needs next."""
 
     point: Point
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """How far tuning is: all points in their order, the best of them so far, and the run that comes
-    next, None when it is over."""
+class TuningProgress:
+    """Progress of an arm's tuning; no `missing` run: it is over."""
 
     tried: tuple[Point, ...]
     best: Point
-    missing: Missing | None
+    missing: TuningRun | None
 
 
-class Tried(NamedTuple):
-    """A point that was run: its rows, and whether it is the arm's best."""
+class TuningPoint(NamedTuple):
+    """A point that was run, with its rows; `best`: it is the arm's best."""
 
     mode: str
     point: Point
@@ -50,13 +47,13 @@ class Tried(NamedTuple):
     best: bool
 
 
-def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
-    """Follow the pass as far as `known` says how good its points are."""
+def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
+    """Follow the pass as far as `known` has scores of its points."""
 
-    def next_run(point: Point) -> Missing | None:
+    def next_run(point: Point) -> TuningRun | None:
         for seed in seeds:
             if known(point, [seed]) is None:
-                return Missing(point, seed)
+                return TuningRun(point, seed)
         return None
 
     def in_full(point: Point) -> Score:
@@ -65,7 +62,7 @@ def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
     best: Point = grid.start
     tried = [best]
     if missing := next_run(best):
-        return Walk(tuple(tried), best, missing)
+        return TuningProgress(tuple(tried), best, missing)
     for name, values in grid.alternatives.items():
         found, bar = [best], known(best, seeds[:1]) or ()
         for value in values:
@@ -75,16 +72,17 @@ def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
             if first is not None and first >= bar:
                 continue
             if missing := next_run(point):
-                return Walk(tuple(tried), best, missing)
+                return TuningProgress(tuple(tried), best, missing)
             found.append(point)
         best = min(found, key=in_full)
-    return Walk(tuple(tried), best, None)
+    return TuningProgress(tuple(tried), best, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Tuning of arms by the rows there are. `arm` makes that of a mode at a point of its grid;
-    `score` says how good a point is by its runs, one for each of `seeds`."""
+    """Tuning of arms by the existing rows.
+
+    `arm` returns that of a mode at a point; `score` rates a point by its runs, one per seed."""
 
     grids: Mapping[str, Grid]
     arm: Callable[[str, Point], Arm]
@@ -92,8 +90,8 @@ class Tuning:
     seeds: Sequence[int]
     rows: Mapping[str, Row]
 
-    def walk(self, mode: str) -> Walk:
-        """How far the arm is."""
+    def walk(self, mode: str) -> TuningProgress:
+        """Return the progress of the arm's tuning."""
 
         def known(point: Point, seeds: Sequence[int]) -> Score | None:
             if any(is_missing(name, self.rows) for name in self._keys(mode, point, seeds)):
@@ -103,12 +101,12 @@ class Tuning:
         return walk(self.grids[mode], self.seeds, known)
 
     def best(self, mode: str) -> Point:
-        """The arm's best point; where its tuning is not over, the one where it begins."""
+        """Return the arm's best point; until its tuning is over, the first one."""
         found = self.walk(mode)
         return found.best if found.missing is None else self.grids[mode].start
 
     def is_fair(self, modes: Sequence[str], seeds: Sequence[int]) -> bool:
-        """Whether all of these arms are tuned, each with as many points, on none of these seeds."""
+        """Return whether all these arms are tuned, equally, on none of these seeds."""
         walks = [self.walk(mode) for mode in modes]
         return (
             bool(walks)
@@ -117,14 +115,14 @@ class Tuning:
             and not set(seeds) & set(self.seeds)
         )
 
-    def tried(self, modes: Sequence[str]) -> Iterator[Tried]:
-        """Every point of these arms that was run."""
+    def tried(self, modes: Sequence[str]) -> Iterator[TuningPoint]:
+        """Yield every point of these arms that was run."""
         for mode in modes:
             found = self.walk(mode)
             for point in found.tried:
                 if rows := self._found(mode, point, self.seeds):
                     over = found.missing is None
-                    yield Tried(mode, point, rows, best=over and point == found.best)
+                    yield TuningPoint(mode, point, rows, best=over and point == found.best)
 
     def _keys(self, mode: str, point: Point, seeds: Sequence[int]) -> list[str]:
         arm = self.arm(mode, point)
@@ -135,6 +133,6 @@ class Tuning:
         return [row for row in found if row is not None]
 
 
-def words(point: Point) -> str:
-    """A point in words."""
+def point_text(point: Point) -> str:
+    """Format a point."""
     return ", ".join(f"{name} {value:g}" for name, value in point.items())

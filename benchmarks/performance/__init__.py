@@ -1,1 +1,1 @@
-"""How fast a part or the whole is."""
+"""Speed of parts and of the whole."""

@@ -1,4 +1,4 @@
-"""Claim: what a coordinator does for a chunk does not depend on how many trajectories are active.
+"""Claim: a coordinator's cost per chunk does not grow with active trajectories.
 
 Scripted peers send chunks of 128 tokens to a real coordinator, which checks them, closes windows,
 writes journal and SQL, and acknowledges what is on disk; peers and coordinator have a core each. A
@@ -6,14 +6,13 @@ measurement is the same number of chunks, in messages of the same size, for few 
 trajectories in turns. In: the two sizes. Out: a table; with --json, as the last line, one JSON
 object. `ratio`: chunks per processor second of the coordinator with many over those with few (the
 median of the pairs); `chunks_per_s`: from the socket to the acknowledgement, the lower of the two
-medians; `threads`: who in the coordinator used the processor.
+medians; `threads`: shares of the coordinator's processor time by thread.
 """
 
 import argparse
 import asyncio
 import contextlib
 import statistics
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,10 +21,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.made_runs import stream
-from benchmarks.kit.made_server import Server, Used, on_core, sockets_for, two_cores
 from benchmarks.kit.pairs import ratios
-from benchmarks.kit.rows import tell
+from benchmarks.kit.pinned_coordinator import (
+    CoordinatorUsage,
+    PinnedCoordinator,
+    on_core,
+    sockets_for,
+    two_cores,
+)
+from benchmarks.kit.rows import report_result
+from benchmarks.kit.synthetic_runs import stream
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.token_spans import Span
@@ -34,15 +39,15 @@ from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, Scripted
 CHUNK = 128
 WINDOW = 2 * CHUNK
 IN_FLIGHT = 128
-"""Messages sent and not acknowledged: some commits' worth, as from busy generators."""
+"""Maximum unacknowledged messages: those of some commits, as of busy generators."""
 PATIENCE_S = 120.0
-Measure = Callable[[int, int], Awaitable[Used]]
+Measure = Callable[[int, int], Awaitable[CoordinatorUsage]]
 """The cost of a number of chunks, by the number per message."""
 THREADS = ("loop", "recorder", "sockets")
 
 
 def config() -> RunConfig:
-    """A stream in which nobody ever has to wait, and no batch is ever full: chunks alone count."""
+    """Configure a stream without waiting or full batches, in which chunks alone count."""
     return stream(
         task={"max_prompt_length": 64, "max_response_length": WINDOW << 15},
         schedule={"window": WINDOW, "batch_windows": 10**7},
@@ -51,14 +56,14 @@ def config() -> RunConfig:
     )
 
 
-class Sender(ScriptedGenerator):
-    """Holds leases and sends chunks of them on command."""
+class ChunkSender(ScriptedGenerator):
+    """Scripted generator that holds leases and sends their chunks on demand."""
 
     def __init__(self, *arguments: Any, **at: Any) -> None:
         super().__init__(*arguments, **at)
         self._leases: list[m.Lease] = []
         self._chunks: list[int] = []
-        """Of each lease, so far."""
+        """Chunks of each lease so far."""
         self._open = self._acked = 0
         self._moved = asyncio.Condition()
 
@@ -83,8 +88,7 @@ class Sender(ScriptedGenerator):
         self._chunks = [0] * self.capacity
 
     async def send(self, chunks: int, size: int) -> None:
-        """Send chunks of all trajectories in turn, `size` to a message, until all are
-        acknowledged."""
+        """Send chunks of all trajectories in turn, `size` per message, and await acks."""
         goal = self._acked + chunks
         async with asyncio.timeout(PATIENCE_S):
             for message in self._messages(chunks, size):
@@ -116,18 +120,17 @@ class Sender(ScriptedGenerator):
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
-    """The cost of chunks in a new coordinator with this many active trajectories. It is killed:
-    what it would do at its end is no part of this."""
-    server = Server(folder, config(), core=core)
+    """Start a coordinator with active trajectories; kill it at the end, unmeasured."""
+    server = PinnedCoordinator(folder, config(), core=core)
 
-    async def measure(chunks: int, size: int) -> Used:
+    async def measure(chunks: int, size: int) -> CoordinatorUsage:
         before = server.used()
         await sender.send(chunks, size)
         return server.used().since(before)
 
     try:
         with sockets_for(server.start(), 3) as at:
-            sender = Sender(name="generator-0", capacity=active, **at)
+            sender = ChunkSender(name="generator-0", capacity=active, **at)
             learner = ScriptedLearner(name="learner-0", **at)
             reward = ScriptedReward(name="reward-0", **at)
             async with server.joined([learner, reward, sender]):
@@ -138,9 +141,9 @@ async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measur
 
 
 async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
-    """Both sizes in turns, each first in every second repeat; the figures."""
+    """Measure both sizes in turns, each first in every second repeat."""
     sizes = (args.few, args.many)
-    samples: dict[int, list[Used]] = {size: [] for size in sizes}
+    samples: dict[int, list[CoordinatorUsage]] = {size: [] for size in sizes}
     async with contextlib.AsyncExitStack() as stack:
         benches = {}
         for size in sizes:
@@ -173,7 +176,7 @@ async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[st
     }
 
 
-def _figures(chunks: int, samples: Sequence[Used]) -> dict[str, Any]:
+def _figures(chunks: int, samples: Sequence[CoordinatorUsage]) -> dict[str, Any]:
     per_cpu_s = [chunks / one.cpu_s for one in samples]
     cpu_s = sum(one.cpu_s for one in samples)
     return {
@@ -188,8 +191,8 @@ def _figures(chunks: int, samples: Sequence[Used]) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, end."""
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
     parser = command_line("coordinator", __doc__)
     parser.add_argument("--few", type=int, default=64, help="active trajectories of one side")
     parser.add_argument("--many", type=int, default=16384, help="and of the other")
@@ -204,8 +207,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"ratio {result['ratio']:.2f} (goal: at least 0.8); {result['chunks_per_s']:.0f} chunks a "
         "second (goal: 20000, at least 5000)"
     )
-    return tell(args, result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report_result(args, result)

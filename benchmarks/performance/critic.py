@@ -1,12 +1,12 @@
-"""How much of the return a checkpoint's value model explains, and how much can be explained.
+"""Explained variance of a checkpoint's value model, and its attainable maximum.
 
-In: a run. Its policy writes fresh answers to held-out prompts, and continues prefixes of them,
+In: a run. Its policy samples new answers to held-out prompts, and continues prefixes of them,
 drawn at random among all their tokens, several times. Out: explained variance of the value model
-on the answers, and the attainable share: what the prefix decides of the return, by the
-continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
-answer (within the quarter); by answers beside. Intervals: 95 %, by drawing prompts again. Besides,
-of the answers that the run trained until then: how the mean advantage of a window that was trained
-before its answer ended correlates with the return that came.
+on the answers, and the attainable share of the return's variance, which the prefix determines, by
+the continuations of each prefix. By tokens, as the learner's metric, overall and by quarter of the
+answer (within the quarter); also by answers. Intervals: 95 %, by resampling prompts. Besides, of
+the answers that the run trained until then: the correlation of a window's mean advantage, trained
+before its answer ended, with the later return.
 
 With --again, the learner alone trains the run's own batches again with other settings instead, and
 each update's explained variance and the value model's seconds are printed: the same answers for
@@ -48,15 +48,15 @@ from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler
 from learner.algorithms.registry import build_algorithm
-from learner.batching.batch import policy_half, totals_of, value_half
-from learner.batching.shards import merged
+from learner.batching.batch import loss_counts, policy_batch, value_batch
+from learner.batching.shards import merge_shards
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.checkpoint import CRITIC, POLICY
-from learner.process.checkpointing import Checkpoints
+from learner.process.checkpointing import RankCheckpoints
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.trainer import Trainer
-from learner.updates.critic_update import update_of
+from learner.updates.critic_update import critic_update_class
 from rewards.labeling.offline_scoring import open_scorer
 from storage.journal.store import read_journal
 from storage.queries import critic_sample
@@ -64,21 +64,20 @@ from tasks.datasets.source import build_source
 
 
 class CriticRecord(NamedTuple):
-    """By update: what the value model explained of answers that it had not trained on, and its
-    seconds."""
+    """Explained variance of untrained answers and seconds of the critic, by update."""
 
     explained: list[float]
     seconds: list[float]
 
 
 def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, Shard]]:
-    """Each batch that left for the learner, for a learner of one rank with this configuration."""
+    """Yield each batch sent to the learner, for one rank with this configuration."""
     state, rules = State(config), batch_rules(config)
     for records in read_journal(run_dir / "journal"):
         for _, record in records:
             if isinstance(record, BatchTaken):
                 sent = sent_batch(record, state, rules, config, {})
-                yield sent.header(), merged(sent.parts)
+                yield sent.header(), merge_shards(sent.parts)
             state.apply(record)
 
 
@@ -104,7 +103,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutAnswer:
     """A held-out prompt, what the policy wrote, and its return."""
 
     prompt: int
@@ -117,9 +116,8 @@ class Held:
 
 async def answers_of(
     config: RunConfig, prompts: int, prefixes: int, continuations: int, seed: int
-) -> tuple[list[Held], list[tuple[int, list[float]]]]:
-    """Fresh answers, and for each prefix the prompt it is of and the returns of its
-    continuations."""
+) -> tuple[list[HeldOutAnswer], list[tuple[int, list[float]]]]:
+    """Sample answers, and the returns of continuations by prefix, with its prompt."""
     from rewards.models.encoding import prompt_ids
 
     tokenizer, limit = policy_tokenizer(config), config.task.max_response_length
@@ -130,7 +128,7 @@ async def answers_of(
         open_scorer(config.reward) as desk,
     ):
 
-        async def write(place: int, row: Any, before: Sequence[int], number: int) -> Held:
+        async def write(place: int, row: Any, before: Sequence[int], number: int) -> HeldOutAnswer:
             ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
             written = await sampler.sample(
                 ids, before, max_tokens=limit - len(before),
@@ -152,9 +150,9 @@ async def answers_of(
             score = await desk.score(item)
             if score.status != "ok":
                 raise UserError(f"an answer could not be scored: {score.error}")
-            return Held(place, item, ids, whole, written.logprobs, score.reward)
+            return HeldOutAnswer(place, item, ids, whole, written.logprobs, score.reward)
 
-        held: list[Held] = []
+        held: list[HeldOutAnswer] = []
 
         async def fresh(place: int) -> str:
             held.append(await write(place, rows[place], (), 0))
@@ -181,9 +179,9 @@ async def answers_of(
 
 
 def values_of(
-    config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[Held]
+    config: RunConfig, run_dir: Path, checkpoint: Path, held: Sequence[HeldOutAnswer]
 ) -> tuple[Floats, Floats]:
-    """[T] values of the answers' tokens by the checkpoint's value model, and [T] returns."""
+    """[T] values of answers' tokens by a checkpoint's value model, and [T] returns."""
     device, work = torch.device("cpu"), ProgressReporter()
     _join(config)
     algorithm = build_algorithm(
@@ -193,8 +191,8 @@ def values_of(
         config, algorithm, checkpoint, rank=0, device=device, work=work,
         read_image=MediaStore(run_dir / MEDIA).read,
     )  # fmt: skip
-    relay = Relay(rank=0, world=1)
-    Checkpoints(
+    relay = RankRelay(rank=0, world=1)
+    RankCheckpoints(
         run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work
     ).restore(checkpoint, models.engines)
     shard = Shard(
@@ -217,18 +215,18 @@ def values_of(
         ],
     )  # fmt: skip
     shape = algorithm.shape_rewards
-    windows = policy_half(
+    windows = policy_batch(
         shard, version=0, lambdas=algorithm.lambdas, shape=shape, kl_coef=0.0, device=device
     )
-    finished = value_half(shard, shape=shape, kl_coef=0.0, device=device)
+    finished = value_batch(shard, shape=shape, kl_coef=0.0, device=device)
     batch = Batch(
         batch_id=0, update=1, lineage=0, version=0, publish_as=0, parts=[1], value_epochs=1,
         checkpoint=False,
     )  # fmt: skip
     engine, slots = models.engines[CRITIC], algorithm.value
     assert slots is not None
-    critic = update_of(engine)(
-        slots, engine, models.place, batch, finished, totals_of(windows, finished, models.place),
+    critic = critic_update_class(engine)(
+        slots, engine, models.place, batch, finished, loss_counts(windows, finished, models.place),
         parts=1, window=config.window,
     )  # fmt: skip
     critic.prepare(None, at_cuts=False)
@@ -237,7 +235,7 @@ def values_of(
 
 
 def explained(values: Floats, returns: Floats, weights: Floats) -> float:
-    """1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
+    """Return 1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
 
     def mean(x: Floats) -> float:
         return float((weights * x).sum() / weights.sum())
@@ -249,15 +247,14 @@ def explained(values: Floats, returns: Floats, weights: Floats) -> float:
 
 
 def attainable(prefixes: Sequence[tuple[int, Sequence[float]]]) -> float:
-    """The share of the returns' variance that prefixes decide: what is left without the variance
-    within each prefix."""
+    """Return the share of the returns' variance that is not within prefixes."""
     within = np.mean([np.var(returns, ddof=1) for _, returns in prefixes])
     whole = np.var(np.concatenate([returns for _, returns in prefixes]))
     return float(1.0 - within / whole) if whole else float("nan")
 
 
 def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> tuple[float, float]:
-    """95 %, over prompts drawn again; `figure` gets how often each prompt was drawn."""
+    """Return a 95 % interval over resampled prompts; `figure` gets their counts."""
     draw = np.random.default_rng(0)
     found = [
         figure(np.bincount(draw.integers(prompts, size=prompts), minlength=prompts))
@@ -267,7 +264,7 @@ def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> 
     return float(low), float(high)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Measure and print."""
     parser = command_line("critic", __doc__)
     parser.add_argument("run", help="the run's name or folder")
@@ -313,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: bool) -> int:
-    """Value models side by side on the batches of the run."""
+    """Compare value models on the batches of the run."""
     _join(config)
     found = {}
     for text in wanted:
@@ -329,18 +326,18 @@ def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: 
 
 
 def _join(config: RunConfig) -> None:
-    """Be the only rank."""
+    """Join a process group of one rank."""
     torch.set_num_threads(config.learner.threads)
     join_ranks(rank=0, world_size=1, port=free_port(), device=torch.device("cpu"))
 
 
 def figures(
-    held: Sequence[Held],
+    held: Sequence[HeldOutAnswer],
     prefixes: Sequence[tuple[int, list[float]]],
     values: Floats,
     returns: Floats,
 ) -> dict[str, Any]:
-    """What is printed."""
+    """Return the printed figures."""
     lengths = np.array([len(h.ids) for h in held])
     owner = np.repeat([h.prompt for h in held], lengths)
     count = max(h.prompt for h in held) + 1
@@ -371,7 +368,3 @@ def figures(
         found["explained variance"][0] / found["attainable share"][0], 3
     )
     return found
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

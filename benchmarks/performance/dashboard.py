@@ -1,10 +1,10 @@
 """Claim: the dashboard of a large run is as quick as that of a small one.
 
-Creates a run of --rows metric rows and --trajectories trajectories by the writers of storage (once:
-it is kept in `.cache/dashboard` or --root, and one that is half made goes on), and one a tenth as
+Creates a run of --metric-rows metric rows and --trajectories trajectories by the writers of storage
+(once: it is kept in `.cache/dashboard` or --root, and a partial one goes on), and one a tenth as
 large to compare it with. Then serves both with `headrace dashboard` and opens every page in
 Chromium. Out: with --json, as the last line, one JSON object: `first_paint_s` (until all charts and
-tables on the screen are drawn; both ends have seen the page before, the browser three times),
+tables on the screen are drawn; both ends have opened the page before, the browser three times),
 `whole_s` (until those below the screen are, too), `cpu_s` (the server's, for that), `filter_s`
 (from a filter's change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
 `bytes_per_paint` (over the websocket), `bytes_per_refresh` and `refresh_cpu_s` (of a run that goes
@@ -16,7 +16,6 @@ import contextlib
 import json
 import sqlite3
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +23,17 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Page
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.made_runs import Living, Shape, make_run
-from benchmarks.kit.rows import RESULTS, Rows
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.machine_state import MachineWatch
+from benchmarks.kit.rows import RESULTS, ResultFile
+from benchmarks.kit.synthetic_runs import LiveRun, RunShape, make_run
 from benchmarks.performance.dashboard_pages import (
-    Served,
+    DashboardServer,
     first_paints,
-    painted,
+    open_page,
     refreshes,
-    served,
-    timed,
+    serve_dashboard,
+    time_action,
 )
 from headrace.errors import UserError
 from headrace.host.install import ROOT
@@ -57,44 +56,47 @@ WORST = (
 )
 
 
-def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> Shape:
-    """A run of that size, of at least four updates, in which not all goes well."""
-    return Shape(
+def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> RunShape:
+    """Shape a run of that size, of at least four updates, with mishaps."""
+    return RunShape(
         max(4 * BATCH, trajectories), metric_rows=metric_rows, batch=BATCH, group=8,
         figures=figures, mishaps=True,
     )  # fmt: skip
 
 
 def path_of(page: str) -> str:
-    """A page's address for the large run, and for both where runs are compared."""
+    """Return a page's address for the large run, and for both where runs are compared."""
     if page == "overview":
         return f"?run={NAME}"
     return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
 
 
-def filters(window: BrowserContext, server: Served, updates: int, times: int) -> dict[str, Any]:
-    """By filter of the page Trajectories: seconds to its rows, and to the whole page with the
-    trajectory below them, medians. No filter is asked for twice, so that nothing is known of it."""
+def filters(
+    window: BrowserContext, server: DashboardServer, updates: int, times: int
+) -> dict[str, Any]:
+    """Return median seconds to the rows and the whole page, by Trajectories' filter.
+
+    The whole page has the trajectory below the rows. No filter is repeated, so none is cached."""
     found: dict[str, list[tuple[float, float]]] = {}
 
     def number(page: Page, label: str, value: float) -> tuple[float, float]:
         box = page.get_by_label(label, exact=True).first
         box.fill(f"{value:g}")
-        return timed(page, lambda: box.press("Enter"))
+        return time_action(page, lambda: box.press("Enter"))
 
     def choice(page: Page, label: str, option: str) -> tuple[float, float]:
         page.get_by_label(label, exact=False).first.click()
         wanted = page.get_by_role("option", name=option, exact=True)
         wanted.wait_for()
-        return timed(page, wanted.click)
+        return time_action(page, wanted.click)
 
     for turn in range(times):
-        with painted(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(window, server, path_of("trajectories")) as (page, _, _):
             reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
             length = number(page, "Length from", 60 + 5 * turn)
             status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
             sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
-        with painted(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(window, server, path_of("trajectories")) as (page, _, _):
             update = number(page, "Trained at update", max(1, updates // (turn + 2)))
         took = {"reward": reward, "length": length, "status": status, "sort": sort}
         for name, seconds in (took | {"update": update}).items():
@@ -110,7 +112,7 @@ def _median(seconds: Sequence[float]) -> float:
 
 
 def rows_of(run_dir: Path) -> dict[str, int]:
-    """How large the run is, as its tables have it."""
+    """Count the rows of the run's tables."""
     path = f"file:{run_dir / SQLITE_NAME}?mode=ro"
     with contextlib.closing(sqlite3.connect(path, uri=True, timeout=60)) as database:
         return {
@@ -120,7 +122,7 @@ def rows_of(run_dir: Path) -> dict[str, int]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Measure all figures."""
     size = shape(options.metric_rows, options.trajectories)
     root = options.root / f"{size.metric_rows}-{size.trajectories}"
     make_run(root / OTHER, shape(size.metric_rows // 10, size.trajectories // 10))
@@ -130,9 +132,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     pages: dict[str, Any] = {}
     chosen = options.pages or list(PAGES)
     with (
-        Watch() as watch,
+        MachineWatch() as watch,
         open_window(*WINDOW, private=options.private) as window,
-        served(root) as server,
+        serve_dashboard(root) as server,
     ):
         by_path = first_paints(window, server, [path_of(page) for page in chosen], options.times)
         pages = {page: by_path[path_of(page)] for page in chosen}
@@ -142,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             print(f"filters        {by_filter}", flush=True)
         memory = server.memory_mb()
         if options.live_s:
-            with Living(run_dir, size):
+            with LiveRun(run_dir, size):
                 for page in chosen:
                     live = refreshes(window, server, path_of(page), options.live_s)
                     print(f"{page:<14} {live}", flush=True)
@@ -175,18 +177,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--times", type=int, default=5, help="warm paints of each page")
     parser.add_argument("--private", action="store_true", help="a window that keeps no code")
     parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
-    take_rows(parser, RESULTS / "dashboard.jsonl")
+    add_rows_option(parser, RESULTS / "dashboard.jsonl")
     options = parser.parse_args(argv)
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")
     options.root.mkdir(parents=True, exist_ok=True)
     # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = Rows(options.rows), round(time.time())
+    rows, at = ResultFile(options.rows), round(time.time())
     row = rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
     if options.json:
         print(json.dumps(row))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,8 @@
-"""The dashboard's pages in a real browser: how long each takes, what it costs, what it sends.
+"""Times, processor seconds and bytes of the dashboard's pages in a real browser.
 
-In: the address of a dashboard that is served, its process, a browser. Out: figures by page. A page
-is there when the server's script has come to its end and every chart and table on the screen is
-drawn; when those below are, it is whole. Bytes are those of the websocket's messages, as the
-browser gets them.
+In: the address of a served dashboard, its process, a browser. Out: figures by page. A page is there
+when the server's script has ended and every chart and table on the screen is drawn; it is whole
+when those below are. Bytes are those of the websocket's messages, as the browser receives them.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from tests.dashboard.chromium import serving
 
 PATIENCE_S = 300.0
 SETTLE_S = 0.4
-"""What still comes after a page is there: the browser's word back, and the server's last work."""
+"""Wait after a page is there, for the browser's reply and the server's last work."""
 BEFORE = 2
 """Visits of a page between the first and those that count."""
 IS_THERE = """whole => {
@@ -38,8 +37,9 @@ IS_THERE = """whole => {
     return seen('stSkeleton').length === 0
         && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
 }"""
-"""Whether the server's script has ended and all charts and tables on the screen are drawn; `whole`:
-those of the rest of the page, too. A chart that is not drawn yet has no height."""
+"""Tests that the script has ended and charts and tables on the screen are drawn.
+
+`whole`: those of the rest of the page, too. A chart that is not drawn yet has no height."""
 WATCH = """() => {
     const app = document.querySelector('[data-testid="stApp"]');
     for (const table of document.querySelectorAll('[data-testid="stDataFrame"]'))
@@ -52,44 +52,41 @@ WATCH = """() => {
     });
     watcher.observe(app, {attributes: true});
 }"""
-"""Marks the tables of the page, and sets `ranThrough` once the server's script has run from now
-on."""
+"""Marks the tables, and sets `ranThrough` once the server's script has run again."""
 HAS_ROWS = """() => {
     if (window.ranThrough) return true;
     const table = document.querySelector('[data-testid="stDataFrame"]');
     return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
 }"""
-"""Whether the first table is another one, and drawn; where the rows are those that were there, or
-none are left, whether that is certain."""
+"""Tests that the first table is new and drawn, or certainly stays or is gone."""
 
 
 @dataclass(frozen=True)
-class Served:
+class DashboardServer:
     """A dashboard: its address and its server."""
 
     address: str
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Processor seconds that the server has used."""
+        """Return the processor seconds that the server has used."""
         times = self.process.cpu_times()
         return times.user + times.system
 
     def memory_mb(self) -> float:
-        """Resident memory of the server, in millions of bytes."""
+        """Return the server's resident memory, in millions of bytes."""
         return self.process.memory_info().rss / 1e6
 
 
 @contextlib.contextmanager
-def served(root: Path) -> Iterator[Served]:
-    """The dashboard of the folder, until the block ends."""
+def serve_dashboard(root: Path) -> Iterator[DashboardServer]:
+    """Serve the dashboard of the folder until the block ends."""
     with serving(root) as (address, pid):
-        yield Served(address, psutil.Process(pid))
+        yield DashboardServer(address, psutil.Process(pid))
 
 
-class Paint(NamedTuple):
-    """One way to a page: seconds until it was there, and until it was whole, the server's processor
-    seconds, bytes."""
+class PagePaint(NamedTuple):
+    """Cost of opening a page: seconds until it was there and whole, server CPU, bytes."""
 
     first_paint_s: float
     whole_s: float
@@ -98,11 +95,12 @@ class Paint(NamedTuple):
 
 
 @contextlib.contextmanager
-def painted(
-    window: BrowserContext, server: Served, path: str
-) -> Iterator[tuple[Page, Paint, list[int]]]:
-    """A new page at the address, once it is there, and the bytes of each message that it got over
-    its websockets, which grow."""
+def open_page(
+    window: BrowserContext, server: DashboardServer, path: str
+) -> Iterator[tuple[Page, PagePaint, list[int]]]:
+    """Open a new page until it is there, and record its messages' bytes.
+
+    The list has a number for each message over its websockets, and grows."""
     page, sizes = window.new_page(), list[int]()
     page.set_default_timeout(1000 * PATIENCE_S)
 
@@ -118,33 +116,28 @@ def painted(
         page.wait_for_function(IS_THERE, arg=True, polling="raf")
         whole = time.perf_counter() - began
         page.wait_for_timeout(1000 * SETTLE_S)
-        _check(page, path)
-        yield page, Paint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
+        if (errors := page.get_by_test_id("stException")).count():
+            raise RunFailedError(f"page {path}: {errors.first.inner_text()[:500]}")
+        yield page, PagePaint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
     finally:
         page.close()
 
 
-def _check(page: Page, path: str) -> None:
-    """A page that shows an error is none whose time means anything."""
-    troubles = page.get_by_test_id("stException")
-    if troubles.count():
-        raise RunFailedError(f"page {path}: {troubles.first.inner_text()[:500]}")
-
-
 def first_paints(
-    window: BrowserContext, server: Served, paths: list[str], times: int
+    window: BrowserContext, server: DashboardServer, paths: list[str], times: int
 ) -> dict[str, Any]:
-    """Figures by path. Each page is opened three times before it counts, so that both ends are
-    warm: a browser keeps the code of a page that it has seen twice. The first visit is `cold_s`. Of
-    those that count, the medians."""
+    """Return median figures of opening pages, by path.
+
+    Each page is opened three times before it counts, so that both ends are warm: a browser keeps
+    the code of a page after two visits. The first visit is `cold_s`."""
     found: dict[str, Any] = {}
     for path in paths:
         paints = []
         for _ in range(1 + BEFORE + times):
-            with painted(window, server, path) as (_, paint, _):
+            with open_page(window, server, path) as (_, paint, _):
                 paints.append(paint)
         cold, warm = paints[0], paints[1 + BEFORE :]
-        middle = Paint(*map(statistics.median, zip(*warm, strict=True)))
+        middle = PagePaint(*map(statistics.median, zip(*warm, strict=True)))
         found[path] = {
             **{name: round(value, 3) for name, value in middle._asdict().items()},
             "first_paint_most_s": round(max(paint.first_paint_s for paint in warm), 3),
@@ -157,10 +150,11 @@ def first_paints(
     return found
 
 
-def refreshes(window: BrowserContext, server: Served, path: str, seconds: float) -> dict[str, Any]:
-    """Bytes and the server's processor seconds per refresh of a live run's page, over all refreshes
-    within the given seconds."""
-    with painted(window, server, path) as (page, _, sizes):
+def refreshes(
+    window: BrowserContext, server: DashboardServer, path: str, seconds: float
+) -> dict[str, Any]:
+    """Return bytes and server CPU per refresh of a live run's page, over `seconds`."""
+    with open_page(window, server, path) as (page, _, sizes):
         page.wait_for_timeout(1000)
         used, runs = server.cpu_s(), len(sizes)
         began = time.perf_counter()
@@ -173,9 +167,8 @@ def refreshes(window: BrowserContext, server: Served, path: str, seconds: float)
         }
 
 
-def timed(page: Page, act: Callable[[], None]) -> tuple[float, float]:
-    """Seconds from an act of the user's to other rows in the first table, and to all of the page
-    that follows from it."""
+def time_action(page: Page, act: Callable[[], None]) -> tuple[float, float]:
+    """Return seconds from a user's action to the first table's rows and whole page."""
     page.evaluate(WATCH)
     began = time.perf_counter()
     act()

@@ -1,7 +1,7 @@
-"""Claim: an export costs at most twice the processor time of a bare rewrite, in bounded memory.
+"""Claim: an export costs at most twice a bare rewrite, in bounded memory.
 
-A made-up run is written by the real store (`benchmarks.kit.made_runs`). Then two processes take
-turns, and who is first changes from turn to turn:
+A run is written by the real store (`benchmarks.kit.synthetic_runs`). Then two processes take turns,
+and the first one changes from turn to turn:
 
 - export    `headrace export RUN tokens --out FILE`, Parquet: SQL, journal and diagnostics are read
             and checked, joined token by token, looked through, and written
@@ -10,8 +10,8 @@ turns, and who is first changes from turn to turn:
 
 `cpu_s` are processor seconds of the whole process, start and imports included; `ratio` is the
 rewrite's over the export's in the same turn, median with least and largest (goal: at least 0.5).
-`peak_mb` is the most memory that was resident in an export (goal: under 500). One row a size goes
-to `--rows`, with the state of the machine meanwhile.
+`peak_mb` is the peak of resident memory in an export (goal: under 500). One row per size goes to
+`--rows`, with the state of the machine meanwhile.
 """
 
 import json
@@ -24,11 +24,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.machine_state import Watch
-from benchmarks.kit.made_runs import Shape, make_run
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.pairs import in_turns, ratios
-from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.rows import RESULTS, ResultFile, result_line
+from benchmarks.kit.study_table import spread
+from benchmarks.kit.synthetic_runs import RunShape, make_run
 from headrace.errors import RunFailedError
 from headrace.host.install import ROOT
 
@@ -53,11 +54,11 @@ with pq.ParquetWriter(sys.argv[2] + ".again", source.schema_arrow, compression="
         writer.write_batch(batch)
 """
 Figures = dict[str, list[dict[str, float]]]
-"""What each arm's process told, turn by turn."""
+"""Figures of each arm's process, turn by turn."""
 
 
 def alone(program: str, run_dir: Path, out: Path) -> dict[str, float]:
-    """Run a program in a process of its own; its processor seconds and its peak of memory."""
+    """Run a program in its own process; return its processor seconds and peak memory."""
     command = [sys.executable, "-c", program + TELL, str(run_dir), str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -67,8 +68,10 @@ def alone(program: str, run_dir: Path, out: Path) -> dict[str, float]:
 
 
 def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:
-    """Run both arms this many times. The rewrite needs a file, so an export that does not count is
-    first; it also brings the run into the machine's memory, for all turns alike."""
+    """Run both arms this many times.
+
+    The rewrite needs a file, so an export that does not count is first; it also brings the run into
+    the machine's memory, for all turns alike."""
     alone(EXPORT, run_dir, out)
     sides = {
         "export": lambda _: alone(EXPORT, run_dir, out),
@@ -78,30 +81,29 @@ def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:
 
 
 def summary(figures: Figures) -> dict[str, Any]:
-    """The figures of a row."""
-    cpu = {name: [round(each["cpu_s"], 3) for each in told] for name, told in figures.items()}
-    found = ratios(cpu["rewrite"], cpu["export"])
-    told = {"median": statistics.median(found), "min": min(found), "max": max(found)}
+    """Return the figures of a row."""
+    cpu = {name: [round(each["cpu_s"], 3) for each in turns] for name, turns in figures.items()}
+    ratio = spread(ratios(cpu["rewrite"], cpu["export"]))
     return {
         "cpu_s": cpu,
-        "ratio": {name: round(ratio, 3) for name, ratio in told.items()},
+        "ratio": {name: round(value, 3) for name, value in ratio.items()},
         "peak_mb": round(max(each["peak_mb"] for each in figures["export"])),
     }
 
 
-def shape(tokens: int, length: int) -> Shape:
-    """A run with this many tokens (rounded up to whole batches) in responses of this length."""
-    return Shape(
+def shape(tokens: int, length: int) -> RunShape:
+    """Shape a run with these tokens (rounded up to batches), in responses of `length`."""
+    return RunShape(
         -(-tokens // length), (length, length), window=128, chunk=64, masked=4, figures=1.0
     )
 
 
 def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str, Any]:
-    """The row of a size."""
+    """Measure the row of a size."""
     with tempfile.TemporaryDirectory(prefix="headrace-export-", dir=root) as folder:
         run_dir = make_run(Path(folder) / "run", shape(tokens, length))
         out = Path(folder) / "tokens.parquet"
-        with Watch() as watch:
+        with MachineWatch() as watch:
             figures = turns_of(run_dir, out, turns)
         return {
             "tokens": tokens,
@@ -113,8 +115,8 @@ def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row on the terminal."""
-    cpu = {name: statistics.median(told) for name, told in row["cpu_s"].items()}
+    """Format a row for the terminal."""
+    cpu = {name: statistics.median(turns) for name, turns in row["cpu_s"].items()}
     ratio = row["ratio"]
     return (
         f"{row['tokens']:>11,} tokens of {row['length']:>4}: export {cpu['export']:6.2f} s, "
@@ -134,9 +136,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--turns", type=int, default=5, help="measurements of each size, in turns")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    take_rows(parser, RESULTS / "export.jsonl")
+    add_rows_option(parser, RESULTS / "export.jsonl")
     options = parser.parse_args(argv)
-    rows, began, found = Rows(options.rows), round(time.time()), []
+    rows, began, found = ResultFile(options.rows), round(time.time()), []
     for tokens in options.tokens:
         for length in options.length:
             row = measure(tokens, length, options.turns, options.root)
@@ -146,7 +148,3 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(result_line({"benchmark": "export", "sizes": found}))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -26,8 +26,8 @@ import psutil
 import xxhash
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.made_runs import MODEL
-from benchmarks.kit.pairs import Took, conclude, in_turns, ratios, shown, spread
+from benchmarks.kit.pairs import Timing, conclude, in_turns, ratios, spread, spread_text
+from benchmarks.kit.synthetic_runs import MODEL
 from generators.engine import NO_VERSION, GenerationRequest
 from generators.engines.model_files import read_config, weight_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
@@ -41,13 +41,14 @@ from tests.generators.scripted import NAME, ScriptedCoordinator
 PATIENCE_S = 600.0
 PROMPT_TOKENS = 16
 LOADS = 5
-"""Times that weights are changed under a full batch."""
+"""Number of weight changes during a full batch."""
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What is generated in one measurement: `count` responses of `tokens` tokens. Prompts are
-    random, and the same for both sides of a turn."""
+class PromptBatch:
+    """The batch of one measurement: `count` responses of `tokens` tokens.
+
+    Prompts are random, and the same for both sides of a turn."""
 
     count: int
     tokens: int
@@ -55,7 +56,7 @@ class Batch:
     vocab_size: int
 
     def leases(self, turn: int) -> list[m.Lease]:
-        """The batch, with ids that no other turn has."""
+        """Return the batch's leases, with ids that no other turn has."""
         draw = np.random.default_rng(turn)
         prompts = draw.integers(3, self.vocab_size, (self.count, PROMPT_TOKENS), np.int32)
         first = 1 + turn * self.count
@@ -79,7 +80,7 @@ class Batch:
 
 
 def notice_of(path: Path, *, version: int = 0, update: int = 0) -> m.WeightNotice:
-    """What a learner says of a file of weights."""
+    """Return a learner's notice of a file of weights."""
     data = path.read_bytes()
     return m.WeightNotice(
         version=version,
@@ -90,14 +91,17 @@ def notice_of(path: Path, *, version: int = 0, update: int = 0) -> m.WeightNotic
     )
 
 
-def coordinator(pipe: Connection, batch: Batch, notice: m.WeightNotice, cpus: set[int]) -> None:
-    """A process that leases, acknowledges and counts. Over the pipe: its address, "ready"; then in
-    a turn's number, out (seconds, tokens); None ends it."""
+def coordinator(
+    pipe: Connection, batch: PromptBatch, notice: m.WeightNotice, cpus: set[int]
+) -> None:
+    """Run a process that leases, acknowledges and counts.
+
+    Over the pipe: its address, "ready"; each turn's number in, (seconds, tokens) out; None: end."""
     os.sched_setaffinity(0, cpus)
     asyncio.run(_coordinate(pipe, batch, notice))
 
 
-async def _coordinate(pipe: Connection, batch: Batch, notice: m.WeightNotice) -> None:
+async def _coordinate(pipe: Connection, batch: PromptBatch, notice: m.WeightNotice) -> None:
     peer = ScriptedCoordinator()
     serving = asyncio.create_task(peer.serve())
     pipe.send(peer.router.address)
@@ -124,8 +128,9 @@ async def _coordinate(pipe: Connection, batch: Batch, notice: m.WeightNotice) ->
 async def read_all(
     engine: VllmEngine, requests: Sequence[GenerationRequest], in_flight: int, *, salt: str = "raw"
 ) -> int:
-    """Tokens of plain consumers of vLLM: one task per request, a fixed number at once. `salt`:
-    requests of another one find none of these prompts in the cache."""
+    """Count the tokens of plain consumers of vLLM, one task per request.
+
+    `salt`: requests of another one find none of these prompts in the cache."""
     from vllm.inputs import tokens_input
 
     slots = asyncio.Semaphore(in_flight)
@@ -141,7 +146,7 @@ async def read_all(
     return sum(await asyncio.gather(*map(tokens, requests)))
 
 
-class Bench:
+class GeneratorBench:
     """One engine, measured raw and through the generator's loop."""
 
     def __init__(self, options: argparse.Namespace, cpus: set[int]) -> None:
@@ -150,7 +155,7 @@ class Bench:
         config = read_config(model)
         self.weights = options.model / "model.safetensors"
         self._capacity = options.in_flight
-        self._batch = Batch(
+        self._batch = PromptBatch(
             options.in_flight, options.tokens, options.window, config.get_text_config().vocab_size
         )
         notice = notice_of(self.weights)
@@ -173,7 +178,7 @@ class Bench:
         self._running: asyncio.Task[str] | None = None
 
     async def start(self) -> None:
-        """Engine and loop are ready, with the weights of version 0."""
+        """Start engine and loop, with the weights of version 0."""
         await self._engine.start()
         self._processes = [psutil.Process(), psutil.Process(self._engine.pid)]
         self._dealer = Dealer(Link(self._pipe.recv()), NAME)
@@ -201,14 +206,14 @@ class Bench:
         self._process.join()
 
     async def ours(self, turn: int) -> float:
-        """Seconds of a batch, measured by the coordinator from lease to last chunk."""
+        """Return a batch's seconds, measured by the coordinator from lease to last chunk."""
         self._pipe.send(turn)
         seconds, tokens = await asyncio.to_thread(self._pipe.recv)
         assert tokens == self._batch.count * self._batch.tokens
         return float(seconds)
 
     async def raw(self, turn: int) -> float:
-        """Seconds of the same batch for plain consumers."""
+        """Return the same batch's seconds for plain consumers."""
         requests = [
             GenerationRequest(
                 f"raw-{lease.lease_id}", lease.prompt_ids.tolist(), lease.max_total, lease.seed
@@ -221,13 +226,14 @@ class Bench:
         return time.perf_counter() - began
 
     def cpu_s(self) -> float:
-        """Processor seconds of generator and engine so far: on a machine that others use too, a
-        steadier measure of cost than the wall clock."""
+        """Return processor seconds of generator and engine so far.
+
+        On a shared machine they are a steadier measure of cost than the wall clock."""
         times = [process.cpu_times() for process in self._processes]
         return sum(t.user + t.system for t in times)
 
     async def load_gaps(self, turn: int) -> list[float]:
-        """Seconds that a full batch stood still for each of some weight loads."""
+        """Return the seconds that each of some weight loads stopped a full batch."""
         running = asyncio.create_task(self.ours(turn))
         gaps = []
         for _ in range(LOADS):
@@ -239,7 +245,7 @@ class Bench:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, with this process on a generator's core and the coordinator on any."""
+    """Measure with this process on a generator's core and the coordinator on any."""
     cpus = os.sched_getaffinity(0)
     pin(None)
     try:
@@ -249,16 +255,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
-    """Both sides in turns."""
+    """Compare both sides in turns."""
     tokens = options.in_flight * options.tokens
     with asyncio.Runner() as runner:
-        bench = Bench(options, cpus)
+        bench = GeneratorBench(options, cpus)
 
-        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Took:
+        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Timing:
             before = bench.cpu_s()
-            return Took(runner.run(side(turn)), bench.cpu_s() - before)
+            return Timing(runner.run(side(turn)), bench.cpu_s() - before)
 
-        def show(turn: Mapping[str, Took]) -> None:
+        def show(turn: Mapping[str, Timing]) -> None:
             raw, ours = (tokens / turn[side].wall_s for side in ("raw", "ours"))
             print(f"{raw:>10.0f} {ours:>10.0f} {ours / raw:>6.3f}", flush=True)
 
@@ -275,7 +281,7 @@ def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
     ratio = spread(ratios(speeds["ours"], speeds["raw"]))
     cpu_ratio, gap_ms = busy["raw"] / busy["ours"], 1000 * statistics.median(gaps)
     print(
-        f"\ngenerator / raw vLLM: {shown(ratio)}, processor time raw / generator: "
+        f"\ngenerator / raw vLLM: {spread_text(ratio)}, processor time raw / generator: "
         f"{cpu_ratio:.3f}, weights changed in {gap_ms:.0f} ms"
     )
     return {

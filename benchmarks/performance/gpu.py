@@ -1,11 +1,11 @@
-"""The learner on the device that is here: speed, memory beside its estimate, publishing, attention.
+"""The learner on this device: speed, memory and estimate, publishing, attention.
 
 A learner rank as a run has it (`learner.process.trainer`) trains a random model of Qwen2.5's shape
 by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with --rows, keeps:
 
-- updates    tokens a second through policy and value model, and on a GPU that is known the MFU:
+- updates    tokens per second through policy and value model, and on a known GPU the MFU:
              operations of the model (2 for a weight and token forward, 6 trained; attention by the
-             pairs that see each other; nothing for what checkpointing computes again) over the
+             pairs that see each other; nothing for recomputation by checkpointing) over the
              seconds of an update and the peak of dense bfloat16 products
 - memory     bytes by part, the estimate of `headrace config explain` beside what torch allocated
 - publish    seconds from the end of an update to a version that is whole on disk
@@ -16,7 +16,6 @@ by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import MODEL
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread
-from benchmarks.performance.learner import Answer, shard_of
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
+from benchmarks.kit.synthetic_runs import MODEL
+from benchmarks.performance.learner import SyntheticAnswer, shard_of
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.recipe import load_recipe
@@ -48,7 +47,7 @@ from learner.models import attention
 from learner.models.deepspeed_engine import join_ranks
 from learner.models.forward import Pack, PolicyNetwork
 from learner.process.trainer import Trainer
-from learner.process.weight_publishing import Publisher
+from learner.process.weight_publishing import WeightPublisher
 
 RECIPE = ROOT / "recipes" / "qwen-gsm8k-gpu.toml"
 SIZES: dict[str, dict[str, int]] = {
@@ -59,15 +58,14 @@ SIZES: dict[str, dict[str, int]] = {
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
              "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936},
 }  # fmt: skip
-"""Qwen2.5's of these names (their config.json), and one for a test."""
+"""Shapes of Qwen2.5 models by name (their config.json), and one for a test."""
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16 products a second, by NVIDIA's data sheets of the SXM cards."""
+"""Dense bfloat16 operations per second, by NVIDIA's data sheets of the SXM cards."""
 PROMPT = 256
 
 
-class Operations:
-    """Counts the operations of networks that are asked for packs; the head's for the tokens that
-    are read."""
+class OperationCounter:
+    """Counter of operations of networks' packs; the head's for read tokens only."""
 
     def __init__(self, networks: Sequence[nn.Module], shape: ModelShape) -> None:
         self.flops, self._shape = 0.0, shape
@@ -85,7 +83,7 @@ class Operations:
         self.flops += once * (3 if torch.is_grad_enabled() else 1)
 
 
-class Known:
+class CarriedKeys:
     """Carried keys and values of one layer."""
 
     def __init__(self, key: Tensor, value: Tensor) -> None:
@@ -98,7 +96,7 @@ class Known:
 
 
 def make_model(folder: Path, size: str, device: torch.device) -> None:
-    """A random model of that size, and a tokenizer beside it."""
+    """Write a random model of that size, and a tokenizer beside it."""
     torch.manual_seed(0)
     shape = Qwen2Config(**SIZES[size], tie_word_embeddings=True, max_position_embeddings=32_768)
     with device:
@@ -108,7 +106,7 @@ def make_model(folder: Path, size: str, device: torch.device) -> None:
 
 
 def windows(config: RunConfig, count: int, vocabulary: int, seed: int) -> Shard:
-    """A window of each of `count` answers, anywhere in it; the last windows end their answers."""
+    """Draw a window of each of `count` answers; the last windows end their answers."""
     rng = np.random.default_rng(seed)
     window, longest = config.window, config.task.max_response_length
     answers = []
@@ -117,12 +115,12 @@ def windows(config: RunConfig, count: int, vocabulary: int, seed: int) -> Shard:
         ids = rng.integers(3, vocabulary, PROMPT + start + window).astype(np.int32)
         ended = float(rng.integers(2)) if start + window == longest else None
         logprobs = np.full(window, -np.log(vocabulary), np.float32)
-        answers.append(Answer(i, i, ids, PROMPT, start, logprobs, ended))
+        answers.append(SyntheticAnswer(i, i, ids, PROMPT, start, logprobs, ended))
     return shard_of(answers)
 
 
 def train(options: argparse.Namespace, device: torch.device, folder: Path) -> dict[str, Any]:
-    """Updates of a learner rank: speed, memory and publishing."""
+    """Measure updates of a learner rank: speed, memory and publishing."""
     make_model(folder / "model", options.size, device)
     config = load_recipe(
         RECIPE,
@@ -136,12 +134,14 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     shape = model_shape(folder / "model")
     join_ranks(rank=0, world_size=1, port=free_port(), device=device)
     trainer = Trainer(config, folder, rank=0, device=device)
-    counted = Operations([engine.network for engine in trainer.models.engines.values()], shape)
+    counted = OperationCounter(
+        [engine.network for engine in trainer.models.engines.values()], shape
+    )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     flops, found = [], list[dict[str, float]]()
     size = trainer.models.policy_bytes
-    with Publisher(
+    with WeightPublisher(
         "bench", folder, config.transport, num_bytes=size, coordinator="tcp://127.0.0.1:1"
     ) as publisher:
         for update in range(1, options.updates + 2):
@@ -173,17 +173,17 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
     print(f"{name}: {row['tokens_per_s']:.0f} tokens a second, {row['tflops']:.1f} TFLOP/s")
     if peak:
         row |= spread([f / peak for f in flops], "mfu")
-        print(f"MFU {shown(row, 'mfu')}")
-    print(f"a version of {size / MIB:.0f} MiB is published in {shown(row, 'publish_s')} s")
+        print(f"MFU {spread_text(row, 'mfu')}")
+    print(f"a version of {size / MIB:.0f} MiB is published in {spread_text(row, 'publish_s')} s")
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         most = torch.cuda.max_memory_allocated(device)
-        reckoned = gpu_memory(config, shape)
-        lasting = reckoned.parts["models"] + reckoned.parts["optimizers"]
+        estimate = gpu_memory(config, shape)
+        lasting = estimate.parts["models"] + estimate.parts["optimizers"]
         row["memory"] = {
             "between updates": {"bytes": held, "estimate": lasting},
-            "beside it in an update": {"bytes": most - held, "estimate": reckoned.total - lasting},
-            "total": {"bytes": most, "estimate": reckoned.total},
+            "beside it in an update": {"bytes": most - held, "estimate": estimate.total - lasting},
+            "total": {"bytes": most, "estimate": estimate.total},
         }
         for part, of in row["memory"].items():
             ratio = of["estimate"] / of["bytes"]
@@ -193,7 +193,7 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
 
 
 def packs(budget: int, window: int) -> dict[str, dict[str, Any]]:
-    """The arguments of `layout_of` for each kind of pack, all of about `budget` tokens."""
+    """Return `layout_of`'s arguments by kind of pack, each of about `budget` tokens."""
     halves = [max(1, budget >> (1 + n)) for n in range(6)]
     members, opening = 8, budget // 4
     rests = [(budget - opening) // members] * members
@@ -207,7 +207,7 @@ def packs(budget: int, window: int) -> dict[str, dict[str, Any]]:
 
 
 def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """One layer's attention, forward and backward, both ways in turns."""
+    """Measure one layer's attention, forward and backward, both ways in turns."""
     sizes = SIZES[options.size]
     heads, few = sizes["num_attention_heads"], sizes["num_key_value_heads"]
     width = sizes["hidden_size"] // heads
@@ -219,7 +219,7 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         layout, tokens = layout_of(**pack, device=device), sum(pack["lengths"])
         draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
         if layout.past_length:
-            layout.past = Known(*(draw(layout.past_length, few, width) for _ in range(2)))
+            layout.past = CarriedKeys(*(draw(layout.past_length, few, width) for _ in range(2)))
         q, k, v = (draw(1, n, tokens, width).requires_grad_() for n in (heads, few, few))
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -241,13 +241,13 @@ def layer(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
             **spread(ratios(theirs, ours)), "seconds": statistics.median(ours),
             "bytes": max(little), "blocks_bytes": max(much),
         }  # fmt: skip
-        print(f"{kind}: without padding {shown(row)} times as fast, {max(little) / MIB:.0f} MiB "
-              f"against {max(much) / MIB:.0f}")  # fmt: skip
+        print(f"{kind}: without padding {spread_text(row)} times as fast, "
+              f"{max(little) / MIB:.0f} MiB against {max(much) / MIB:.0f}")  # fmt: skip
     return {"attention": rows}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All that this device can show."""
+    """Measure everything that this device allows."""
     device, settings = choose_device("auto"), dict(vars(options))
     for name in ("json", "rows", "updates", "repeats"):
         settings.pop(name)
@@ -272,10 +272,6 @@ def main(argv: Sequence[str]) -> int:
                         help="layers are computed again in the backward pass")  # fmt: skip
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True,
                         help="layers are compiled")  # fmt: skip
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     return conclude("gpu", options, partial(measure, options))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

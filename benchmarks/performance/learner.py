@@ -1,7 +1,7 @@
-"""The learner's update beside another way to make it, in loss tokens a second.
+"""The learner's update against alternatives, in loss tokens per second.
 
-Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All ways have
-the same model, precision and batches, one thread, and take turns. `--against` says which:
+Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All have the
+same model, precision and batches, one thread, and take turns. `--against` selects one:
 
 - loop      `benchmarks.performance.padded_loop`, a plain loop over padded batches. `ratio`: its
             seconds over ours (target: at least 0.9). `useful_share`: tokens that go through the
@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import MODEL
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
+from benchmarks.kit.synthetic_runs import MODEL
 from benchmarks.performance.padded_loop import PaddedLoop
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
@@ -40,8 +40,8 @@ from headrace.protocol.token_spans import Float32, Int32, Reward, Span
 from learner.algorithms.registry import build_algorithm
 from learner.batching.layout import layout_of
 from learner.batching.packing import pack_sequences
-from learner.batching.shards import merged
-from learner.device import Place
+from learner.batching.shards import merge_shards
+from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -54,15 +54,17 @@ POLICY_LR, VALUE_LR = 1e-4, 5e-4
 QUANTILES = ((0.0, 4), (0.25, 20), (0.5, 31), (0.75, 52), (0.9, 87), (0.99, 239), (1.0, 240))
 VOCABULARY = 64
 PROMPTS, MEMBERS = (15, 60, 250), 8
-"""Tokens of prompts that responses share, and how many share one."""
+"""Tokens of prompts that responses share, and the number of responses per prompt."""
 CONTEXTS, LENGTH, OPENING = ("full", "frozen", "carried"), 2048, 12
 """Tokens of an answer that is trained window by window, and of its prompt."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A response up to its window's end, which begins at `start`: its number, its group's, token
-    ids of which the prompt has `opening`, the window's logprobs. `score`: None while unfinished."""
+class SyntheticAnswer:
+    """A response up to its window's end; the window begins at `start`.
+
+    Its number, its group's, token ids of which the prompt has `opening`, the window's logprobs.
+    `score`: None while unfinished."""
 
     number: int
     group: int
@@ -73,8 +75,8 @@ class Answer:
     score: float | None = None
 
 
-def shard_of(answers: Iterable[Answer]) -> Shard:
-    """One window of each answer, and the whole of those that are finished."""
+def shard_of(answers: Iterable[SyntheticAnswer]) -> Shard:
+    """Build a shard of one window of each answer, and the whole of the finished ones."""
     shard = Shard(sequences=[], windows=[], values=[])
     for place, answer in enumerate(answers):
         length, score = answer.ids.size - answer.opening, answer.score or 0.0
@@ -120,7 +122,7 @@ def shard_of(answers: Iterable[Answer]) -> Shard:
 
 
 def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
-    """Response lengths drawn from the demonstration's distribution."""
+    """Draw response lengths from the demonstration's distribution."""
     shares, lengths = zip(*QUANTILES, strict=True)
     drawn = np.interp(rng.random(count), shares, np.log(lengths))
     return [round(float(x)) for x in np.exp(drawn)]
@@ -129,10 +131,11 @@ def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
 def demo_shard(
     *, trajectories: int, window: int, seed: int, prompt: int | None = None, members: int = 1
 ) -> Shard:
-    """One update's only part: each response's last window, and all that finished; a tenth is
-    unfinished. `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
+    """Draw an update's shard: each response's last window; a tenth is unfinished.
+
+    `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
     rng = np.random.default_rng(seed)
-    answers: list[Answer] = []
+    answers: list[SyntheticAnswer] = []
     opening = np.zeros(0, np.int32)
     for i, length in enumerate(demo_lengths(trajectories, rng)):
         if i % members == 0:
@@ -144,12 +147,14 @@ def demo_shard(
         score = float(finished and rng.random() < 0.5)
         logprobs = rng.normal(-2.0, 0.5, length - start).astype(np.float32)
         answers.append(
-            Answer(i, i // members, ids, opening.size, start, logprobs, score if finished else None)
+            SyntheticAnswer(
+                i, i // members, ids, opening.size, start, logprobs, score if finished else None
+            )
         )
     return shard_of(answers)
 
 
-class Learner:
+class BenchLearner:
     """Our update with the demonstration's settings, as the only rank."""
 
     def __init__(
@@ -162,8 +167,7 @@ class Learner:
         critic_spread: float = 0.0,
         **settings: Any,
     ) -> None:
-        """`critic_spread`: of the critic's head, whose values are 0 otherwise; `settings`: of the
-        table `learner`."""
+        """`critic_spread`: of the critic's head; `settings`: of the table `learner`."""
         if not torch.distributed.is_initialized():
             join_ranks(rank=0, world_size=1, port=free_port(), device=CPU)
         policy, value = OptimizerConfig(lr=POLICY_LR), OptimizerConfig(lr=VALUE_LR)
@@ -182,44 +186,46 @@ class Learner:
             DeepSpeedEngine(self.network, policy, config),
             DeepSpeedEngine(ValueNetwork(critic, autocast=autocast), value, config),
             config,
-            Place(device=CPU, budget=budget, shares_openings=shares_openings),
+            RankContext(device=CPU, budget=budget, shares_openings=shares_openings),
         )
         self.updates = 0
         self.metrics: dict[str, Metric] = {}
 
     def run(self, part: Shard) -> dict[str, Metric]:
-        """One update from its only part on; its metrics."""
+        """Run one update on its only part; return its metrics."""
         self.updates += 1
         batch = Batch(
             batch_id=self.updates, update=self.updates, lineage=0, version=0, publish_as=1,
             parts=[1], value_epochs=1, checkpoint=False,
         )  # fmt: skip
-        self.metrics = self.updater.run(batch, merged([part])).metrics
+        self.metrics = self.updater.run(batch, merge_shards([part])).metrics
         return self.metrics
 
 
 def loss_tokens(shard: Shard) -> int:
-    """Tokens in the losses of both halves."""
+    """Count the tokens in the losses of policy and value model."""
     return sum(w.end - w.start for w in shard.windows) + sum(v.length for v in shard.values)
 
 
 def unfinished(count: int, window: int, start: int) -> Shard:
-    """The windows that begin at `start`, of answers of which that is the newest."""
+    """Draw unfinished answers whose newest window begins at `start`."""
     rng, end = np.random.default_rng(0), OPENING + start + window
     ids = rng.integers(3, VOCABULARY, (count, OPENING + LENGTH)).astype(np.int32)
     logprobs = np.full(window, -2.0, np.float32)
-    return shard_of(Answer(i, i, ids[i, :end], OPENING, start, logprobs) for i in range(count))
+    return shard_of(
+        SyntheticAnswer(i, i, ids[i, :end], OPENING, start, logprobs) for i in range(count)
+    )
 
 
 def against_loop(options: argparse.Namespace) -> dict[str, Any]:
-    """Ours and a plain loop."""
-    ours = Learner(budget=options.budget)
+    """Compare ours with a plain loop."""
+    ours = BenchLearner(budget=options.budget)
     plain = PaddedLoop(MODEL, budget=options.budget, lr=(POLICY_LR, VALUE_LR))
     batch = partial(demo_shard, trajectories=options.trajectories, window=options.window)
     turns = in_turns(
         {
-            "ours": lambda turn: took(partial(ours.run, batch(seed=turn))),
-            "plain": lambda turn: took(partial(plain.run, batch(seed=turn))),
+            "ours": lambda turn: time_call(partial(ours.run, batch(seed=turn))),
+            "plain": lambda turn: time_call(partial(plain.run, batch(seed=turn))),
         },
         options.repeats,
     )
@@ -231,8 +237,8 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
     inside, padded = attention_share(options), plain.useful / plain.computed
     print(
         f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
-        f"{shown(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded batches: "
-        f"{padded:.3f}), inside attention {inside:.3f}"
+        f"{spread_text(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded "
+        f"batches: {padded:.3f}), inside attention {inside:.3f}"
     )
     return {
         **against,
@@ -246,7 +252,7 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def attention_share(options: argparse.Namespace) -> float:
-    """The share of tokens that is no padding inside attention."""
+    """Return the share of tokens that is no padding inside attention."""
     drawn = demo_lengths(options.trajectories, np.random.default_rng(options.repeats))
     lengths = [OPENING + length for length in drawn]
     packs = pack_sequences(lengths, budget=options.budget)
@@ -255,19 +261,19 @@ def attention_share(options: argparse.Namespace) -> float:
 
 
 def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
-    """Each length of prompt, computed for each response and once."""
+    """Compare prompts computed once with once per response, by their length."""
     learners = {
-        side: Learner(budget=options.budget, shares_openings=side == "shared")
+        side: BenchLearner(budget=options.budget, shares_openings=side == "shared")
         for side in ("apart", "shared")
     }
 
     def timed(side: str, prompt: int, turn: int) -> tuple[float, float]:
-        """Seconds of an update, and the tokens that went through the models."""
+        """Return seconds of an update, and the tokens that went through the models."""
         part = demo_shard(
             trajectories=options.trajectories, window=options.window, seed=turn, prompt=prompt,
             members=MEMBERS,
         )  # fmt: skip
-        seconds, found = took(partial(learners[side].run, part)).wall_s, learners[side].metrics
+        seconds, found = time_call(partial(learners[side].run, part)).wall_s, learners[side].metrics
         return seconds, float(found["perf/tokens_per_s"]) * float(found["timing_s/update"])  # type: ignore[arg-type]
 
     prompts: dict[str, Any] = {}
@@ -278,21 +284,21 @@ def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
         row = {**spread(ratios(apart, shared)), "tokens": statistics.median(ratios(still, without))}
         prompts[str(prompt)] = row
         print(
-            f"prompts of {prompt:>4} tokens: {shown(row)} times as fast, {row['tokens']:.2f} of "
-            "the tokens"
+            f"prompts of {prompt:>4} tokens: {spread_text(row)} times as fast, "
+            f"{row['tokens']:.2f} of the tokens"
         )
     return {"prompts": prompts}
 
 
 def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
-    """Whole answers with each context. The critic's head is not zero, so there are advantages."""
+    """Compare contexts on whole answers; a non-zero critic's head gives advantages."""
     window, kept = options.window, options.trajectories * (OPENING + LENGTH - 1)
     parts = [unfinished(options.trajectories, window, at) for at in range(0, LENGTH, window)]
 
     def timed(context: str, turn: int) -> tuple[float, float, float]:
-        """Seconds of an update, the share of context, bytes that are carried for a token."""
-        ours, shares = Learner(context=context, window=window, critic_spread=0.3), list[Any]()
-        seconds = took(
+        """Return seconds of an update, the share of context, carried bytes per token."""
+        ours, shares = BenchLearner(context=context, window=window, critic_spread=0.3), list[Any]()
+        seconds = time_call(
             lambda: shares.extend(ours.run(part)["perf/context_share"] for part in parts)
         ).wall_s
         carried = sum(store.num_bytes for store in ours.updater.carried.values())
@@ -309,7 +315,7 @@ def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
             f"{side:8} {medians[side]:.3f} s an update, context {shares[side]:.3f} of what is "
             "computed"
         )
-    print(f"carried is {shown(against)} times as fast as full", flush=True)
+    print(f"carried is {spread_text(against)} times as fast as full", flush=True)
     return {
         **against,
         "seconds_an_update": medians,
@@ -323,11 +329,11 @@ AGAINST: dict[str, tuple[Callable[[argparse.Namespace], dict[str, Any]], int, in
     "prompts": (against_prompts, 128, 240),
     "contexts": (against_contexts, 8, 128),
 }
-"""What is compared, trajectories of an update and tokens of a window."""
+"""The comparison, its trajectories per update and tokens per window."""
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One comparison."""
+    """Run the selected comparison."""
     measured, trajectories, window = AGAINST[options.against]
     options.trajectories = options.trajectories or trajectories
     options.window = options.window or window
@@ -344,7 +350,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--window", type=int, help="tokens of a window (240, 240 or 128)")
     parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     return conclude("learner", options, partial(measure, options))

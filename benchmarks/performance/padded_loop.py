@@ -1,4 +1,4 @@
-"""The reference of the learner's benchmarks: a plain loop over length-bucketed padded batches.
+"""The learner benchmarks' reference: a loop over length-bucketed padded batches.
 
 One update of T-PPO as a short script would write it: values without gradient, GAE by the backward
 recursion on padded rows, whitening, clipped surrogate, squared error to the Monte-Carlo return;
@@ -22,10 +22,10 @@ Rows = list[dict[str, Any]]
 
 
 class PaddedLoop:
-    """Both models and their optimizers."""
+    """Padded training loop of both models."""
 
     def __init__(self, model: Path, *, budget: int, lr: tuple[float, float]) -> None:
-        """`budget`: most tokens of a batch, padding included."""
+        """`budget`: maximum tokens of a batch, padding included."""
         self._budget = budget
         loaded: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
         self._policy = AutoModelForCausalLM.from_pretrained(model, **loaded)
@@ -42,7 +42,7 @@ class PaddedLoop:
         self.computed = self.useful = 0
 
     def run(self, shard: Shard) -> None:
-        """One update."""
+        """Run one update."""
 
         def row(item: PolicyWindow | ValueTrajectory, start: int) -> dict[str, Any]:
             sequence = shard.sequences[item.sequence]

@@ -1,13 +1,12 @@
-"""Generation in eight turns with an environment between them, against as many tokens in one turn,
-or against the same by an agent.
+"""Generation in eight turns of an environment, against one turn or an agent.
 
 Both sides are evaluations through the whole path, of a model that draws every token with the same
 chance, so that a turn has 32 tokens on average, or an answer 256. The environment takes 50 ms for a
-step, many of them at once, and says two tokens. They run in turn, `repeats` times; `ratio` is many
-turns over one, in sampled tokens a second. `prefill_per_token` is what the engine computed of
-prompts and prefixes for each sampled token. With `--against endpoint` an agent asks for the eight
-turns, with the same pauses, and `ratio` is how many times as long it takes. The scripted engine
-takes 10 ms a token, so that a slot that waits is seen.
+step, many of them at once, and inserts two tokens. They run in turn, `repeats` times; `ratio` is
+many turns over one, in sampled tokens per second. `prefill_per_token` is the engine's prefill of
+prompts and prefixes for each sampled token. With `--against endpoint` an agent requests the eight
+turns, with the same pauses, and `ratio` is its relative time. The scripted engine takes 10 ms per
+token, so that a waiting slot is measurable.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.kit.command_line import command_line, offer_row, take_engine
+from benchmarks.kit.command_line import add_engine_option, add_row_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.performance.whole_path import evaluate
 from generators.run import FAKE_STEP
@@ -36,14 +35,14 @@ STEP_S = 0.05
 
 
 class Turns:
-    """An environment that says the same in each of eight turns, after a while."""
+    """An environment that inserts the same in each of eight turns, after a while."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        """Begin."""
+        """Begin an episode."""
         self._left = TURNS
 
     async def step(self, turn: PolicyTurn) -> Step:
-        """Count."""
+        """Wait, and end the episode after the last turn."""
         await asyncio.sleep(STEP_S)
         self._left -= 1
         return Step(messages=[InsertedMessage("user", "12")], done=not self._left)
@@ -51,12 +50,12 @@ class Turns:
 
 @cache
 def connection() -> aiohttp.ClientSession:
-    """One for all episodes of a process."""
+    """Return the connection of all episodes of a process."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
 async def ask(row: Mapping[str, Any], *, base_url: str, api_key: str) -> float:
-    """The same turns, by an agent. Through httpx a request took 7 ms of a core."""
+    """Play the same turns as an agent. Through httpx a request took 7 ms of a core."""
     messages = [{"role": "user", "content": row["prompt"]}]
     headers = {"Authorization": f"Bearer {api_key}"}
     url = f"{base_url}/chat/completions"
@@ -70,8 +69,7 @@ async def ask(row: Mapping[str, Any], *, base_url: str, api_key: str) -> float:
 
 
 def model_of(folder: Path, tokens: int) -> Path:
-    """The calculator's model with its output weights set to 0: answers of this average number of
-    tokens."""
+    """Write a calculator model with output weights 0: answers average `tokens`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     source, out = ROOT / "recipes" / "models" / "products-cold", folder / f"model-{tokens}"
@@ -86,7 +84,7 @@ def model_of(folder: Path, tokens: int) -> Path:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Both sides in turns."""
+    """Compare both sides in turns."""
     if options.engine == "fake":
         os.environ[FAKE_STEP] = "0.01"
     common = [
@@ -139,11 +137,11 @@ def main(argv: list[str]) -> int:
     parser = command_line("turns", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--recipe", default="recipes/calculator.toml", help="the rest of the run")
-    take_engine(parser, "fake")
+    add_engine_option(parser, "fake")
     parser.add_argument("--against", choices=("one", "endpoint"), default="one", help="what")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
     parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     return conclude("turns", options, partial(measure, options))

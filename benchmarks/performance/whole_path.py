@@ -1,11 +1,11 @@
-"""Generation at the demonstration's lengths through the whole path, against raw vLLM.
+"""Generation through the whole path at the demonstration's lengths, against vLLM.
 
 Ours: an evaluation run of the quickstart (coordinator, leases, journal, rewards, one vLLM
 generator), its tokens over its seconds. Raw: an AsyncLLM with the same settings on the same
 prompts, as many in flight, read to its end by one task per prompt. Both sample at temperature 1
 until the end token, with logprobs. They run in turn, `repeats` times; `ratio` is ours over raw. A
 thousand answers take two seconds, in which a machine's noise is a tenth and more of either side:
-`prompts` is large enough for sixteen. What the first and the last leases cost weighs less then.
+`prompts` is large enough for sixteen, so that the first and last leases also weigh less.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.kit.command_line import command_line, offer_row
+from benchmarks.kit.command_line import add_row_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.kit.runs import train
 from benchmarks.performance.generator import read_all
@@ -34,7 +34,7 @@ from tasks.rows import prompt_text
 
 
 async def raw_rate(recipe: str, overrides: list[str]) -> float:
-    """Tokens a second of vLLM alone on the recipe's held-out prompts."""
+    """Return tokens per second of vLLM alone on the recipe's held-out prompts."""
     run = resolve_generator(load_recipe(Path(recipe), overrides), detect().gpus).config
     model, task, generator = run.model.path, run.task, run.generator
     config = read_config(model)
@@ -70,7 +70,7 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
 
 
 def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> tuple[float, Path]:
-    """Tokens a second of an evaluation through the whole path, and its run folder."""
+    """Run an evaluation on the whole path; return tokens per second and run folder."""
     only = ["evaluation.only=true", "evaluation.before=true", "evaluation.after=false"]
     summary = train(recipe, [*overrides, *only], root=root, name=name)
     (evaluation,) = summary["evaluations"]
@@ -79,7 +79,7 @@ def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> tup
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Both sides in turns."""
+    """Compare both sides in turns."""
     recipe = options.recipe
     overrides = [f"evaluation.num_prompts={options.prompts}", *options.overrides]
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
@@ -116,6 +116,6 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
-    offer_row(parser)
+    add_row_option(parser)
     options = parser.parse_args(argv)
     return conclude("whole_path", options, partial(measure, options))

@@ -1,1 +1,1 @@
-"""What faults, hostile input and hostile programs do."""
+"""Behaviour under faults, hostile input and hostile programs."""

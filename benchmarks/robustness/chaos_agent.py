@@ -1,4 +1,4 @@
-"""An agent that is hurt in the middle of its episodes: a coroutine and, for some, a program.
+"""An agent for chaos runs: a coroutine and, in some episodes, a program.
 
 In: the seed of the row. Out: requests and a reward that follow from it and from the completions.
 """
@@ -16,11 +16,11 @@ import httpx
 from environments.built_in import command
 
 PROGRAMS = 8
-"""Of this many episodes one is played by a separate process."""
+"""One of this many episodes is played by a separate process."""
 
 
 async def roaming(row: Mapping[str, Any], *, base_url: str, api_key: str) -> Any:
-    """Two to six requests."""
+    """Make two to six requests."""
     if random.Random(row["seed"]).randrange(PROGRAMS):
         return await _talk(row, base_url, api_key)
     return await command(row, base_url=base_url, api_key=api_key, run=[sys.executable, __file__])
@@ -31,8 +31,8 @@ async def _talk(row: Mapping[str, Any], base_url: str, api_key: str) -> float:
     headers = {"Authorization": f"Bearer {api_key}"}
     async with httpx.AsyncClient(headers=headers, timeout=None, trust_env=False) as client:
         for _ in range(draw.randint(2, 6)):
-            said = "".join(draw.choices("123456789", k=4)) + str(earned % 9)
-            messages.append({"role": "user", "content": said})
+            text = "".join(draw.choices("123456789", k=4)) + str(earned % 9)
+            messages.append({"role": "user", "content": text})
             answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages})
             answer.raise_for_status()
             messages.append(answer.json()["choices"][0]["message"])
@@ -41,5 +41,5 @@ async def _talk(row: Mapping[str, Any], base_url: str, api_key: str) -> float:
 
 
 if __name__ == "__main__":
-    told = (os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
-    print(json.dumps(asyncio.run(_talk(json.load(sys.stdin), *told))))
+    endpoint = (os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
+    print(json.dumps(asyncio.run(_talk(json.load(sys.stdin), *endpoint))))

@@ -1,6 +1,6 @@
-"""Faults of a chaos run, as data: what happens to whom, for how long, and when.
+"""Faults of a chaos run, as data: their kind, role, duration and time.
 
-In: a seed and what this machine can do. Out: `Fault`s in their order. Nothing is done here.
+In: a seed and the kinds that this machine allows. Out: `Fault`s in order. Nothing is done here.
 """
 
 import random
@@ -14,47 +14,47 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-class Drawn(NamedTuple):
-    """How often a kind is drawn, of the sum of all; from how many to how many seconds it lasts."""
+class FaultOdds(NamedTuple):
+    """Weight of a kind in the draw, and the range of its duration in seconds."""
 
     weight: int
     seconds: tuple[float, float]
 
 
 HEARTBEAT_S = 5.0
-"""Seconds after which a silent process counts as gone: some stops and cuts last longer."""
-KINDS: dict[Kind, Drawn] = {
-    "kill": Drawn(8, (0.0, 0.0)),
-    "kill_child": Drawn(2, (0.0, 0.0)),
-    "kill_job": Drawn(1, (0.0, 0.0)),
-    "stop": Drawn(5, (0.2, 12.0)),
-    "stop_child": Drawn(1, (0.2, 12.0)),
-    "disk_full": Drawn(1, (1.0, 6.0)),
-    "slow_disk": Drawn(1, (1.0, 6.0)),
-    "cut_network": Drawn(1, (0.2, 12.0)),
-    "slow_network": Drawn(1, (2.0, 8.0)),
+"""Seconds until a silent process counts as gone: some stops and cuts last longer."""
+KINDS: dict[Kind, FaultOdds] = {
+    "kill": FaultOdds(8, (0.0, 0.0)),
+    "kill_child": FaultOdds(2, (0.0, 0.0)),
+    "kill_job": FaultOdds(1, (0.0, 0.0)),
+    "stop": FaultOdds(5, (0.2, 12.0)),
+    "stop_child": FaultOdds(1, (0.2, 12.0)),
+    "disk_full": FaultOdds(1, (1.0, 6.0)),
+    "slow_disk": FaultOdds(1, (1.0, 6.0)),
+    "cut_network": FaultOdds(1, (0.2, 12.0)),
+    "slow_network": FaultOdds(1, (2.0, 8.0)),
     # One at least, and others every third of a second.
-    "reset": Drawn(4, (0.0, 3.0)),
-    "freeze_sql": Drawn(1, (1.0, 12.0)),
-    "lose_sql": Drawn(1, (1.0, 6.0)),
+    "reset": FaultOdds(4, (0.0, 3.0)),
+    "freeze_sql": FaultOdds(1, (1.0, 12.0)),
+    "lose_sql": FaultOdds(1, (1.0, 6.0)),
 }
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")
 ROLES = ("coordinator", "learner", "generator", "reward")
 WITH_CHILDREN = ("generator", "reward", "environment")
-"""Roles that start processes of their own: an inference engine, children that score or play."""
-SETTLED = 0.7
-"""The share of faults before which the run has gone on after the last one; the others come while
-it still recovers."""
-WAIT_S = 4.0
-"""Seconds around that within which a fault comes at any moment."""
+"""Roles with child processes: an inference engine, scorers, environments."""
+SETTLED_SHARE = 0.7
+"""The share of faults that wait for an update after the last fault."""
+MAX_WAIT_S = 4.0
+"""Maximum seconds of the further random wait before a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `role`: whom it is done to; "job" or "machine" where it is done to all. `which`:
-    a number that chooses among several processes of the role. `seconds`: how long it lasts.
-    `settled`: it waits until the run has gone on; `wait_s`: and so long after that."""
+    """One fault. `role`: its target; "job" or "machine" where that is all.
+
+    `which`: a number that selects among several processes of the role. `seconds`: its duration.
+    `settled`: it waits for an update after the last fault; `wait_s`: seconds of further wait."""
 
     kind: Kind
     role: str
@@ -72,7 +72,7 @@ def draw(
     children: Sequence[str],
     roles: Sequence[str] = ROLES,
 ) -> list[Fault]:
-    """`count` faults of these kinds. `children`: the roles that have child processes."""
+    """Draw `count` faults of these kinds. `children`: the roles with child processes."""
     dice = random.Random(seed)
     weights = [KINDS[kind].weight for kind in kinds]
     found = []
@@ -89,8 +89,8 @@ def draw(
                 role=role,
                 which=dice.randrange(1 << 16),
                 seconds=round(dice.uniform(*KINDS[kind].seconds), 2),
-                settled=dice.random() < SETTLED,
-                wait_s=round(dice.uniform(0.0, WAIT_S), 2),
+                settled=dice.random() < SETTLED_SHARE,
+                wait_s=round(dice.uniform(0.0, MAX_WAIT_S), 2),
             )
         )
     return found

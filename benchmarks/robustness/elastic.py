@@ -1,4 +1,4 @@
-"""Claim: generators on other hosts come and go while learning goes on, and nothing is lost.
+"""Claim: generators on other hosts come and go during a run, and nothing is lost.
 
 One run and several hosts, each with a network namespace of its own and a wire to the run's, on this
 machine (root, `ip`, `tc`). Generators with the scripted engine join from the hosts by `headrace
@@ -30,11 +30,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.rows import tell
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.rows import report_result
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S
-from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, Runs, started
-from benchmarks.robustness.chaos_place import Network, network_problem
+from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, RunFolder, start_process
+from benchmarks.robustness.chaos_testbed import NamespaceNetwork, network_problem
 from headrace.protocol.records.record_types import LeaseIssued, ProcessChanged, Record, TokensLost
 from storage.audit import audit_run
 from storage.journal.store import read_journal
@@ -47,33 +47,33 @@ SETTINGS = (*SMALL, "generator.engine=fake", "generator.count=1", "generator.max
 
 
 def problem() -> str:
-    """Why there can be no networks here, or an empty text."""
+    """Say why no networks can be created here, or return an empty text."""
     return network_problem() or ("" if shutil.which("tc") else "there is no tc")
 
 
-class Guest(NamedTuple):
+class GuestGenerator(NamedTuple):
     """A generator that joined from a host."""
 
     name: str
     process: subprocess.Popen[bytes]
 
 
-class Trial(Runs):
-    """One run, its hosts and who comes and goes. `killed`, `drained`: by name, when (seconds since
-    1970)."""
+class ElasticTrial(RunFolder):
+    """One run, its hosts, and the generators that join and leave."""
 
-    def __init__(self, root: Path, network: Network, seed: int) -> None:
+    def __init__(self, root: Path, network: NamespaceNetwork, seed: int) -> None:
         super().__init__(root)
         self._network, self._seed = network, seed
         self._dice = random.Random(seed)
         self._events: Counter[str] = Counter()
-        self._guests: list[Guest] = []
+        self._guests: list[GuestGenerator] = []
         self._most = 1
         self._killed: dict[str, float] = {}
         self._drained: dict[str, float] = {}
+        """Time of each by name, in seconds since 1970."""
 
     def play(self, events: int, most: int) -> dict[str, Any]:
-        """The whole trial; its figures."""
+        """Run the whole trial; return its figures."""
         job = self._headrace(
             0, "train", "train", str(RECIPE), "--plain", "--root", str(self.root), *SETTINGS,
             f"transport.host={self._network.address(0)}", f"seed={self._seed}",
@@ -82,7 +82,7 @@ class Trial(Runs):
             self._until(job, lambda: len(self.updates()) >= 1)
             for _ in range(events):
                 self._guests = [one for one in self._guests if one.process.poll() is None]
-                self._do(_drawn(self._dice, len(self._guests), most))
+                self._do(_draw_event(self._dice, len(self._guests), most))
                 self._most = max(self._most, 1 + len(self._guests))
                 time.sleep(self._dice.uniform(0.2, 2.0))
             goal = len(self.updates()) + 2
@@ -101,7 +101,7 @@ class Trial(Runs):
 
     def _headrace(self, host: int, name: str, *argv: str) -> subprocess.Popen[bytes]:
         command = self._network.command(host, [sys.executable, "-m", "headrace", *argv])
-        return started(command, self.root / f"{name}.log")
+        return start_process(command, self.root / f"{name}.log")
 
     def _do(self, kind: Kind) -> None:
         host = self._dice.randint(1, HOSTS)
@@ -110,7 +110,7 @@ class Trial(Runs):
             case "join":
                 name = f"guest-{self._events['join']}"
                 join = ("generator", "--connect", str(self.run_dir), "--name", name)
-                self._guests.append(Guest(name, self._headrace(host, name, *join)))
+                self._guests.append(GuestGenerator(name, self._headrace(host, name, *join)))
             case "cut":
                 self._network.cut(host, CUT_S)
             case "slow":
@@ -158,8 +158,8 @@ class Trial(Runs):
         }
 
 
-def _drawn(rng: random.Random, guests: int, most: int) -> Kind:
-    """Mostly comings while there are few, and goings while there are many."""
+def _draw_event(rng: random.Random, guests: int, most: int) -> Kind:
+    """Draw an event: mostly joins while there are few, leaves while there are many."""
     if guests == 0:
         return "join"
     full = guests / max(1, most - 1)
@@ -169,8 +169,9 @@ def _drawn(rng: random.Random, guests: int, most: int) -> Kind:
 
 
 def elsewhere(records: Sequence[Record], killed: dict[str, float]) -> list[float]:
-    """Seconds from each kill until the answers that the killed generator held were leased again, to
-    whomever; those that ended or wait for the schedule at the end do not count."""
+    """Return seconds from each kill until the generator's answers were leased again.
+
+    Those that ended or wait for the schedule at the end do not count."""
     holders: dict[int, str] = {}
     over: dict[str, float] = {}
     for record in records:
@@ -183,22 +184,22 @@ def elsewhere(records: Sequence[Record], killed: dict[str, float]) -> list[float
     return list(over.values())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Play, print, end."""
+def main(argv: Sequence[str]) -> int:
+    """Run the trials and print."""
     parser = command_line("elastic", __doc__)
     parser.add_argument("--events", type=int, default=30, help="of a trial")
     parser.add_argument("--most", type=int, default=16, help="generators at once")
     parser.add_argument("--first-seed", type=int, default=1, help="of the first trial")
     parser.add_argument("--trials", type=int, default=3, help="in turn, each with its seed")
-    offer_row(parser)
+    add_row_option(parser)
     args = parser.parse_args(argv)
     if reason := problem():
         parser.error(reason)
     trials = []
     for seed in range(args.first_seed, args.first_seed + args.trials):
-        network = contextlib.closing(Network(HOSTS))
+        network = contextlib.closing(NamespaceNetwork(HOSTS))
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, network as hosts:
-            found = Trial(Path(root), hosts, seed).play(args.events, args.most)
+            found = ElasticTrial(Path(root), hosts, seed).play(args.events, args.most)
         trials.append(found)
         print(
             f"seed {seed}: {found['updates']} updates, up to {found['most']} generators, "
@@ -218,8 +219,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         },
         "deadline_s": HEARTBEAT_S,
     }
-    return tell(args, result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report_result(args, result)

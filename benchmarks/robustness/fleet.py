@@ -1,42 +1,47 @@
-"""Claim: how many generators, and how many ranks, one coordinator serves, and what ends it.
+"""Claim: the number of generators and ranks that a coordinator serves.
 
 Scripted generators, a scripted reward worker and a scripted learner, all in one process on a core
-of their own, bring answers through a real coordinator on the other: lease, chunk, score, batch,
-update. Answers are short and come at once, so what is measured is the most that the coordinator
-does, not what an engine generates. In: sizes. Out: a table; with --json, as the last line, one JSON
+of their own, send answers through a real coordinator on the other: lease, chunk, score, batch,
+update. Answers are short and come at once, so this measures the maximum throughput of the
+coordinator, not of an engine. In: sizes. Out: a table; with --json, as the last line, one JSON
 object. For each number of generators: `trajectories_per_s`; `coordinator_busy`, its share of its
-core; `peers_busy`, that of the process with all the peers (near 1 it is the peers that bind, and
-the coordinator could do more); `loop_s`, `recorder_s`, `sockets_s`, the coordinator's processor
-seconds per 1,000 trajectories. `ends_at`: the first size at which it brings less than half of what
-the smallest brings, or a peer is lost; None: it was not reached.
+core; `peers_busy`, that of the process with all the peers (near 1 the peers are the bottleneck);
+`loop_s`, `recorder_s`, `sockets_s`, the coordinator's processor seconds per 1,000 trajectories.
+`ends_at`: the first size with less than half the throughput of the smallest, or with a lost peer;
+None: it was not reached.
 """
 
 import asyncio
 import contextlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import stream
-from benchmarks.kit.made_server import Server, allow_files, on_core, sockets_for, two_cores
-from benchmarks.kit.rows import tell
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pinned_coordinator import (
+    PinnedCoordinator,
+    allow_files,
+    on_core,
+    sockets_for,
+    two_cores,
+)
+from benchmarks.kit.rows import report_result
+from benchmarks.kit.synthetic_runs import stream
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
 from storage.journal.store import read_journal
 from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward
 
 WARM_UP = 0.2
-"""Share of a measurement that is not counted: files are made, peers join."""
+"""Share of a measurement that is not counted: files are created, peers join."""
 PATIENCE_S = 120.0
 
 
 class CountingReward(ScriptedReward):
-    """Counts what it scored."""
+    """Scripted reward worker that counts the scored answers."""
 
     scored = 0
 
@@ -59,9 +64,10 @@ class CountingReward(ScriptedReward):
 @contextlib.asynccontextmanager
 async def fleet(
     folder: Path, *, generators: int, ranks: int, every_updates: int, core: int
-) -> AsyncIterator[tuple[Server, CountingReward]]:
-    """A coordinator and all its peers, until the block ends, which kills it: a stream of short
-    answers in which every generator always has something to do."""
+) -> AsyncIterator[tuple[PinnedCoordinator, CountingReward]]:
+    """Start a coordinator and all its peers, until the block ends, which kills it.
+
+    It streams short answers, and every generator always has work."""
     capacity = max(4, 4096 // generators)
     config = stream(
         task={"max_prompt_length": 80, "max_response_length": 12},
@@ -77,7 +83,7 @@ async def fleet(
         storage={"token_diagnostics": False},
         transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
     )
-    server = Server(folder, config, core=core)
+    server = PinnedCoordinator(folder, config, core=core)
     try:
         with sockets_for(server.start(), generators + 2) as at:
             reward = CountingReward(name="reward-0", **at)
@@ -93,7 +99,7 @@ async def fleet(
 async def measure(
     folder: Path, *, generators: int, ranks: int, trajectories: int, core: int
 ) -> dict[str, Any]:
-    """One size."""
+    """Measure one size."""
     settings = {"generators": generators, "ranks": ranks}
     async with fleet(folder, **settings, every_updates=50, core=core) as (server, reward):
         await reward.until(round(trajectories * WARM_UP))
@@ -115,7 +121,7 @@ async def measure(
 
 
 def summary(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Medians by size, and where it ends."""
+    """Return medians by size, and the size at which it ends."""
     sizes = {}
     for size, rows in sorted(found.items()):
         numbers = [name for name in rows[0] if name != "generators"]
@@ -129,15 +135,15 @@ def summary(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     return {"sizes": sizes, "ends_at": min(ends, default=None)}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, end."""
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
     parser = command_line("fleet", __doc__)
     sizes = [16, 64, 256, 1000]
     parser.add_argument("--generators", type=int, nargs="+", default=sizes, help="each counted")
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
-    offer_row(parser)
+    add_row_option(parser)
     args = parser.parse_args(argv)
     core, own = two_cores(parser)
     allow_files(max(args.generators))
@@ -156,8 +162,4 @@ def main(argv: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
     result = {"benchmark": "fleet", "trajectories": args.trajectories, **summary(found)}
-    return tell(args, result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report_result(args, result)

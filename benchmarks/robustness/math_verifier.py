@@ -2,11 +2,11 @@
 
 `headrace bench math-verifier [FILE.jsonl ...] [--scorer FILE.py:NAME ...] [--json]`. In: files with
 one object per line (`gold`, `prediction`, `expected`); without a file, the golden cases of our
-tests. Out: accuracy, false accepts, false rejects and milliseconds a case of ours, of math-verify
-as it stands, of math-verify with the right answer in a box, which is how other trainers call it,
-and of every reward function that is named, of whatever system (docs/rewards.md). A false accept of
-ours that math-verify alone would have rejected is counted apart: there should be none. Every
-measurement is a row of `benchmarks/results/math_verifier.jsonl`, or of the file `--rows`.
+tests. Out: accuracy, false accepts, false rejects and milliseconds per case of ours, of plain
+math-verify, of math-verify with the right answer in a box, as other trainers call it, and of every
+named reward function, of any system (docs/rewards.md). A false accept of ours that math-verify
+alone would have rejected is counted apart: there should be none. Every measurement is a row of
+`benchmarks/results/math_verifier.jsonl`, or of the file `--rows`.
 """
 
 import json
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -28,19 +28,21 @@ Judge = Callable[[str, str], bool]
 DEADLINE_S = 5
 
 
-class Case(NamedTuple):
-    """A right answer, a response, and whether it is right."""
+class VerifierCase(NamedTuple):
+    """A right answer and a response; `expected`: the response is right."""
 
     gold: str
     prediction: str
     expected: bool
 
 
-def read_cases(path: Path) -> list[Case]:
-    """The cases of a file; UserError where it has none."""
+def read_cases(path: Path) -> list[VerifierCase]:
+    """Read the cases of a file; UserError where it has none."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-        cases = [Case(row["gold"], row["prediction"], bool(row["expected"])) for row in rows]
+        cases = [
+            VerifierCase(row["gold"], row["prediction"], bool(row["expected"])) for row in rows
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path}: each line is an object with gold, prediction and expected ({error!r})"
@@ -50,12 +52,12 @@ def read_cases(path: Path) -> list[Case]:
     return cases
 
 
-def golden_cases() -> list[Case]:
-    """Those of the tests."""
+def golden_cases() -> list[VerifierCase]:
+    """Return the golden cases of the tests."""
     from tests.rewards.math_cases import RIGHT, WRONG
 
     return [
-        Case(gold, text, expected)
+        VerifierCase(gold, text, expected)
         for cases, expected in ((RIGHT, True), (WRONG, False))
         for pairs in cases.values()
         for gold, text in pairs
@@ -63,7 +65,7 @@ def golden_cases() -> list[Case]:
 
 
 def judges() -> dict[str, Judge]:
-    """Who is compared, by name."""
+    """Return the compared verifiers, by name."""
     import math_verify
 
     latex = [math_verify.LatexExtractionConfig()]
@@ -86,8 +88,9 @@ def judges() -> dict[str, Judge]:
 
 
 def scorer(name: str) -> Judge:
-    """A reward function as a judge: it accepts what it calls right, else what it pays half a point
-    for; UserError where it cannot be had or called."""
+    """Load a reward function as a judge; UserError if it cannot be loaded or called.
+
+    It accepts what it calls right, else what it gives at least half a point."""
     functions = load_functions(SourceConfig(kind="function", function=name))
 
     def judge(gold: str, prediction: str) -> bool:
@@ -99,20 +102,20 @@ def scorer(name: str) -> Judge:
     return judge
 
 
-def verdicts(judge: Judge, cases: Iterable[Case]) -> list[bool]:
-    """What a judge says; one that raises says no."""
-    said = []
+def verdicts(judge: Judge, cases: Iterable[VerifierCase]) -> list[bool]:
+    """Return a judge's verdicts; an error is a rejection."""
+    found = []
     for case in cases:
         try:
-            said.append(judge(case.gold, case.prediction))
+            found.append(judge(case.gold, case.prediction))
         except Exception:
-            said.append(False)
-    return said
+            found.append(False)
+    return found
 
 
-def figures(cases: Sequence[Case], said: Sequence[bool]) -> dict[str, float]:
-    """How right a judge is."""
-    pairs = [(case.expected, verdict) for case, verdict in zip(cases, said, strict=True)]
+def figures(cases: Sequence[VerifierCase], found: Sequence[bool]) -> dict[str, float]:
+    """Return the accuracy of a judge's verdicts."""
+    pairs = [(case.expected, verdict) for case, verdict in zip(cases, found, strict=True)]
     return {
         "accuracy": sum(expected == verdict for expected, verdict in pairs) / len(pairs),
         "right": sum(expected == verdict for expected, verdict in pairs),
@@ -121,8 +124,8 @@ def figures(cases: Sequence[Case], said: Sequence[bool]) -> dict[str, float]:
     }
 
 
-def compare(cases: Sequence[Case], others: Mapping[str, Judge]) -> dict[str, object]:
-    """The figures of every judge."""
+def compare(cases: Sequence[VerifierCase], others: Mapping[str, Judge]) -> dict[str, object]:
+    """Return the figures of every judge."""
     result: dict[str, object] = {"name": "math-verifier", "cases": len(cases)}
     said = {}
     for name, judge in {**judges(), **others}.items():
@@ -140,7 +143,7 @@ def compare(cases: Sequence[Case], others: Mapping[str, Judge]) -> dict[str, obj
 
 
 def _label(name: str) -> str:
-    """What a scorer is called in a row: the last folder, the file and the function."""
+    """Return a scorer's name in a row: the last folder, the file and the function."""
     place, _, function = name.rpartition(":")
     parts = Path(place.removesuffix(".py")).parts if place.endswith(".py") else place.split(".")
     return ".".join([*parts[-2:], function])
@@ -160,14 +163,14 @@ def main(argv: Sequence[str]) -> int:
         "--scorer", action="append", default=[], metavar="FILE.py:NAME",
         help="a reward function to compare with; repeat for more",
     )  # fmt: skip
-    take_rows(parser, RESULTS / "math_verifier.jsonl")
+    add_rows_option(parser, RESULTS / "math_verifier.jsonl")
     options = parser.parse_args(list(argv))
     others = {_label(name): scorer(name) for name in options.scorer}
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     math_answer.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
     # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = Rows(options.rows), round(time.time())
+    rows, at = ResultFile(options.rows), round(time.time())
     files = [path.name for path in options.files]
     result = compare(cases, others)
     row = rows.add(f"math-verifier/{at}", {**result, "files": files})

@@ -1,28 +1,27 @@
-"""Claim: how long a coordinator takes to restart, and its memory, do not grow with the run.
+"""Claim: a coordinator's restart time and memory do not grow with the run.
 
-A scripted history (`benchmarks.kit.made_runs`) goes through the real state, journal and SQL:
+A scripted history (`benchmarks.kit.synthetic_runs`) goes through the real state, journal and SQL:
 groups, leases, chunks, rewards, windows, batches, commits, weights, checkpoints. At every size a
-coordinator's process is started on the run and killed where it stands. In: the number of
-trajectories; sizes are a hundredth, a tenth and the whole of it. Out: a table; with --json, as the
-last line, one JSON object with a row for each size. `restart_s`: from the start of the process to
-its announced address; `memory_mb`: resident then, `peak_mb`: the most before; `journal_mb`: what a
-restart could have to read; `restart_without_sql_s`: where the database is gone; `sql_s`: until it
-is there again, made from the journal beside the run.
+coordinator's process is started on the run and killed at once. In: the number of trajectories;
+sizes are a hundredth, a tenth and the whole of it. Out: a table; with --json, as the last line, one
+JSON object with a row for each size. `restart_s`: from the start of the process to its announced
+address; `memory_mb`: resident then, `peak_mb`: the maximum before; `journal_mb`: the maximum that a
+restart reads; `restart_without_sql_s`: where the database is missing; `sql_s`: until it is rebuilt
+from the journal beside the run.
 """
 
 import contextlib
 import sqlite3
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_runs import MadeRun, Shape
-from benchmarks.kit.made_server import Server
-from benchmarks.kit.rows import tell
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator
+from benchmarks.kit.rows import report_result
+from benchmarks.kit.synthetic_runs import RunShape, SyntheticRun
 from headrace.run_files.run_folder import read_config
 from storage.database.engine import SQLITE_NAME
 from storage.journal.segments import end_of
@@ -31,9 +30,9 @@ BATCH = 128
 
 
 def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
-    """Bring the run in the folder to this number of trajectories, in chunks of bounded tokens."""
-    shape = Shape(trajectories, (1, tokens), batch=BATCH, late=True)
-    made = MadeRun(run_dir, shape)
+    """Extend the folder's run to this number of trajectories, of at most `tokens`."""
+    shape = RunShape(trajectories, (1, tokens), batch=BATCH, late=True)
+    made = SyntheticRun(run_dir, shape)
     try:
         made.grow(shape.updates)
     finally:
@@ -41,9 +40,9 @@ def grow(run_dir: Path, trajectories: int, tokens: int) -> None:
 
 
 @contextlib.contextmanager
-def restarted(run_dir: Path) -> Iterator[tuple[Server, float]]:
-    """A coordinator that has taken the run over, and how long that took; it is killed then."""
-    server = Server(run_dir, read_config(run_dir))
+def restarted_coordinator(run_dir: Path) -> Iterator[tuple[PinnedCoordinator, float]]:
+    """Restart a coordinator on the run; yield it and the seconds, then kill it."""
+    server = PinnedCoordinator(run_dir, read_config(run_dir))
     began = time.perf_counter()
     try:
         server.start(resume=True)
@@ -53,9 +52,9 @@ def restarted(run_dir: Path) -> Iterator[tuple[Server, float]]:
 
 
 def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
-    """The figures of a restart of the run as it is."""
+    """Measure a restart of the run."""
     size = sum(path.stat().st_size for path in (run_dir / "journal").iterdir())
-    with restarted(run_dir) as (server, restart_s):
+    with restarted_coordinator(run_dir) as (server, restart_s):
         row: dict[str, Any] = {
             "restart_s": round(restart_s, 2),
             "memory_mb": round(server.seen.memory_info().rss / 1e6),
@@ -66,7 +65,7 @@ def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
         for path in run_dir.glob(f"{SQLITE_NAME}*"):
             path.unlink()
         end = end_of(run_dir / "journal").rows
-        with restarted(run_dir) as (_, without_s):
+        with restarted_coordinator(run_dir) as (_, without_s):
             began = time.perf_counter() - without_s
             while _projected(run_dir) < end:
                 time.sleep(0.2)
@@ -76,7 +75,7 @@ def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
 
 
 def _projected(run_dir: Path) -> int:
-    """How many SQL has."""
+    """Return the number of journal records that SQL has."""
     path = f"file:{run_dir / SQLITE_NAME}?mode=ro"
     with contextlib.closing(sqlite3.connect(path, uri=True, timeout=60)) as database:
         found = database.execute("select next_offset from projection").fetchone()
@@ -84,12 +83,12 @@ def _projected(run_dir: Path) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Command line of the benchmark."""
+    """Measure and print."""
     parser = command_line("restart", __doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    offer_row(parser)
+    add_row_option(parser)
     arguments = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-restart-", dir=arguments.root) as folder:
@@ -109,8 +108,6 @@ def main(argv: list[str]) -> int:
         f"without a database: restart in {rows[-1]['restart_without_sql_s']:.2f} s, tables whole "
         f"after {rows[-1]['sql_s']:.1f} s (goal: restart under 30 s, memory flat)"
     )
-    return tell(arguments, {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows})
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return report_result(
+        arguments, {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows}
+    )

@@ -1,10 +1,10 @@
-"""The sandbox: what it holds, how fast it is, and whether right programs come out right.
+"""The sandbox's isolation, its speed, and its verdicts on correct programs.
 
 Parts: every escape under every layer (`escapes_tried`, `escapes_held` are those of the layer that
 programs run in), short programs one after another on as many cells as there are cores
 (`programs_per_s`, a program prints one line), and the reference solutions of HumanEval and MBPP,
 each with the tests of its row as the reward kind `code` runs them. The two files are not part of
-the project: JSON lines with the published columns. A missing one is said and its figure is null.
+the project: JSON lines with the published columns. A missing one is reported, its figure is null.
 One of MBPP's 974 solutions needs more than twenty seconds and misses the deadline.
 
 Needs some two minutes on two cores. Every measurement is a row of the file `--rows`, by default
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, tell
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, report_result
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
 from sandbox.isolation_check import LAYERS, LayerTrial, try_layer
@@ -36,11 +36,11 @@ REFERENCES: dict[str, Callable[[Row], Program]] = {
     "humaneval": lambda row: program_of(row["prompt"], row["canonical_solution"], row),
     "mbpp": lambda row: program_of(row["prompt"], row["code"], {**row, "challenge_test_list": []}),
 }
-"""The reference solution of a row with its tests: as a completion of its prompt, or whole."""
+"""Functions that build a row's reference solution with its tests, by data set."""
 
 
 def read(path: Path, what: str) -> list[Row]:
-    """The rows of a file; none, and one line that says so, where it is missing."""
+    """Read the rows of a file; none, and a printed line, where it is missing."""
     if not path.is_file():
         print(f"no {path}: give --{what} FILE for its figure", file=sys.stderr)
         return []
@@ -48,7 +48,7 @@ def read(path: Path, what: str) -> list[Row]:
 
 
 async def speed(sandbox: Sandbox, count: int) -> float:
-    """Short programs a second."""
+    """Measure short programs per second."""
     await asyncio.gather(*(sandbox.run(SHORT) for _ in range(2 * sandbox.parallel)))
     began = time.perf_counter()
     done = await asyncio.gather(*(sandbox.run(SHORT) for _ in range(count)))
@@ -62,7 +62,7 @@ async def speed(sandbox: Sandbox, count: int) -> float:
 async def failures(
     sandbox: Sandbox, rows: Sequence[Row], program: Callable[[Row], Program]
 ) -> list[str]:
-    """Which reference solutions do not pass, with the reason."""
+    """Return the reference solutions that do not pass, with the reason."""
     results = await asyncio.gather(*(sandbox.run(program(row)) for row in rows))
     return [
         f"{row.get('id', number)}: {result.status} {'; '.join(result.errors)[:200]}"
@@ -72,7 +72,7 @@ async def failures(
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """Measure all figures."""
     trials: list[LayerTrial] = []
     for layer in LAYERS:
         trials.append(await try_layer(layer))
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
             default=Path("data") / f"{name}.jsonl",
             help="its problems; left out where there is no such file",
         )
-    take_rows(parser, RESULTS / "sandbox.jsonl")
+    add_rows_option(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
-    options.rows = Rows(options.rows)
-    return tell(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})
+    options.rows = ResultFile(options.rows)
+    return report_result(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})

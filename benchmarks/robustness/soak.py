@@ -1,19 +1,18 @@
-"""Claim: a coordinator's memory does not grow with the run, and kills in the middle cost nothing.
+"""Claim: a coordinator's memory does not grow with a run, and kills cost nothing.
 
-Scripted peers bring `--trajectories` answers through a real coordinator, its journal and its SQL.
+Scripted peers send `--trajectories` answers through a real coordinator, its journal and its SQL.
 It is killed (SIGKILL) and started again `--restarts` times, at equal distances. In: the length.
 Out: progress; with --json, as the last line, one JSON object. `trajectories_per_s`: over the whole
-run; `growth`: how much more memory the coordinator holds at the end of a stretch between two kills
-than in its second third, the most of all stretches; `growth_of_run`: the last stretch's end over
-the first one's; `memory` has each stretch, and what was held in each tenth of it; `restart_s`: from
-each kill to the next answer that is scored; `journal_mb`, `sql_mb`; `findings`: what `headrace
-audit` finds in the run afterwards (0; the checkpoints that the scripted learner does not write, and
-what the kill cuts off that ends the run, do not count), and `texts`, the first of them.
+run; `growth`: relative growth of the coordinator's memory from the second third of a stretch
+between two kills to its end, the maximum of all stretches; `growth_of_run`: the last stretch's end
+over the first one's; `memory` has each stretch, and the memory in each tenth of it; `restart_s`:
+from each kill to the next scored answer; `journal_mb`, `sql_mb`; `findings`: the number of findings
+of `headrace audit` afterwards (0; the checkpoints that the scripted learner does not write, and a
+write that the final kill cuts off, do not count), and `texts`, the first of them.
 """
 
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,24 +21,23 @@ from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from benchmarks.kit.command_line import command_line, offer_row
-from benchmarks.kit.made_server import Server, allow_files, on_core, two_cores
-from benchmarks.kit.rows import tell
+from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, on_core, two_cores
+from benchmarks.kit.rows import report_result
 from benchmarks.robustness.fleet import CountingReward, fleet
 from storage.audit import audit_run
 from storage.audit.findings import Finding
 
 EVERY_S = 1.0
-"""Between two looks at the coordinator's memory."""
+"""Seconds between two samples of the coordinator's memory."""
 MIB = 1 << 20
 NO_CHECKPOINT = "is not there"
-"""How the finding ends that the scripted learner makes, which writes no checkpoint and says it
-had."""
+"""End of the finding for a checkpoint that the scripted learner does not write."""
 MOST_TEXTS = 10
-"""Findings that are written out."""
+"""Maximum number of findings that are written out."""
 
 
-class Look(NamedTuple):
+class MemorySample(NamedTuple):
     """The coordinator's memory (MiB), by the number of scored answers."""
 
     scored: int
@@ -49,8 +47,8 @@ class Look(NamedTuple):
 async def run(
     folder: Path, *, trajectories: int, restarts: int, generators: int, core: int
 ) -> dict[str, Any]:
-    """The whole run."""
-    stretches: list[list[Look]] = []
+    """Run the whole benchmark."""
+    stretches: list[list[MemorySample]] = []
     restart_s: list[float] = []
     began = time.monotonic()
     settings = {"generators": generators, "ranks": 1, "every_updates": 20, "core": core}
@@ -60,12 +58,12 @@ async def run(
             for part in range(1, restarts + 2):
                 if part > 1:
                     restart_s.append(await _killed(server, reward))
-                looks: list[Look] = []
+                looks: list[MemorySample] = []
                 goal = trajectories * part // (restarts + 1)
                 waiting = asyncio.create_task(reward.until(goal))
                 while not waiting.done():
                     await asyncio.wait([waiting], timeout=EVERY_S)
-                    looks.append(Look(reward.scored, server.seen.memory_info().rss / MIB))
+                    looks.append(MemorySample(reward.scored, server.seen.memory_info().rss / MIB))
                     progress.update(task, completed=reward.scored)
                 await waiting
                 stretches.append(looks)
@@ -88,8 +86,8 @@ async def run(
     }
 
 
-async def _killed(server: Server, reward: CountingReward) -> float:
-    """Kill the coordinator and start another; seconds until answers are scored again."""
+async def _killed(server: PinnedCoordinator, reward: CountingReward) -> float:
+    """Kill and restart the coordinator; return seconds until the next scored answer."""
     before, began = reward.scored, time.monotonic()
     server.kill()
     await asyncio.to_thread(server.start, resume=True)
@@ -98,15 +96,16 @@ async def _killed(server: Server, reward: CountingReward) -> float:
 
 
 def _is_expected(finding: Finding) -> bool:
-    """Whether it is the benchmark's own: the kill that ends the run may cut a write off, and no
-    checkpoint is ever written."""
+    """Return whether a finding is the benchmark's: a cut-off write or no checkpoint.
+
+    The kill that ends the run may cut a write off, and no checkpoint is ever written."""
     if finding.kind == "checkpoint":
         return finding.text.endswith(NO_CHECKPOINT)
     return finding.kind == "torn"
 
 
-def growth(stretches: Sequence[Sequence[Look]]) -> dict[str, Any]:
-    """What grew, from the looks of each stretch: its second third against its last tenth."""
+def growth(stretches: Sequence[Sequence[MemorySample]]) -> dict[str, Any]:
+    """Return the growth of memory, of each stretch's last tenth over its second third."""
     lines: list[dict[str, Any]] = []
     for looks in stretches:
         warm, end = _held(looks, 1 / 3, 2 / 3), _held(looks, 0.9, 1.0)
@@ -126,22 +125,23 @@ def growth(stretches: Sequence[Sequence[Look]]) -> dict[str, Any]:
     }
 
 
-def _held(looks: Sequence[Look], since: float, until: float) -> float:
-    """What was held in a part of a stretch, as shares of its answers; at its end, where nobody
-    looked."""
+def _held(looks: Sequence[MemorySample], since: float, until: float) -> float:
+    """Return the median memory in a part of a stretch, given as shares of its answers.
+
+    Without a sample there, that at the stretch's end."""
     first, size = looks[0].scored, max(1, looks[-1].scored - looks[0].scored)
     among = [look.memory for look in looks if since <= (look.scored - first) / size <= until]
     return statistics.median(among or [looks[-1].memory])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run, print, end."""
+def main(argv: Sequence[str]) -> int:
+    """Run and print."""
     parser = command_line("soak", __doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the run")
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
     parser.add_argument("--generators", type=int, default=8, help="how many at once")
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
-    offer_row(parser)
+    add_row_option(parser)
     args = parser.parse_args(argv)
     core, own = two_cores(parser)
     allow_files(args.generators)
@@ -155,8 +155,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"over the run; restarts took {result['restart_s']} s; the audit finds "
         f"{result['findings']} things wrong"
     )
-    return tell(args, result)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report_result(args, result)

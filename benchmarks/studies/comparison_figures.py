@@ -1,8 +1,7 @@
-"""The figures of a race: what its rows say of each arm, and of one arm against another.
+"""Figures of a race: of each arm, and of one arm against another.
 
 In: a study with a race, and rows by arm and seed. Out: `summarise`, the result as `--json` prints
-it; `part_figures` of what is run besides; and the tables of them.
-Nothing is run.
+it; `part_figures` of the study's parts; and the tables of them. Nothing is run.
 """
 
 import math
@@ -17,7 +16,7 @@ from benchmarks.kit.study_file import Race
 from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
-    compared,
+    compare_times,
     crossing,
     curve,
     interval_text,
@@ -29,7 +28,7 @@ from benchmarks.kit.time_to_target import (
     spent_at,
     time_to,
 )
-from benchmarks.kit.tuning import words
+from benchmarks.kit.tuning import point_text
 
 LEAST_PROMPTS = 1024
 Arms = Mapping[str, Mapping[int, Row]]
@@ -37,7 +36,7 @@ Arms = Mapping[str, Mapping[int, Row]]
 
 
 def race_of(study: Study) -> Race:
-    """What the study's file says of its race."""
+    """Return the race of the study's file."""
     assert study.file.race is not None
     return study.file.race
 
@@ -45,8 +44,7 @@ def race_of(study: Study) -> Race:
 def summarise(
     study: Study, rows: Mapping[str, Row], modes: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
-    its arms have a run."""
+    """Return the result: the ratio's figures (None until both arms ran), then arms."""
     race, first, tuning = race_of(study), study.file.reference, study.tuning()
     found = {mode: rows_of(study.arm(mode), rows, seeds) for mode in modes}
     found = {mode: by_seed for mode, by_seed in found.items() if by_seed}
@@ -84,14 +82,14 @@ def summarise(
 
 
 def target_of(race: Race, reference: Mapping[int, Row]) -> float:
-    """A share of the median of what the reference's runs end with."""
+    """Return the target: a share of the median final accuracy of the reference's runs."""
     return race.share * statistics.median(row["final"] for row in reference.values())
 
 
 def _at_all_targets(
     race: Race, found: Arms, over: str, under: str, target: float
 ) -> dict[str, Any]:
-    """`compare` at the race's target, and in `other_targets` at the others."""
+    """`compare` at the race's target, and at the others in `other_targets`."""
     others = [share / race.share * target for share in race.other_shares]
     return {
         **compare(found, over, under, target),
@@ -100,18 +98,21 @@ def _at_all_targets(
 
 
 def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
-    """Seconds of the arm `over` by those of `under`, over the seeds that both have."""
+    """Compare seconds of the arm `over` with those of `under`, at their common seeds."""
     common = sorted(found[over].keys() & found[under].keys())
     pairs = {s: (time_to(found[over][s], target), time_to(found[under][s], target)) for s in common}
-    return compared(pairs)
+    return compare_times(pairs)
 
 
 def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
-    """Figures of one arm over its seeds."""
+    """Return figures of one arm over its seeds."""
     each = list(rows.values())
     times = [time_to(row, target) for row in each]
     crossings = [crossing(curve(row), target) for row in each]
-    tokens = [spent_at(row, target, _tokens(row)) for row in each]
+    tokens = [
+        spent_at(row, target, [generated_at(row, version) for version, *_ in row["evaluations"]])
+        for row in each
+    ]
     cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
     return {
         "seeds": len(each),
@@ -132,20 +133,17 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     }
 
 
-def _tokens(row: Row) -> list[float]:
-    return [generated_at(row, version) for version, *_ in row["evaluations"]]
-
-
 def _mean(row: Row, metric: str) -> float:
-    """Mean of a metric over the policy's updates."""
+    """Return the mean of a metric over the policy's updates."""
     values = row["series"].get(metric, [])[warm_up_updates(row) :]
     return statistics.fmean([value for value in values if value is not None] or [0.0])
 
 
 def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
-    """`ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
-    trained tokens; `share`: how much of that the stream reached, the median of `runs` runs; None
-    until it is measured."""
+    """Return the speed-up limit of streaming; None until it is measured.
+
+    `ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
+    trained tokens; `share`: the part of that which the stream reached, the median of `runs`."""
     assert study.file.ceiling is not None
     rows = rows_of(study.arm(study.file.ceiling), read_rows(study.path("ceiling")))
     if not rows:
@@ -170,8 +168,10 @@ def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
 def part_figures(
     study: Study, name: str, rows: Mapping[str, Row], target: float
 ) -> dict[str, dict[str, Any]]:
-    """By arm of a part: seconds of training to the target, these over those of the arm that it is
-    compared with, how far accuracy falls on the way. Arms without a run are left out."""
+    """Return figures of a part by arm; arms without a run are left out.
+
+    Seconds of training to the target, these over those of the arm that it is compared with, the
+    fall of accuracy on the way."""
     part, found = study.file.parts[name], {}
     seeds = set(part.seeds)
     all_rows = {
@@ -194,7 +194,7 @@ def part_figures(
             "seconds": restricted_mean(list(times.values())),
             "seconds_of_seed": {seed: time.value for seed, time in times.items()},
             "reached": {seed: time.reached for seed, time in times.items()},
-            "over": compared(pairs),
+            "over": compare_times(pairs),
             "fall": [fall(row, aim) for row in own.values()],
             "final": spread([row["final"] for row in own.values()]),
             "speed": spread(
@@ -206,8 +206,7 @@ def part_figures(
 
 
 def fall(row: Row, target: float) -> float:
-    """How far smoothed accuracy falls from its best so far, at most, before the run comes to the
-    target."""
+    """Return the largest fall of smoothed accuracy from its best before the target."""
     points = curve(row)
     crossed = crossing(points, target)
     return largest_fall(points, until=crossed.at if crossed else math.inf)
@@ -217,7 +216,7 @@ def fall(row: Row, target: float) -> float:
 
 
 def race_table(result: Mapping[str, Any]) -> Table:
-    """What each arm took to the target."""
+    """Return a table of each arm's cost to the target."""
     lines = []
     for mode, arm in result.get("arms", {}).items():
         crossed = arm["seeds"] - arm["censored"]
@@ -234,7 +233,7 @@ def race_table(result: Mapping[str, Any]) -> Table:
                 text(arm["final"], ".3f"),
                 text(arm["final_on_long_prompts"], ".3f"),
                 f"{arm['context_share']:.2f}",
-                words(arm["point"]),
+                point_text(arm["point"]),
             )
         )
     titles = (
@@ -245,7 +244,7 @@ def race_table(result: Mapping[str, Any]) -> Table:
 
 
 def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One line an arm of a part; a run that never came to the target is over its seconds."""
+    """Return a table of a part's arms; `over`: a run never reached the target."""
     part, lines = study.file.parts[name], []
     for label, one in figures.items():
         crossed, over = one["seeds"] - one["censored"], one["over"]
@@ -281,7 +280,7 @@ def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]
 
 
 def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
-    """One line a point that was run: arm, point, how good it is, whether it is the best."""
+    """Return a line per point that was run: arm, point, score, is it the best."""
     lines = []
     for one in study.tuning().tried(modes):
         missed, seconds, final = score(one.rows, target=study.target)
@@ -300,13 +299,13 @@ def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Every point that was tried."""
+    """Return a table of every point that was run."""
     return Table(
         ("arm", "point", "seeds", "crossed", "seconds", "final accuracy", ""),
         [
             (
                 line["arm"],
-                words(line["point"]),
+                point_text(line["point"]),
                 str(line["seeds"]),
                 str(line["crossed"]),
                 f"{line['seconds']:.1f}",
@@ -322,7 +321,7 @@ def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
-    """The ratio in words, with what it rests on."""
+    """Describe the ratio in words, with its basis."""
     never = result["censored"]
     parts = [
         f"Setting `{result['setting']}`: PPO's seconds to {result['target']:.3f} over those of "

@@ -1,10 +1,10 @@
-"""What the value model said and what advantages came of it, by place in the answer.
+"""Values and advantages by position in the answer.
 
 In: the folder of a synchronous run with one lambda for all answers, so that an answer is one
 window. Out: figures by tenth of the answer over the policy's first updates, before the value model
 has had time to change. Promises: each answer counts once in each tenth, whatever its length (a
 token that lies in two tenths counts in both, for its parts); advantages are those before whitening,
-computed again from the recorded values, because whitening takes out what they have in common.
+recomputed from the recorded values, because whitening removes their common part.
 """
 
 import json
@@ -21,13 +21,13 @@ from storage.queries import export, run_config
 
 TENTHS = 10
 EARLY = 4
-"""Updates of the policy that count as its first."""
+"""Number of the policy's updates that count as its first."""
 LONG = 20
-"""Tokens from which on an answer has steps written out."""
+"""Minimum tokens of an answer with steps written out."""
 Floats = npt.NDArray[np.float64]
 
 
-class Answer(NamedTuple):
+class TrainedAnswer(NamedTuple):
     """A trained answer of T tokens: V(s_t) [T] when its update began, and its reward."""
 
     values: Floats
@@ -35,8 +35,9 @@ class Answer(NamedTuple):
 
 
 def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
-    """For `all` answers and for `long` ones of the policy's first `updates`: how many `answers`,
-    their mean `reward`, and by tenth the mean `value` and the mean `advantage`."""
+    """Return figures of `all` and of `long` answers of the policy's first `updates`.
+
+    The number of `answers`, mean `reward`, and by tenth the mean `value` and `advantage`."""
     config = run_config(folder)["algorithm"]
     lam = float(config["advantages"]["gae_lambda_policy"])
     last = int(config["value"]["warmup_updates"]) + updates
@@ -54,19 +55,21 @@ def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
     }
 
 
-def trained_answers(folder: Path, last: int) -> Iterator[Answer]:
-    """The answers that updates up to `last` trained the policy on, in whole."""
+def trained_answers(folder: Path, last: int) -> Iterator[TrainedAnswer]:
+    """Yield the whole answers that updates up to `last` trained the policy on."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "trajectories.jsonl"
         export(folder, "trajectories", None, path, where="purpose = 'train'")
         with path.open(encoding="utf-8") as file:
             for row in map(json.loads, file):
                 if row["length"] and 0 <= row["trained_at_update"][0] <= last:
-                    yield Answer(np.array(row["values"], np.float64), float(row["returns"][-1]))
+                    yield TrainedAnswer(
+                        np.array(row["values"], np.float64), float(row["returns"][-1])
+                    )
 
 
-def positions(answers: Sequence[Answer], lam: float) -> dict[str, Any]:
-    """The figures of some answers."""
+def positions(answers: Sequence[TrainedAnswer], lam: float) -> dict[str, Any]:
+    """Return the figures of some answers."""
     values = [by_tenth(answer.values) for answer in answers]
     advantages = [by_tenth(advantages_of(answer, lam)) for answer in answers]
     return {
@@ -77,7 +80,7 @@ def positions(answers: Sequence[Answer], lam: float) -> dict[str, Any]:
     }
 
 
-def advantages_of(answer: Answer, lam: float) -> Floats:
+def advantages_of(answer: TrainedAnswer, lam: float) -> Floats:
     """[T] GAE, the reward being the last token's."""
     rewards = np.zeros(len(answer.values))
     rewards[-1] = answer.reward
@@ -85,7 +88,7 @@ def advantages_of(answer: Answer, lam: float) -> Floats:
 
 
 def by_tenth(figures: Floats) -> Floats:
-    """[10] the mean over each tenth of T tokens, a token being as wide as a T-th of the answer."""
+    """[10] the mean over each tenth of T tokens, each of them 1/T of the answer wide."""
     sums = np.concatenate([[0.0], np.cumsum(figures)])
     borders = np.linspace(0.0, len(figures), TENTHS + 1)
     return np.diff(np.interp(borders, np.arange(len(sums)), sums)) * TENTHS / len(figures)

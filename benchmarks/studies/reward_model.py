@@ -1,17 +1,16 @@
-"""A reward model that knows the end of an answer and nothing before it: what VC-PPO's failure
-starts from.
+"""A reward model trained on end tokens alone: the start of VC-PPO's failure.
 
 In: the folder of a policy on the demonstration's task. Out: a folder that `model.critic_path`
 takes: the policy's backbone and a scalar head, trained as outcome reward models are. The policy
-answers training prompts, and the score at the end token is made the log-odds of a right answer. No
-other token's score is ever trained. Promises: a few dozen seconds on one core; no held-out prompt;
-the same seed gives the same weights on one machine.
+answers training prompts, and the score at the end token is trained to the log-odds of a right
+answer. No other token's score is ever trained. Promises: a few dozen seconds on one core; no
+held-out prompt; the same seed gives the same weights on one machine.
 
-Taken as a value model it scores early tokens low, by no design of ours: what is not yet an answer
-looks like most answers, which are wrong, and log-odds of a wrong one are below 0. Towards the end
-of a written-out answer the score rises. Trained on squared errors instead, which keep scores
-between 0 and 1, it says about a third at the first token, more than the answers are worth, and is
-no start for the failure.
+As a value model it scores early tokens low, by no design of ours: an unfinished answer looks like
+most answers, which are wrong, and log-odds of a wrong one are below 0. Towards the end of a
+written-out answer the score rises. Trained on squared errors instead, which keep scores between 0
+and 1, it predicts about a third at the first token, more than the mean return, and is no start for
+the failure.
 """
 
 import sys
@@ -38,25 +37,25 @@ from tasks.procedural.chain_sums import CHAIN_SUMS
 from tasks.rows import TaskRow
 
 MIN_TERMS, MAX_TERMS, MAX_TOKENS = 6, 32, 240
-"""Of the demonstration: `recipes/algorithms/ppo.toml`."""
+"""Those of the demonstration, `recipes/algorithms/ppo.toml`."""
 ANSWERS = 4096
 STEPS, BATCH, LEARNING_RATE = 150, 64, 2e-4
 """Two passes over the answers and a little more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(TrainingExample):
-    """A prompt with its answer, whose last token is the end token, and whether that is right."""
+class LabelledAnswer(TrainingExample):
+    """A prompt with its answer, whose last token is the end token; is it right."""
 
     right: bool
 
 
 def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
-    """Make the folder, unless it is there."""
+    """Create the folder, unless it exists."""
     if (folder / "config.json").exists():
         return
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    judged = judged_answers(policy, tokenizer, seed=seed, count=ANSWERS)
+    judged = labelled_answers(policy, tokenizer, seed=seed, count=ANSWERS)
     torch.manual_seed(seed)
     model: Any = AutoModelForTokenClassification.from_pretrained(
         policy, num_labels=1, dtype=torch.float32
@@ -66,10 +65,10 @@ def write_reward_model(policy: Path, folder: Path, *, seed: int = 0) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def judged_answers(
+def labelled_answers(
     policy: Path, tokenizer: PreTrainedTokenizerFast, *, seed: int, count: int
-) -> list[Judged]:
-    """Answers of the policy to `count` training prompts, without those that never ended."""
+) -> list[LabelledAnswer]:
+    """Sample the policy's answers to `count` training prompts, without unended ones."""
     model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     sizes = PromptSizes(MIN_TERMS, MAX_TERMS, CHAIN_SUMS.tail_exponent)
     by_length: dict[int, list[TaskRow]] = defaultdict(list)
@@ -77,7 +76,7 @@ def judged_answers(
         row = prompt_row(CHAIN_SUMS, i, seed, sizes=sizes)
         by_length[len(row.prompt)].append(row)
     generator = torch.Generator().manual_seed(seed)
-    judged: list[Judged] = []
+    judged: list[LabelledAnswer] = []
     for rows in by_length.values():
         prompts = [tokenizer.encode(str(row.prompt)) for row in rows]
         answers = sample(model, torch.tensor(prompts), max_tokens=MAX_TOKENS, generator=generator)
@@ -85,11 +84,11 @@ def judged_answers(
             if tokens[-1] == tokenizer.eos_token_id:
                 text = str(tokenizer.decode(tokens, skip_special_tokens=True))
                 right = CHAIN_SUMS.is_right(row, text)
-                judged.append(Judged(prompt + tokens, len(prompt), right))
+                judged.append(LabelledAnswer(prompt + tokens, len(prompt), right))
     return judged
 
 
-def train(model: Any, judged: list[Judged], seed: int) -> None:
+def train(model: Any, judged: list[LabelledAnswer], seed: int) -> None:
     """Fit the scores at the end tokens, and nothing else, to right and wrong."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
     rng = Random(f"reward-model/{seed}")
@@ -104,13 +103,13 @@ def train(model: Any, judged: list[Judged], seed: int) -> None:
         optimizer.step()
 
 
-def end_scores(model: Any, group: list[Judged]) -> Tensor:
+def end_scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
     """[n] the scores at the end tokens."""
     return scores(model, group)[range(len(group)), [len(one.ids) - 1 for one in group]]
 
 
-def scores(model: Any, group: list[Judged]) -> Tensor:
-    """[n, longest] the score at every token; padding comes after and is never looked at."""
+def scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
+    """[n, longest] the score at every token; padding comes after and is not seen."""
     ids = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(one.ids) for one in group], batch_first=True
     )

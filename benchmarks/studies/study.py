@@ -1,14 +1,14 @@
-"""A study: runs what is missing of its plan, each run a row, and shows what the rows say.
+"""A study: run what is missing of its plan, one row per run, and show the figures.
 
 In: the name of a file in `benchmarks/studies`, or a file of one's own, and options; `headrace bench
-NAME` of a study is the same. Out: rows in a JSONL file (a run that is there already is not run
-again, unless what it would do has changed), one line a finished run, a table, and with `--json` the
-result as one object. Runs are `headrace train` in processes of their own; `--jobs` of them go at a
-time, each on its share of the cores. Seeds are the outer loop, so that an interrupted study holds
-all arms at the first seeds.
+NAME` of a study is the same. Out: rows in a JSONL file (an existing run is not repeated, unless its
+settings have changed), one line per finished run, a table, and with `--json` the result as one
+object. Runs are `headrace train` in processes of their own; `--jobs` of them run at a time, each on
+its share of the cores. Seeds are the outer loop, so that an interrupted study has all arms at the
+first seeds.
 
-A row says what else the machine did while it was measured; a run beside which others took more
-than a twentieth of a core is made again, three times at most.
+A row has the machine's other load during the run; a run beside which others took more than a
+twentieth of a core is repeated, three times at most.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.kit import study_file
 from benchmarks.kit.arm_run import run_arm
 from benchmarks.kit.arms import is_missing, key, rows_of
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.rows import Rows, read_rows, result_line
+from benchmarks.kit.rows import ResultFile, read_rows, result_line
 from benchmarks.kit.study_plan import Plan, Study
 from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
 from benchmarks.kit.study_table import arms_table, lines_of
@@ -41,11 +41,11 @@ from headrace.errors import UserError
 from headrace.host.hardware import detect
 
 CEILING = "a66d1709"
-"""Has what measured a stream's generator and learner each alone (benchmarks/kit/ceiling.py)."""
+"""Commit with the measurement of the ceiling (benchmarks/kit/ceiling.py)."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what is missing of a study and print what the rows say; 1 when runs failed."""
+    """Run what is missing of a study and print the figures; return 1 when runs failed."""
     if not argv or argv[0].startswith("-"):
         parser = command_line("study", __doc__, json=False)
         parser.add_argument(
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
-    """The options of the study in a file."""
+    """Parse the options of the study in a file."""
     file = study_file.load(path, settings[-1] if settings else None)
     if file.now:
         raise UserError(f"{path.stem} is part of another benchmark now: headrace bench {file.now}")
@@ -104,19 +104,19 @@ def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse
 
 
 def about(path: Path) -> str:
-    """What a study's file says of itself: the comment at its top."""
+    """Return the comment at the top of a study's file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return "\n".join(re.sub("^# ?", "", line) for line in lines[:end])
 
 
 def carry_out(study: Study, options: argparse.Namespace) -> int:
-    """Run what is missing of what was asked for, or only list it, and show what the rows say."""
+    """Run what is missing of the selection, or only list it, and show the figures."""
     file, part = study.file, options.part
     if part == "ceiling":
         raise UserError(f"the ceiling is measured no more; its code is at commit {CEILING}")
     file_of = "tuning" if part == "tune" else part
-    rows = Rows(options.rows or study.path(file_of))
+    rows = ResultFile(options.rows or study.path(file_of))
     modes, seeds = chosen(study, options)
     plan: Plan = []
     if part in file.parts:
@@ -141,7 +141,7 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
 
 
 def chosen(study: Study, options: argparse.Namespace) -> tuple[list[str], list[int]]:
-    """The arms and seeds that are asked for."""
+    """Return the selected arms and seeds."""
     file, reduced = study.file, study.file.reduced if options.reduced else None
     modes = options.arms or list(reduced.arms if reduced else file.arms)
     seeds = list(file.seeds[: reduced.seeds] if reduced else file.seeds)
@@ -151,7 +151,7 @@ def chosen(study: Study, options: argparse.Namespace) -> tuple[list[str], list[i
 
 
 def measure_of(study: Study) -> Measure:
-    """Turns a run into a row, with the study's own facts of it."""
+    """Return the function that runs an arm, with the study's own facts in the row."""
     if study.file.facts is None:
         return run_arm
     module, _, function = study.file.facts.partition(":")
@@ -159,9 +159,9 @@ def measure_of(study: Study) -> Measure:
 
 
 def report(
-    study: Study, rows: Rows, part: str | None, modes: Sequence[str], seeds: Sequence[int]
+    study: Study, rows: ResultFile, part: str | None, modes: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """Show what the rows say of what was run; the result as `--json` prints it."""
+    """Show the figures of the runs; return the result as `--json` prints it."""
     file = study.file
     result: dict[str, Any] = {"name": study.name, "setting": study.setting}
     if part == "tune":

@@ -1,1 +1,1 @@
-"""TRL's trainer beside this one."""
+"""Comparison with TRL's trainer."""

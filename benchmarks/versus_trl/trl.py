@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer against ours: completion tokens a second, processor seconds, time to accuracy.
+"""TRL's GRPO trainer against ours: speed, processor time, time to accuracy.
 
 Three arms on the same two cores: `trl`, and `recipes/algorithms/grpo.toml` in `streaming` and in
 `synchronous` mode. All train the same policy on the same prompts with the same reward, sampling,
@@ -17,9 +17,9 @@ a paired bootstrap over seeds. `cpu_ratio` is TRL's processor seconds a token ov
 synchronous mode. Under each arm, `against_trl` is TRL's cost over the arm's, for all four costs.
 `tuned` says that all were tuned with as many runs, on none of the seeds shown.
 
-How arms are tuned, when a run crosses, what is done about others on the machine: "What a comparison
-is" in docs/evidence.md. What is there in `--rows` is not run again. In full these are 24 runs of
-tuning and 30 that are shown; with `--reduced` 12 (two seeds, tuned if the rows say how).
+Tuning, crossings and the treatment of disturbed runs: "What a comparison is" in docs/evidence.md.
+Runs in `--rows` are not repeated. In full these are 24 runs of tuning and 30 that are shown; with
+`--reduced` 12 (two seeds, tuned if the rows say how).
 """
 
 import argparse
@@ -33,15 +33,15 @@ from typing import Any
 
 from benchmarks.kit import study_plots
 from benchmarks.kit.arms import Arm, Row, rows_of
-from benchmarks.kit.command_line import command_line, take_rows
-from benchmarks.kit.rows import RESULTS, Rows, read_rows, result_line
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.rows import RESULTS, ResultFile, read_rows, result_line
 from benchmarks.kit.study_file import Point
 from benchmarks.kit.study_plan import Plan, Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner, listing
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
-    Time,
-    compared,
+    TimeToTarget,
+    compare_times,
     crossing,
     curve,
     interval_text,
@@ -50,7 +50,7 @@ from benchmarks.kit.time_to_target import (
     spent_at,
     time_to,
 )
-from benchmarks.kit.tuning import Score, Tuning, words
+from benchmarks.kit.tuning import Score, Tuning, point_text
 from benchmarks.versus_trl.trl_arms import TRL, TrlArm, run, trl_python
 
 CORES = 2
@@ -60,20 +60,21 @@ MODES = (TRL, STREAMING, SYNCHRONOUS)
 SPEED, RACE = PARTS = ("speed", "race")
 """Settings of the study; arms are tuned for speed."""
 COST_PARTS = {"s_per_token": SPEED, "cpu_s_per_token": SPEED, "seconds": RACE, "cpu_s": RACE}
-"""What is compared: in which part. The last two are up to the accuracy."""
+"""The part in which each cost is compared. The last two are up to the accuracy."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Both parts of the study with the rows there are; `updates` of a run of its speed, where they
-    are others than the study's."""
+class TrlComparison:
+    """Both parts of the study with the existing rows.
+
+    `updates` of a run of its speed, where they are others than the study's."""
 
     rows: Mapping[str, Row]
     updates: int | None = None
 
     @cached_property
     def studies(self) -> dict[str, Study]:
-        """By part."""
+        """The studies by part."""
         found = {part: Study.load("trl", part) for part in PARTS}
         if self.updates is not None:
             file = found[SPEED].file
@@ -85,22 +86,22 @@ class Comparison:
 
     @property
     def accuracy(self) -> float:
-        """To which arms race."""
+        """The accuracy that arms race to."""
         return float(self.studies[RACE].file.variables["accuracy"])
 
     @property
     def seeds(self) -> Sequence[int]:
-        """Those that are shown."""
+        """The seeds that are shown."""
         return self.studies[SPEED].file.seeds
 
     def arm(self, part: str, mode: str, point: Point) -> Arm:
-        """The arm of a part at a point; TRL's other settings are its point."""
+        """Return the arm of a part at a point; TRL's other settings are its point."""
         arm = self.studies[part].arm(mode, point)
         return TrlArm(arm.name, arm.recipe, arm.overrides, point) if mode == TRL else arm
 
     @property
     def tuning(self) -> Tuning:
-        """Tuning of the arms by the rows there are: for speed."""
+        """The tuning of the arms by the existing rows: for speed."""
         file = self.studies[SPEED].file
         assert file.tuning is not None
         return Tuning(
@@ -112,13 +113,13 @@ class Comparison:
         )
 
     def plan(self, seeds: Sequence[int]) -> Plan:
-        """Both parts of all arms at their best points."""
+        """Plan both parts of all arms at their best points."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
         arms = [self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES]
         return in_drawn_order(arms, seeds)
 
     def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
-        """By part and mode: the rows of the arm at its best point, by seed."""
+        """Return the arms' rows at their best points, by part and mode, then by seed."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
         return {
             (part, mode): rows_of(self.arm(part, mode, best[mode]), self.rows, seeds)
@@ -126,21 +127,21 @@ class Comparison:
             for mode in MODES
         }
 
-    def cost(self, name: str, row: Row) -> Time:
-        """What a run took, of one of `COST_PARTS`."""
+    def cost(self, name: str, row: Row) -> TimeToTarget:
+        """Return a run's cost, one of `COST_PARTS`."""
         if name == "seconds":
             return time_to(row, self.accuracy)
         if name == "cpu_s":
             return spent_at(row, self.accuracy, row["evaluation_cpu_s"])
         spent = row["train_time_s"] if name == "s_per_token" else row["evaluation_cpu_s"][-1]
-        return Time(spent / _tokens(row), True)
+        return TimeToTarget(spent / _tokens(row), True)
 
 
 def main(argv: list[str]) -> int:
-    """Run what is missing, print the figures; 1 when runs failed."""
+    """Run what is missing, print the figures; return 1 when runs failed."""
     options = parse(argv)
-    rows = Rows(options.rows)
-    found = Comparison(rows.rows, options.updates)
+    rows = ResultFile(options.rows)
+    found = TrlComparison(rows.rows, options.updates)
     file = found.studies[SPEED].file
     assert file.reduced is not None
     seeds = range(options.seeds or (file.reduced.seeds if options.reduced else len(found.seeds)))
@@ -166,18 +167,18 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options."""
+    """Parse the options."""
     parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
     parser.add_argument("--seeds", type=int, help="number of seeds, instead of the study's")
     parser.add_argument("--updates", type=int, help="of a run of its speed, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    take_rows(parser, ROWS, resumes=True)
+    add_rows_option(parser, ROWS, resumes=True)
     return parser.parse_args(argv)
 
 
 def score(rows: Sequence[Row]) -> Score:
-    """How good a point is: runs that failed, then seconds a token."""
+    """Score a point: runs that failed, then seconds per token."""
     times = [row["train_time_s"] / _tokens(row) for row in rows if "failed" not in row]
     return len(rows) - len(times), fmean(times) if times else 0.0
 
@@ -189,16 +190,15 @@ def _tokens(row: Row) -> int:
 # -- the result --------------------------------------------------------------------------------
 
 
-def summarise(found: Comparison, seeds: Sequence[int]) -> dict[str, Any]:
-    """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
-    its arms have a run."""
+def summarise(found: TrlComparison, seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the result: the ratio's figures (None until both arms ran), then arms."""
     rows, tuning = found.shown(seeds), found.tuning
     arms = {mode: arm_figures(found, {part: rows[part, mode] for part in PARTS}) for mode in MODES}
     for mode, arm in arms.items():
         arm["point"] = dict(tuning.best(mode))
         # TRL's cost by the arm's own, over the seeds that both have.
         arm["against_trl"] = {
-            name: compared(
+            name: compare_times(
                 {
                     seed: (found.cost(name, rows[part, TRL][seed]), found.cost(name, row))
                     for seed, row in sorted(rows[part, mode].items())
@@ -221,8 +221,8 @@ def summarise(found: Comparison, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def arm_figures(found: Comparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
-    """Figures of one arm by its rows of each part; `censored`: runs that never had the accuracy."""
+def arm_figures(found: TrlComparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
+    """Return an arm's figures; `censored`: runs that never had the accuracy."""
     speed, race = list(rows[SPEED].values()), list(rows[RACE].values())
     figures: dict[str, Any] = {"speed_seeds": len(speed), "race_seeds": len(race)}
     for name, part in COST_PARTS.items():
@@ -245,14 +245,14 @@ def arm_figures(found: Comparison, rows: Mapping[str, Mapping[int, Row]]) -> dic
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """The arms, and the ratio in words."""
+    """Print the arms, and the ratio in words."""
     arms_table(result).show("trl")
     if result["ratio"] is not None:
         print(ratio_line(result))
 
 
 def arms_table(result: Mapping[str, Any]) -> Table:
-    """A line for each arm."""
+    """Return a table with a line for each arm."""
     titles = (
         "arm", "seeds of speed, of the race", "tokens a second", "CPU ms a token",
         f"seconds to {result['accuracy']}", f"CPU seconds to {result['accuracy']}",
@@ -271,19 +271,19 @@ def arms_table(result: Mapping[str, Any]) -> Table:
                 "-" if each is None else f"{1000 * each:.2f}",
                 *("-" if arm[n] is None else f"{arm[n]:.1f}" for n in ("seconds", "cpu_s")),
                 *(_ratio(arm["against_trl"][name]) for name in ("seconds", "cpu_s")),
-                words(arm["point"]),
+                point_text(arm["point"]),
             )
         )
     return Table(titles, lines)
 
 
 def _ratio(found: Mapping[str, Any]) -> str:
-    """A ratio with its interval; `-` where there is none."""
+    """Format a ratio with its interval; `-` where there is none."""
     return f"{found['ratio']:.2f} ({interval_text(found['interval'])})" if found else "-"
 
 
 def ratio_line(result: Mapping[str, Any]) -> str:
-    """The ratio in words, with what it rests on."""
+    """Describe the ratio in words, with its basis."""
     parts = [
         f"Streaming's completion tokens a second over TRL's: {ratio_text(result)}",
         "all tuned alike" if result["tuned"] else "not tuned alike",
@@ -300,9 +300,8 @@ def ratio_line(result: Mapping[str, Any]) -> str:
 
 
 def plots(path: Path = ROWS) -> dict[str, tuple[str, Callable[[Path], object]]]:
-    """By the name of its file: the caption of the plot, if there are rows of the race, and what
-    draws it."""
-    found = Comparison(read_rows(path))
+    """Return the race's caption and drawing function, if it has rows, by file name."""
+    found = TrlComparison(read_rows(path))
     rows = found.shown(found.seeds)
     arms = {mode: list(by_seed.values()) for mode in MODES if (by_seed := rows[RACE, mode])}
     (plot,) = found.studies[RACE].file.plots

@@ -1,10 +1,10 @@
-"""How a run of `headrace bench trl` is made, whatever its arm.
+"""Runs of `headrace bench trl`, of TRL's arm and of ours.
 
 In: an arm (`benchmarks/studies/trl.toml`) and a seed. Out: a row of the shape that all studies
 have. Ours are runs of the recipe; TRL's are processes of its own environment that get the same
 model, prompts in the same order, reward, sampling and optimizer from that recipe
-(`benchmarks.versus_trl.trl_job`). The project does not depend on TRL, and TRL's environment, made
-from `requirements/trl.lock` below `.cache`, does not know the project's packages.
+(`benchmarks.versus_trl.trl_job`). The project does not depend on TRL, and TRL's environment, built
+from `requirements/trl.lock` below `.cache`, does not have the project's packages.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.kit.arm_run import learned, measured, run_arm
+from benchmarks.kit.arm_run import evaluation_fields, run_arm, run_row
 from benchmarks.kit.arms import Arm, Row
-from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.study_file import Point
-from benchmarks.versus_trl.trl_job import Job
+from benchmarks.versus_trl.trl_job import TrlJob
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.algorithm import ClippedLossConfig
 from headrace.config.sections.run import RunConfig
@@ -38,21 +38,24 @@ from tasks.datasets.source import build_source
 from tasks.rows import TaskRow
 
 WALL_S = 3600.0
-"""A process of TRL that takes longer is ended."""
+"""Maximum seconds of a process of TRL."""
 GRACE_S = 10.0
 CACHE_BYTES = 2**29
-"""For TRL's continuous batching: ample for an update of the recipe. It writes zeros over all of it
-before each batch, so that its default, half the memory, would be slow."""
+"""Cache of TRL's continuous batching, ample for an update of the recipe.
+
+It writes zeros over all of it before each batch, so that its default, half the memory, is slow."""
 CONTINUOUS_BATCH_TOKENS = 1024
-"""Tokens of one forward pass of continuous batching: room for an update's completions and some
-prompts. Its default on a CPU leaves no memory for keys and values."""
+"""Tokens per forward pass of continuous batching: completions and some prompts.
+
+Its default on a CPU leaves no memory for keys and values."""
 TRL = "trl"
 LOCK = ROOT / "requirements" / "trl.lock"
 
 
 def trl_python(root: Path = ROOT) -> Path:
-    """The Python of TRL's own environment, which the set-up brings to its lock if need be;
-    UserError when it cannot. Of several that ask at once, one builds and the others wait."""
+    """Set TRL's own environment up by its lock, if need be; return its Python.
+
+    UserError when it cannot. Of several concurrent callers, one builds and the others wait."""
     done = subprocess.run([sys.executable, str(root / "scripts" / "setup.py"), "trl"])
     if done.returncode != 0:
         raise UserError("TRL's environment could not be built, as said above")
@@ -61,26 +64,26 @@ def trl_python(root: Path = ROOT) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class TrlArm(Arm):
-    """TRL on the work that recipe and overrides say; `point` is how."""
+    """TRL's arm: its work is that of recipe and overrides, its settings are `point`."""
 
     point: Point = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Changes with the work, with the point, and with a pin of TRL's environment."""
+        """Return a digest of the work, the point, and the pins of TRL's environment."""
         facts = (Arm.digest(self), json.dumps(dict(self.point), sort_keys=True))
         text = "\n".join((*facts, LOCK.read_text(encoding="utf-8")))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def run(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
-    """One run to its end, as a row; its files are in `root`. RunFailedError when it ended badly."""
+    """Run an arm to its end, in `root`; return its row. RunFailedError if it fails."""
     if isinstance(arm, TrlArm):
         return run_trl(arm, seed, root, remove=remove)
     return run_arm(arm, seed, root, remove=remove)
 
 
 def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
-    """A run of TRL."""
+    """Run TRL; return the row."""
     config = load_recipe(ROOT / arm.recipe, [f"seed={seed}", *arm.overrides])
     folder = Path(tempfile.mkdtemp(prefix=f"trl-{seed}-", dir=root))
     job = job_of(config, arm.point, folder)
@@ -91,29 +94,29 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
     command = trl_command(trl_python(), job, path)
-    with Watch() as watch:
-        said = listen(command, trl_environment_of(arm.point), folder / "log")
-    state = watch.state({said.pid: TRL}).as_row()
-    summary = {"evaluations": said.evaluations, "watch": watch, "machine_state": state}
+    with MachineWatch() as watch:
+        output = listen(command, trl_environment_of(arm.point), folder / "log")
+    state, result = watch.state({output.pid: TRL}).as_row(), output.result
+    summary = {"evaluations": output.evaluations, "watch": watch, "machine_state": state}
     found = {
         "point": dict(arm.point),
-        "versions": said.result["versions"],
-        "updates": said.result["updates"],
-        "train_time_s": round(said.result["train_time_s"], 2),
-        "tokens": {name: said.result["tokens"] for name in ("trained_policy", "generated")},
-        **learned(said.evaluations),
+        "versions": result["versions"],
+        "updates": result["updates"],
+        "train_time_s": round(result["train_time_s"], 2),
+        "tokens": {name: result["tokens"] for name in ("trained_policy", "generated")},
+        **evaluation_fields(output.evaluations),
     }
     if remove:
         shutil.rmtree(folder)
-    return measured(arm, seed, summary, found)
+    return run_row(arm, seed, summary, found)
 
 
-def job_of(config: RunConfig, point: Point, folder: Path) -> Job:
-    """The work of a configuration in TRL's words; its files are in `folder`."""
+def job_of(config: RunConfig, point: Point, folder: Path) -> TrlJob:
+    """Translate a configuration into a job of TRL, with files in `folder`."""
     evaluation, reward, stop = config.evaluation, config.reward, config.stop
     assert stop.updates is not None
     assert stop.train_time_s is not None
-    return Job(
+    return TrlJob(
         model=str(Path(config.model.path).resolve()),
         train_rows=str(folder / "train.jsonl"),
         held_out_rows=str(folder / "held-out.jsonl"),
@@ -133,7 +136,7 @@ def job_of(config: RunConfig, point: Point, folder: Path) -> Job:
 
 
 def trainer_arguments(config: RunConfig, point: Point, folder: Path) -> dict[str, Any]:
-    """The arguments of TRL 1.16's `GRPOConfig`. ValueError where the batch cannot be split so."""
+    """Return TRL 1.16's `GRPOConfig` arguments. ValueError: the batch has no split."""
     optimizer, schedule, stop = config.learner.policy, config.schedule, config.stop
     loss, kl = config.algorithm.policy_loss, config.algorithm.kl
     assert isinstance(loss, ClippedLossConfig)
@@ -199,13 +202,13 @@ def trainer_arguments(config: RunConfig, point: Point, folder: Path) -> dict[str
 
 
 def write_rows(path: Path, rows: Sequence[TaskRow]) -> None:
-    """Prompts and answers as JSONL."""
+    """Write prompts and answers as JSONL."""
     lines = (json.dumps({"prompt": row.prompt, "answer": row.answer}) for row in rows)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def trl_environment_of(point: Point) -> dict[str, str]:
-    """Variables of TRL's processes."""
+    """Return the environment variables of TRL's processes."""
     threads = str(max(1, int(point["threads"]) // int(point["processes"])))
     return {
         **{name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"},
@@ -222,8 +225,8 @@ def trl_environment_of(point: Point) -> dict[str, str]:
     }
 
 
-def trl_command(python: Path, job: Job, path: Path) -> list[str]:
-    """What starts TRL's side on the job, whose file is `path`."""
+def trl_command(python: Path, job: TrlJob, path: Path) -> list[str]:
+    """Return the command that starts TRL on the job, whose file is `path`."""
     start = [str(python), "-m"]
     if job.processes > 1:
         start += [
@@ -233,8 +236,8 @@ def trl_command(python: Path, job: Job, path: Path) -> list[str]:
     return [*start, "benchmarks.versus_trl.trl_trainer", str(path)]
 
 
-class Said(NamedTuple):
-    """What a process of TRL's side said, and its pid."""
+class TrlOutput(NamedTuple):
+    """Output of TRL's process, and its pid."""
 
     pid: int
     evaluations: list[dict[str, Any]]
@@ -243,9 +246,10 @@ class Said(NamedTuple):
 
 def listen(
     command: Sequence[str], environment: Mapping[str, str], log: Path, *, wall_s: float = WALL_S
-) -> Said:
-    """What a process says in JSON lines until it ends. RunFailedError when it ends badly, says no
-    `result`, or takes longer than `wall_s`."""
+) -> TrlOutput:
+    """Collect a process's JSON lines until it ends.
+
+    RunFailedError when it fails, prints no `result`, or takes longer than `wall_s`."""
     with (
         log.open("wb") as errors,
         subprocess.Popen(
@@ -257,17 +261,17 @@ def listen(
         deadline.start()
         try:
             assert process.stdout is not None
-            said = [json.loads(line) for line in process.stdout if line.startswith("{")]
+            messages = [json.loads(line) for line in process.stdout if line.startswith("{")]
             process.wait()
         finally:
             deadline.cancel()
             end(process)
-    results = [message["result"] for message in said if "result" in message]
+    results = [message["result"] for message in messages if "result" in message]
     if process.returncode != 0 or not results:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RunFailedError(f"{' '.join(command)} ended with {process.returncode}:\n{tail}")
-    evaluations = [message["evaluation"] for message in said if "evaluation" in message]
-    return Said(process.pid, evaluations, results[-1])
+    evaluations = [message["evaluation"] for message in messages if "evaluation" in message]
+    return TrlOutput(process.pid, evaluations, results[-1])
 
 
 def end(process: "subprocess.Popen[str]") -> None:

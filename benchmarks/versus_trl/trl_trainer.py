@@ -1,8 +1,8 @@
-"""TRL's side of `headrace bench trl`: its GRPO trainer on one job. Runs in TRL's own environment.
+"""TRL's GRPO trainer on one job of `headrace bench trl`, in TRL's own environment.
 
-In: the file of a `Job`. Out, on standard output, one JSON object a line: `evaluation` with an
-evaluation's figures, named as those of our runs are, and at the end `result`. Whatever libraries
-print goes to standard error. With several processes the first one speaks.
+In: the file of a `TrlJob`. Out, on standard output, one JSON object per line: `evaluation` with an
+evaluation's figures, named as those of our runs are, and at the end `result`. Output of libraries
+goes to standard error. With several processes the first one prints.
 
 The clock is ours: loading, evaluations and what comes after the last step are not on it.
 """
@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.versus_trl.trl_job import Job, is_correct
+from benchmarks.versus_trl.trl_job import TrlJob, is_correct
 
 Say = Callable[[dict[str, Any]], None]
 Rows = list[dict[str, str]]
@@ -32,24 +32,20 @@ EVALUATION_SEED = 0
 VERSIONS = ("trl", "transformers", "torch")
 
 
-class Scorer:
-    """The reward of training, and how many tokens were sampled for it."""
+class TrlReward:
+    """Reward function of training, which also counts the sampled tokens."""
 
     __name__ = "correct"
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrlJob) -> None:
         self._job = job
         self.ends: set[int] = set()
         self.tokens = 0
 
     def __call__(
-        self,
-        completions: list[str],
-        completion_ids: list[list[int]],
-        answer: list[str],
-        **_: Any,
+        self, completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
     ) -> list[float]:
-        """One reward a completion."""
+        """Return one reward per completion."""
         job = self._job
         self.tokens += sum(map(len, completion_ids))
         return [
@@ -58,15 +54,15 @@ class Scorer:
         ]
 
     def right(self, text: str, ids: list[int], answer: str) -> bool:
-        """Whether a completion ended by itself with the right answer."""
+        """Return whether a completion ended by itself with the right answer."""
         finished = bool(ids) and ids[-1] in self.ends
         return is_correct(text, answer, finished=finished, marker=self._job.marker)
 
 
-class Course(TrainerCallback):
-    """The clock, the evaluations and the end of a run."""
+class TrlRunCallback(TrainerCallback):
+    """Callback for the clock, the evaluations and the end of a run."""
 
-    def __init__(self, job: Job, scorer: Scorer, held_out: Rows, say: Say) -> None:
+    def __init__(self, job: TrlJob, scorer: TrlReward, held_out: Rows, say: Say) -> None:
         self._job, self._scorer, self._held_out, self._say = job, scorer, held_out, say
         self.trainer: Any = None
         self.updates = 0
@@ -131,7 +127,7 @@ class Course(TrainerCallback):
         self._say({"evaluation": figures})
 
     def _answers(self) -> list[tuple[bool, int]]:
-        """Right or not, and tokens, of one sampled answer to each held-out prompt."""
+        """Sample an answer to each held-out prompt; return verdicts and numbers of tokens."""
         accelerator, tokenizer = self.trainer.accelerator, self.trainer.processing_class
         mine = self._held_out[accelerator.process_index :: accelerator.num_processes]
         model = accelerator.unwrap_model(self.trainer.model)
@@ -167,15 +163,15 @@ class Course(TrainerCallback):
 
 
 def read_rows(path: str) -> Rows:
-    """The rows of a JSONL file."""
+    """Read the rows of a JSONL file."""
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
-def train(job: Job, say: Say) -> None:
+def train(job: TrlJob, say: Say) -> None:
     """Run a job to its end."""
-    scorer = Scorer(job)
-    course = Course(job, scorer, read_rows(job.held_out_rows), say)
+    scorer = TrlReward(job)
+    course = TrlRunCallback(job, scorer, read_rows(job.held_out_rows), say)
     trainer = GRPOTrainer(
         model=job.model,
         reward_funcs=scorer,
@@ -196,7 +192,7 @@ def train(job: Job, say: Say) -> None:
 
 
 def answer(path: Path) -> None:
-    """Read the job, train, talk."""
+    """Read the job, train, print the results."""
     lines = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     speaks = os.environ.get("RANK", "0") == "0"
@@ -205,7 +201,7 @@ def answer(path: Path) -> None:
         if speaks:
             lines.write(json.dumps(message) + "\n")
 
-    train(Job(**json.loads(path.read_text(encoding="utf-8"))), say)
+    train(TrlJob(**json.loads(path.read_text(encoding="utf-8"))), say)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
     Ready,
     Refused,
+    SampleRequest,
     SamplerReply,
     Unfit,
     Written,

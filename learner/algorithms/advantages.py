@@ -1,8 +1,8 @@
-"""Advantages: how good each token was, judged by the critic.
+"""Advantages of tokens by the critic's values: GAE, EGAE at a cut, whitening.
 
 In: rewards, values and the windows they belong to. Out: one advantage per token, without gradient.
-Promises: an unfinished window never sees a terminal value of 0 unless asked to; the packed form and
-the one-window form give the same bits; sums run in float64 whatever comes in.
+Promises: an unfinished window has no terminal value of 0 unless configured; the packed form and the
+one-window form give the same bits; sums run in float64 whatever the inputs' type.
 
 Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's output just before
 token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
@@ -27,11 +27,7 @@ Boundary = Literal["copy", "bootstrap", "terminal"]
 
 
 def gae(
-    rewards: Tensor | Sequence[float],
-    values: Tensor | Sequence[float],
-    *,
-    gamma: float,
-    lam: float,
+    rewards: Tensor | Sequence[float], values: Tensor | Sequence[float], *, gamma: float, lam: float
 ) -> Tensor:
     """Generalised advantages of one finished response.
 
@@ -64,8 +60,8 @@ def egae(
     A_t = sum_{k=0}^{l-t-1} (gamma lam)^k delta_{t+k}, where V(s_l) is
         0 if the response finished (then this is `gae`), else by `boundary`:
         copy       V(s_{l-1}), so the last term is r_{l-1} + (gamma - 1) V(s_{l-1})
-        bootstrap  `bootstrap_value`, the critic asked for V(s_l)
-        terminal   0, which wrongly punishes being cut; for ablation only
+        bootstrap  `bootstrap_value`, the critic's V(s_l)
+        terminal   0, which wrongly punishes cuts; for ablation only
 
     Args:
         rewards: [T] reward of each token of the window. values: [T] V(s_t). gamma: discount, 0 to
@@ -145,7 +141,7 @@ def packed_egae(
 def _closing_values(
     last_values: Tensor, segments: Segments, present: Tensor, boundary: Boundary
 ) -> Tensor:
-    """V(s_l) of each window that has tokens: 0 where it finished, else what the boundary says."""
+    """V(s_l) of each window that has tokens: 0 where it finished, else by `boundary`."""
     finished = segments.finished[present]
     match boundary:
         case "copy":
@@ -191,18 +187,16 @@ def length_adaptive_lambda(
 
 
 def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:
-    """[S] length for the adaptive lambda: an unfinished response counts half a window longer.
+    """[S] length for the adaptive lambda; unfinished ones count half a window more.
 
-    l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)
-    """
+    l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)"""
     return length_so_far + torch.where(finished, 0, window // 2)
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """[3] float64: count, sum and sum of squares of x [T] over mask [T].
 
-    Moments of micro-batches and ranks add up, so one all-reduce gives those of the whole batch.
-    """
+    Moments of micro-batches and ranks add up, so one all-reduce gives those of the whole batch."""
     kept = torch.where(mask, x.to(torch.float64), 0.0)
     return torch.stack([mask.sum().to(torch.float64), kept.sum(), kept.square().sum()])
 
@@ -219,15 +213,13 @@ def whiten(
 
     Args:
         advantages: [T]. mask: [T] bool, `policy_mask`: boundary tokens are neither counted nor
-        given back, else
-            the last token of a cut window, whose advantage is 0, would become a strong push.
-        eps: added to the (n - 1) variance. clamp: bound of the absolute value afterwards (T-PPO
-        recipe: 10), or None. batch_moments: `moments` summed over all micro-batches and ranks;
-        None: of this pack.
+        returned, else the last token of a cut window, whose advantage is 0, would become a strong
+        push. eps: added to the (n - 1) variance. clamp: bound of the absolute value afterwards
+        (T-PPO recipe: 10), or None. batch_moments: `moments` summed over all micro-batches and
+        ranks; None: of this pack.
 
     Returns:
-        [T] in the type of `advantages`. With fewer than two trained tokens there is no spread:
-        they are given back as they are.
+        [T] in the type of `advantages`; unchanged with fewer than two trained tokens.
     """
     with torch.no_grad():
         count, total, squares = (

@@ -18,8 +18,8 @@ def token_mean_weights(mask: Tensor, *, global_tokens: float) -> Tensor:
 
     Args:
         mask: [T] bool, tokens of this micro-batch that have a loss. global_tokens: N, tokens
-        counted over the whole batch. It may be more than the masks hold:
-            where tokens are dropped for their weight, the original count keeps the others' size.
+        counted over the whole batch. It may be more than the masks hold: where tokens are dropped
+        for their weight, the original count keeps the others' size.
 
     Source: DAPO section 3.3, VAPO Eq. 7-8.
     """
@@ -39,9 +39,8 @@ def sample_mean_weights(
     Args:
         mask: [T] bool, tokens of this micro-batch that have a loss. segment_ids: [T] int, the
         sample of each token. global_samples: G, samples with a loss in the whole batch.
-        num_segments: S, needed only to spare a look at the ids. sample_tokens: [S] n_i; needed
-        where one sample's tokens lie in several micro-batches,
-            else counted here.
+        num_segments: S, saves reading the ids. sample_tokens: [S] n_i; needed where one sample's
+        tokens lie in several micro-batches, else counted here.
 
     Source: PPO as in VAPO Eq. 6; the value loss of the T-PPO recipe.
     """
@@ -55,18 +54,17 @@ def sample_mean_weights(
 
 
 def fixed_length_weights(mask: Tensor, *, global_samples: float, length: int) -> Tensor:
-    """[T] float64: mask / (G L), where L is the same for all samples, e.g. the length cap.
+    """[T] float64: mask / (G L), with one L for all samples, e.g. the length cap.
 
     Long and short samples then differ by what they sum to, without token loss's dependence on
-    the batch. Source: Dr. GRPO, Liu et al. 2025.
-    """
+    the batch. Source: Dr. GRPO, Liu et al. 2025."""
     if length <= 0:
         raise ValueError(f"length must be positive, got {length}")
     return mask.to(torch.float64) / (global_samples * length) if global_samples else _none(mask)
 
 
 def weighted_sum(loss: Tensor, weights: Tensor) -> Tensor:
-    """Scalar: sum_t weight_t loss_t over tokens with a weight; what the others hold is not read."""
+    """Scalar: sum_t weight_t loss_t; losses of tokens without a weight are not read."""
     return (torch.where(weights != 0, loss, 0.0) * weights.to(loss.dtype)).sum()
 
 

@@ -1,10 +1,10 @@
-"""What the policy learns from hot tokens, which FIRE sampling (arXiv 2410.21236) drew from q and
-not from the policy pi.
+"""Loss corrections for hot tokens of FIRE sampling (arXiv 2410.21236).
 
-In: streams of the trained tokens [T]: loss weights, behaviour logprobs (log q at hot tokens),
-logprobs under the weights of the update's start, and which tokens are hot. Out: the loss weights
-and behaviour logprobs that express one of three corrections. Promises: tokens that are not hot
-stay as they are, to the bit; a token without weight gets none; no gradient flows.
+A hot token was drawn from q and not from the policy pi. In: streams of the trained tokens [T]: loss
+weights, behaviour logprobs (log q at hot tokens), logprobs under the weights of the update's start,
+and which tokens are hot. Out: the loss weights and behaviour logprobs that express one of three
+corrections. Promises: tokens that are not hot stay as they are, to the bit; a token without weight
+gets none; no gradient flows.
 
 A hot token's loss would be right with the importance weight pi / q, which can be large:
 
@@ -32,9 +32,9 @@ class HotStreams(NamedTuple):
     """The streams of a batch after the correction.
 
     Attributes:
-        weight: [T] what each token's loss is multiplied by. behaviour: [T] logprobs that the
-        policy's ratio is taken to. ratio: [T] pi / q of hot tokens before any cap, for statistics;
-        0 at other tokens. over_cap: [T] bool, hot tokens whose weight the cap has cut.
+        weight: [T] factor of each token's loss. behaviour: [T] logprobs in the denominator of the
+        policy's ratio. ratio: [T] pi / q of hot tokens before any cap, for statistics; 0 at other
+        tokens. over_cap: [T] bool, hot tokens whose weight the cap has cut.
     """
 
     weight: Tensor
@@ -53,7 +53,7 @@ def hot_streams(
     correction: Correction,
     cap: float,
 ) -> HotStreams:
-    """The corrected streams.
+    """Return the corrected streams.
 
     Args:
         weight: [T] loss weights, 0 where a token does not train. behaviour: [T] logprobs of what

@@ -1,4 +1,4 @@
-"""A value head without gradient steps: ridge regression of returns on features of states.
+"""Value head by ridge regression of returns on state features, without gradients.
 
 In: features of the states of finished answers, and their returns. Out: a linear head. Promises: the
 head is the exact solution for all tokens given so far, the older ones counting less; its penalty is
@@ -14,9 +14,9 @@ from torch import Tensor
 
 FOLDS = 4
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)
-"""Of the squared weights of standardised features; inf is the mean return alone."""
+"""Penalties of standardised features' squared weights; inf: mean return alone."""
 _FLAT = 1e-10
-"""Variance at or below which a feature says nothing."""
+"""Variance at or below which a feature is constant."""
 
 
 class LeastSquaresHead:
@@ -39,14 +39,15 @@ class LeastSquaresHead:
         return (features.double() @ self.weights + self.offset).to(features.dtype)
 
     def products(self, features: Tensor, returns: Tensor, answers: Tensor) -> Tensor:
-        """[FOLDS, F + 2, F + 2] what tokens add to `sums`: features [N, F], returns [N] and the
-        answer's number of each token [N], which decides on its fold."""
+        """[FOLDS, F + 2, F + 2] the tokens' summands of `sums`.
+
+        Features [N, F], returns [N], the answer's number of each token [N] determines its fold."""
         rows = torch.cat([torch.ones_like(returns)[:, None], features, returns[:, None]], dim=1)
         folds = [rows[answers % FOLDS == fold].double() for fold in range(FOLDS)]
         return torch.stack([x.T @ x for x in folds])
 
     def refit(self, products: Tensor, *, keep: float) -> None:
-        """Take these tokens in, count all earlier ones `keep` times as much as before, solve."""
+        """Add these tokens, scale the weight of all earlier ones by `keep`, and solve."""
         self.sums = keep * self.sums + products
         whole = self.sums.sum(dim=0)
         if not whole[0, 0]:
@@ -62,18 +63,19 @@ class LeastSquaresHead:
         self.offset, self.weights = head[0].clone(), head[1:-1].clone()
 
     def state(self) -> dict[str, Tensor]:
-        """All of it, as tensors."""
+        """Return sums, weights and offset."""
         return {"sums": self.sums, "weights": self.weights, "offset": self.offset}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what `state` gave."""
+        """Restore what `state` returned."""
         for name, value in self.state().items():
             setattr(self, name, tensors[name].to(value.device))
 
 
 def _ridge(sums: Tensor) -> Tensor:
-    """[PENALTIES, F + 2] the solutions for `sums` [F + 2, F + 2], as rows a for which a . (1, x, r)
-    is what a head leaves of r unexplained."""
+    """[PENALTIES, F + 2] solutions for `sums` [F + 2, F + 2], as rows a.
+
+    a . (1, x, r) is the part of r that a head leaves unexplained."""
     mean = sums[0, 1:] / sums[0, 0]
     moments = sums[1:, 1:] / sums[0, 0] - mean[:, None] * mean
     variance = moments.diagonal()[:-1]

@@ -1,4 +1,4 @@
-"""Penalties: extra terms of the policy's loss, one per token, and of a trajectory's reward.
+"""Penalties: extra terms of the policy's loss and of a trajectory's reward.
 
 In: logprobs or logits, or lengths. Out: one loss per token, to be added with a coefficient over its
 own mask, or what is added to a reward (the verifier's own score stays apart, so that accuracy and
@@ -15,8 +15,8 @@ from learner.algorithms.ratios import LOG_RATIO_BOUND
 
 KlEstimator = Literal["k1", "k1+", "k2", "k3", "k3+"]
 
-# Beyond it a token's k3, which grows like exp(-d), would drown all the others.
 K3_BOUND = 10.0
+"""Beyond it a token's k3, which grows like exp(-d), would drown all the others."""
 
 
 def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> Tensor:
@@ -37,8 +37,7 @@ def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> 
     still pulled back; k3 counts as 10 beyond that, and its own gradient is 0 there.
 
     Source: Schulman, "Approximating KL divergence", 2020; the names, the gradient by straight
-    through and the bounds are verl's (its k2 has no bound).
-    """
+    through and the bounds are verl's (its k2 has no bound)."""
     distance = new - reference.detach()
     bounded = distance.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
     d = distance + (bounded - distance).detach()
@@ -56,10 +55,9 @@ def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> 
 
 
 def token_entropy(log_p: Tensor) -> Tensor:
-    """[...] entropy in nats of distributions [..., V], given the logarithm of each probability.
+    """[...] entropy in nats of distributions [..., V], given as log-probabilities.
 
-    H = -sum p log p; a token of probability 0 (log p = -inf, forbidden) adds nothing.
-    """
+    H = -sum p log p; a token of probability 0 (log p = -inf, forbidden) adds nothing."""
     # Finite, because 0 * -inf is NaN, in the value and again in the gradient.
     finite = log_p.clamp(min=torch.finfo(log_p.dtype).min)
     return -(log_p.exp() * finite).sum(dim=-1)
@@ -71,11 +69,10 @@ def entropy_bonus(entropy: Tensor) -> Tensor:
 
 
 def positive_likelihood(new: Tensor) -> Tensor:
-    """[T] -log pi_new, to be averaged over all tokens of right answers of the whole batch.
+    """[T] -log pi_new, to be averaged over all tokens of the batch's right answers.
 
-    L = -1 / (sum over right answers of |o_i|) * sum sum log pi; 0 if there is none (that is what
-    `aggregation` gives for an empty mask). Source: VAPO Eq. 9-10, weight 0.1.
-    """
+    L = -1 / (sum over right answers of |o_i|) * sum sum log pi; 0 if there is none (the result of
+    `aggregation` for an empty mask). Source: VAPO Eq. 9-10, weight 0.1."""
     return -new
 
 

@@ -1,8 +1,8 @@
 """Policy and value losses, one per token, and the inputs of a policy loss.
 
 In: log ratios or values with gradient; advantages, targets and old values without. Out: the loss of
-each token, and where which clip holds the gradient back. Promise: nothing is averaged, masked or
-weighted here; that is the business of `ratios` and `aggregation`.
+each token, and where which clip stops the gradient. Promise: nothing is averaged, masked or
+weighted here; `ratios` and `aggregation` do that.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
-    """N tokens as the policy's loss sees them; those of one window need not all be there.
+    """Inputs of the policy's loss for N tokens, not necessarily all of a window.
 
     Attributes:
-        new: [N] logprobs, with gradient. entropy: [N], with gradient where a term asks for it.
+        new: [N] logprobs, with gradient. entropy: [N], with gradient where a term needs it.
         start: [N] logprobs under the weights of the update's start. advantages: [N]. behaviour: [N]
         logprobs of the sampler. versions: [N] weight versions that sampled. mask: [N] bool, tokens
         in the surrogate. hot: [N] bool, of them those that FIRE's high temperature drew. right: [N]
-        bool, tokens of right answers. weights: [N] what each token's loss is multiplied by.
-        kl_coef: [N] the divergence's coefficient. reference: [N] logprobs of the reference.
-        segment_ids: [N] int, the window of each token. segment_tokens: [S] tokens of each window in
-        the surrogate. learner_version: of the weights of the update's start. all_tokens,
-        all_samples, all_right: counts of the whole batch, see `learner.batching.batch.Totals`.
+        bool, tokens of right answers. weights: [N] factor of each token's loss. kl_coef: [N] the
+        divergence's coefficient. reference: [N] logprobs of the reference. segment_ids: [N] int,
+        the window of each token. segment_tokens: [S] tokens of each window in the surrogate.
+        learner_version: of the weights of the update's start. all_tokens, all_samples, all_right:
+        counts of the whole batch, see `learner.batching.batch.LossCounts`.
     """
 
     new: Tensor
@@ -71,7 +71,9 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """L_t = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), and min(L_t, c |A|) with dual clip.
+    """PPO's clipped surrogate, with an optional dual clip.
+
+    L_t = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), and min(L_t, c |A|) with dual clip.
 
     Args:
         log_ratio: [T] log r, with gradient. advantages: [T]. clip_low: eps_low. clip_high: eps_high
@@ -100,11 +102,10 @@ def clipped_surrogate(
 
 
 def reinforce(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
-    """L_t = -A log r, whose gradient is -A grad log pi: plain policy gradient, nothing clipped.
+    """L_t = -A log r, the plain policy gradient -A grad log pi, nothing clipped.
 
     log r = log pi - a constant, so the gradient is REINFORCE's; only the loss's value is shifted,
-    to 0 where the policy has not moved. Source: Williams 1992.
-    """
+    to 0 where the policy has not moved. Source: Williams 1992."""
     never = torch.zeros_like(advantages, dtype=torch.bool)
     return PolicyLoss(-advantages * log_ratio, never, never, never)
 

@@ -1,9 +1,9 @@
-"""Importance ratios: how far the policy has moved, and what a stale or foreign token is worth.
+"""Importance ratios of the policy, and weights of stale or off-policy tokens.
 
 In: logprobs of the same tokens under the learner now (new), at the clip's anchor (proximal) and
-under whatever sampled them (behaviour). Out: a log ratio with gradient and a weight without.
-Promises: tokens outside the mask get ratio 1 and weight 0 whatever their logprobs say; every
-log ratio is clipped to [-20, 20] before it meets exp.
+under their sampler (behaviour). Out: a log ratio with gradient and a weight without. Promises:
+tokens outside the mask get ratio 1 and weight 0 whatever their logprobs are; every log ratio is
+clipped to [-20, 20] before exp.
 
 The loss is weight * min(r A, clip(r) A) per token, r = exp(log_ratio), summed over the *original*
 mask: a token dropped here does not make the others bigger (AReaL).
@@ -35,28 +35,26 @@ class Ratio(NamedTuple):
     over_cap: Tensor
 
 
-class Weights(NamedTuple):
-    """Importance weights [T] without gradient, and which tokens the cap or filter touched [T]."""
+class ImportanceWeights(NamedTuple):
+    """Importance weights [T] without gradient, and a mask [T] of capped ones."""
 
     weight: Tensor
     over_cap: Tensor
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """[T] log numerator - log denominator on the mask, 0 elsewhere, clipped to [-20, 20].
+    """[T] log numerator - log denominator on the mask, 0 elsewhere, within [-20, 20].
 
-    Where the bound binds the gradient is 0: such a token says nothing that could be trusted.
-    """
+    Where the bound binds the gradient is 0: such a token cannot be trusted."""
     difference = torch.where(mask, numerator - denominator, 0.0)
     return difference.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
 
 
 def behaviour_ratio(new: Tensor, behaviour: Tensor, mask: Tensor) -> Ratio:
-    """r = pi_new / pi_behaviour, weight 1: plain PPO, clipped around whatever sampled the token.
+    """r = pi_new / pi_behaviour, weight 1: plain PPO, clipped around the sampler.
 
     All tensors [T]. The ratio itself corrects for staleness and for the engine, so a further
-    weight would count the correction twice.
-    """
+    weight would count the correction twice."""
     log_r = log_ratio(new, behaviour.detach(), mask)
     return Ratio(log_r, mask.to(log_r.dtype), torch.zeros_like(mask))
 
@@ -97,15 +95,14 @@ def tis_ratio(
     segment_ids: Tensor | None = None,
     num_segments: int | None = None,
 ) -> Ratio:
-    """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour truncated from above.
+    """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour, truncated.
 
     Args:
         new, proximal, behaviour: [T] logprobs; proximal by the learner, behaviour by the sampler.
         mask: [T] bool, the tokens that train. cap: largest weight C (token 1.5 to 5, sequence 2 to
         10). over_cap: "clamp" is TIS, "mask" drops what is over the cap (MIS). level: "sequence"
-        gives each token the product over its whole sequence; it means
-            something only if a segment is a whole response.
-        segment_ids, num_segments: [T] and S, needed for "sequence".
+        gives each token the product over its whole sequence; it is meaningful only if a segment is
+        a whole response. segment_ids, num_segments: [T] and S, needed for "sequence".
 
     Source: truncated importance sampling, Yao et al. 2025.
     """
@@ -122,8 +119,8 @@ def tis_ratio(
 
 def token_weights(
     proximal: Tensor, behaviour: Tensor, mask: Tensor, *, cap: float, over_cap: OverCap = "clamp"
-) -> Weights:
-    """w_t = min(rho_t, C), or rho_t where rho_t <= C and 0 else; rho_t = proximal / behaviour."""
+) -> ImportanceWeights:
+    """w_t = min(rho_t, C), or rho_t if <= C, else 0; rho_t = proximal / behaviour."""
     with torch.no_grad():
         return _capped(log_ratio(proximal, behaviour, mask).exp(), mask, cap, over_cap)
 
@@ -137,11 +134,10 @@ def sequence_weights(
     *,
     cap: float,
     over_cap: OverCap = "clamp",
-) -> Weights:
-    """The same with rho = prod_t rho_t over the masked tokens of the sequence, for all of them.
+) -> ImportanceWeights:
+    """`token_weights` with rho = prod_t rho_t over a sequence's masked tokens.
 
-    The summed log ratio is clipped to [-20, 20] like a token's.
-    """
+    The summed log ratio is clipped to [-20, 20] like a token's."""
     with torch.no_grad():
         log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
         rho = log_rho.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND).exp().to(proximal.dtype)
@@ -158,11 +154,10 @@ def geometric_filter(
     low: float = 0.999,
     high: float = 1.001,
 ) -> Tensor:
-    """[T] bool: the mask without sequences whose exp(mean_t log rho_t) lies outside [low, high].
+    """[T] bool: the mask without sequences whose mean ratio is outside [low, high].
 
-    A mean does not grow with length, so unlike the product it can judge long responses.
-    Source: verl's rollout correction. A sequence without masked tokens passes (it has none).
-    """
+    The mean is exp(mean_t log rho_t). Unlike the product it does not grow with length.
+    Source: verl's rollout correction. A sequence without masked tokens passes (it has none)."""
     with torch.no_grad():
         log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
         counts = segment_sums(mask, segment_ids, num_segments).clamp(min=1.0)
@@ -173,10 +168,11 @@ def geometric_filter(
 def interpolated_proximal(
     new: Tensor, behaviour: Tensor, versions: Tensor, *, learner_version: int
 ) -> Tensor:
-    """[T] proximal logprobs without a forward pass, between the sampler's and the learner's.
+    """[T] proximal logprobs, interpolated between the sampler's and the learner's.
 
-    log pi_prox = log pi_behav + alpha (log pi_new - log pi_behav) alpha = (v_prox - v_behav) /
-    (v_new - v_behav) clamped to [0, 1], v_prox = v_new - 1, and alpha = 0 where v_behav >= v_new.
+    No forward pass: log pi_prox = log pi_behav + alpha (log pi_new - log pi_behav),
+    alpha = (v_prox - v_behav) / (v_new - v_behav) clamped to [0, 1], v_prox = v_new - 1, and
+    alpha = 0 where v_behav >= v_new.
 
     Args:
         new: [T] logprobs under the learner's current weights; no gradient flows through them.
@@ -192,12 +188,12 @@ def interpolated_proximal(
 
 
 def interpolation_alpha(versions: Tensor, *, learner_version: int) -> Tensor:
-    """[T] float: how far from the sampler's version towards the learner's the proximal one lies."""
+    """[T] float: the proximal version, between the sampler's (0) and learner's (1)."""
     lag = learner_version - versions
     return torch.where(lag > 0, (lag - 1) / lag, 0.0)
 
 
-def _capped(rho: Tensor, mask: Tensor, cap: float, over_cap: OverCap) -> Weights:
+def _capped(rho: Tensor, mask: Tensor, cap: float, over_cap: OverCap) -> ImportanceWeights:
     over = mask & (rho > cap)
     weight = rho.clamp(max=cap) if over_cap == "clamp" else torch.where(over, 0.0, rho)
-    return Weights(torch.where(mask, weight, 0.0), over)
+    return ImportanceWeights(torch.where(mask, weight, 0.0), over)

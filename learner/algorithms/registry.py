@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -70,8 +70,9 @@ RatioFunction = Callable[[LossInputs], Ratio]
 
 
 class AdvantageFunction(Protocol):
-    """(rewards [T], token rewards [T], values [T], windows, groups) -> raw advantages [T].
-    `rewards` are what was paid; `token_rewards` are what each token earns besides (KL)."""
+    """(rewards [T], token rewards [T], values [T], windows, groups) -> advantages [T].
+
+    Raw ones. `rewards` come from the reward; `token_rewards` are each token's own besides (KL)."""
 
     def __call__(
         self,
@@ -84,7 +85,7 @@ class AdvantageFunction(Protocol):
 
 
 class NormaliseFunction(Protocol):
-    """(raw advantages [T], mask [T], `moments` of the whole batch) -> what the loss sees [T]."""
+    """(raw advantages [T], mask [T], `moments` of the batch) -> advantages [T]."""
 
     def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
 
@@ -101,8 +102,9 @@ class AggregateFunction(Protocol):
 
 @dataclass(frozen=True)
 class KlSlots:
-    """Divergence from the reference: (new [N], reference [N]) -> [N], times `coef`, in the loss or
-    in the reward."""
+    """Divergence from the reference policy, in the loss or in the reward.
+
+    `estimate`: (new [N], reference [N]) -> [N], to be multiplied by `coef`."""
 
     estimate: Callable[[Tensor, Tensor], Tensor]
     coef: float
@@ -111,9 +113,10 @@ class KlSlots:
 
 @dataclass(frozen=True)
 class HotSlots:
-    """What becomes of tokens that FIRE's hot sampler drew. `correct`: what the loss is given, with
-    their streams corrected. `reads_start`: that reads their logprobs of the update's start. `cap`:
-    the largest importance weight, inf without one."""
+    """Treatment of tokens that FIRE's hot sampler drew.
+
+    `correct` returns the loss's inputs with their streams corrected. `reads_start`: it reads their
+    logprobs of the update's start. `cap`: the largest importance weight, inf without one."""
 
     correct: Callable[[LossInputs], LossInputs]
     reads_start: bool
@@ -122,9 +125,10 @@ class HotSlots:
 
 @dataclass(frozen=True)
 class ValueSlots:
-    """The value model's part: targets, loss, aggregation. `loss` takes (values, old values,
-    targets). `reads_old`: the loss reads the values of the update's start; `targets_read_old`: the
-    targets do."""
+    """The value model's part: targets, loss, aggregation.
+
+    `loss` takes (values, old values, targets). `reads_old`: the loss reads the values of the
+    update's start; `targets_read_old`: the targets do."""
 
     targets: Callable[[Tensor, Tensor, Segments], ValueTargets]
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -140,16 +144,15 @@ class Algorithm:
     Attributes:
         window: most tokens of one window. lambdas: ([S] length so far, [S] finished) -> [S] lambda
         of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N] their
-        sampled tokens) -> [N] with what the length costs added; of windows, of value trajectories
-        and of groups. advantages, normalise: rewards to what the loss sees. whitens_by_act:
+        sampled tokens) -> [N] with the length penalty added; of windows, of value trajectories and
+        of groups. advantages, normalise: rewards to the loss's advantages. whitens_by_act:
         normalise turns of each act apart. returns: (rewards [T], windows) -> discounted sums up to
         each window's end, and where they reach the end of the trajectory. uses_critic: advantages
         read values. asks_at_cuts: advantages read V(s_l) of cut windows. ratio: logprobs to ratio
         and weight. uses_proximal: the ratio reads logprobs recomputed at the update's start.
         policy_loss: log ratio and advantages to token losses. aggregate: token losses to weights.
         entropy_coef, positive_nll_coef: weights of further terms. kl: divergence from the
-        reference, None without one. hot: what becomes of hot tokens. value: None for critic-free
-        algorithms.
+        reference, None without one. value: None for critic-free algorithms.
     """
 
     window: int
@@ -179,11 +182,11 @@ def build_algorithm(
     max_length: int | None = None,
     fire: FireConfig | None = None,
 ) -> Algorithm:
-    """The functions that a configuration names.
+    """Return the functions that a configuration names.
 
     Args:
-        window: most tokens of one window. max_length: most tokens of a response; None: `window`.
-        fire: how hot tokens were sampled; None: there are none.
+        window: maximum tokens of a window. max_length: of a response; None: `window`. fire: how
+        hot tokens were sampled; None: there are none.
 
     Raises UserError where advantages by critic are asked for without a value model.
     """
@@ -227,11 +230,8 @@ def _shape(config: OverlongConfig | None, longest: int) -> Callable[[Tensor, Ten
 
 
 def _kl(config: KlConfig) -> KlSlots:
-    return KlSlots(
-        estimate=partial(kl_divergence, estimator=config.chosen_estimator),
-        coef=config.coef,
-        in_reward=config.where == "reward",
-    )
+    estimate = partial(kl_divergence, estimator=config.chosen_estimator)
+    return KlSlots(estimate, config.coef, in_reward=config.where == "reward")
 
 
 def _hot(config: FireConfig | None) -> HotSlots:
@@ -314,12 +314,7 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
 
 
 def _normalise(
-    advantages: Tensor,
-    mask: Tensor,
-    batch_moments: Tensor,
-    *,
-    whitened: bool,
-    clamp: float | None,
+    advantages: Tensor, mask: Tensor, batch_moments: Tensor, *, whitened: bool, clamp: float | None
 ) -> Tensor:
     if whitened:
         return whiten(advantages, mask, clamp=clamp, batch_moments=batch_moments)
@@ -341,54 +336,44 @@ def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyL
             return no_surrogate
 
 
-def _aggregate(kind: str, longest: int) -> AggregateFunction:
-    def token_mean(
+def _aggregate(
+    kind: Literal["token_mean", "sample_mean", "fixed_length"], longest: int
+) -> AggregateFunction:
+    def weights(
         mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
     ) -> Tensor:
-        return token_mean_weights(mask, global_tokens=tokens)
+        match kind:
+            case "token_mean":
+                return token_mean_weights(mask, global_tokens=tokens)
+            case "sample_mean":
+                return sample_mean_weights(
+                    mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
+                )
+            case "fixed_length":
+                return fixed_length_weights(mask, global_samples=samples, length=longest)
 
-    def sample_mean(
-        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
-    ) -> Tensor:
-        return sample_mean_weights(
-            mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
-        )
-
-    def fixed_length(
-        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
-    ) -> Tensor:
-        return fixed_length_weights(mask, global_samples=samples, length=longest)
-
-    return {"token_mean": token_mean, "sample_mean": sample_mean, "fixed_length": fixed_length}[
-        kind
-    ]
+    return weights
 
 
 def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
-    unbounded = float("inf")
-
-    def clipped(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
-        return clipped_squared_error(
-            values, old, targets, clip_low=low or unbounded, clip_high=high or unbounded
-        )
-
-    def plain(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
-        return squared_error(values, targets)
-
+    clipped = partial(clipped_squared_error, clip_low=low or math.inf, clip_high=high or math.inf)
     has_clip = low is not None or high is not None
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
-        loss=clipped if has_clip else plain,
+        loss=clipped if has_clip else _squared_error,
         aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,
         targets_read_old=lam != 1.0,
     )
 
 
+def _squared_error(values: Tensor, _old: Tensor, targets: Tensor) -> Tensor:
+    return squared_error(values, targets)
+
+
 def build_ratio(config: RatioConfig) -> RatioFunction:
-    """The ratio that a configuration names; every kind is called alike, with all that any of them
-    reads."""
+    """Return the ratio that a configuration names; all kinds take the same inputs."""
     match config:
         case BehaviourRatioConfig():
             return lambda x: behaviour_ratio(x.new, x.behaviour, x.mask)
@@ -425,7 +410,7 @@ def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
 
 
 def reads_proximal(config: RatioConfig) -> bool:
-    """Whether the ratio reads logprobs recomputed at the update's start."""
+    """Return whether the ratio reads logprobs recomputed at the update's start."""
     match config:
         case BehaviourRatioConfig():
             return False

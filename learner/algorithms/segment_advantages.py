@@ -1,7 +1,7 @@
-"""What the windows' tokens are worth: the algorithm's advantages and returns, of a whole batch.
+"""Advantages and returns of all windows of a batch, by the run's algorithm.
 
 In: windows, and numbers of the models at the update's start. Out: `WindowAdvantages`. Promise: no
-model is run here, so the same numbers give the same advantages whenever they are asked for.
+model is run here, so the same numbers always give the same advantages.
 """
 
 from typing import NamedTuple
@@ -12,16 +12,16 @@ from torch import Tensor
 from headrace.protocol.fields import MAX_ACTS
 from learner.algorithms.advantages import moments
 from learner.algorithms.registry import Algorithm
-from learner.batching.batch import PolicyHalf
+from learner.batching.batch import PolicyBatch
 from learner.batching.segments import segment_ids
-from learner.device import Place
+from learner.device import RankContext
 
 LEAST_SPREAD = 1e-4
-"""Below it a division would blow up rounding."""
+"""Standard deviation of an act below which a division would magnify rounding."""
 
 
 class WindowAdvantages(NamedTuple):
-    """What each of the windows' T tokens is worth.
+    """Advantages and returns of the windows' T tokens.
 
     Attributes:
         values: [T] V at the update's start, None without a critic. raw: [T] advantages before
@@ -37,17 +37,19 @@ class WindowAdvantages(NamedTuple):
     returns_known: Tensor
 
 
-def judge(
+def window_advantages(
     algorithm: Algorithm,
-    place: Place,
-    windows: PolicyHalf,
+    place: RankContext,
+    windows: PolicyBatch,
     *,
     values: Tensor | None,
     at_cuts: Tensor | None,
     penalty: Tensor,
 ) -> WindowAdvantages:
-    """What the windows' tokens are worth, by `values` [T] of the update's start, those behind cut
-    windows where the algorithm asks for them, and what the divergence costs each token [T]."""
+    """Return advantages and returns of the windows' tokens.
+
+    `values` [T] are of the update's start, `at_cuts` those behind cut windows where the algorithm
+    reads them, `penalty` [T] is the divergence's cost of each token."""
     rewards = windows.rewards.to(place.dtype)
     cuts = None if at_cuts is None else at_cuts[windows.windows_of]
     segments = windows.segments._replace(bootstrap_value=cuts)
@@ -63,9 +65,12 @@ def judge(
     )
 
 
-def _by_act(algorithm: Algorithm, place: Place, raw: Tensor, mask: Tensor, acts: Tensor) -> Tensor:
-    """[T] advantages normalised among the trained tokens of each act, 0 elsewhere; those of an act
-    that hardly differ are only centred. Source: PAG (RoleAdvNorm), with our `whiten`."""
+def _by_act(
+    algorithm: Algorithm, place: RankContext, raw: Tensor, mask: Tensor, acts: Tensor
+) -> Tensor:
+    """[T] advantages normalised among the trained tokens of each act, 0 elsewhere.
+
+    Those of an act with hardly any spread are only centred. Source: PAG (RoleAdvNorm); `whiten`."""
     masks = [mask & (acts == act) for act in range(MAX_ACTS)]
     whole = place.total(torch.stack([moments(raw, each) for each in masks]))
     found = torch.zeros_like(raw)

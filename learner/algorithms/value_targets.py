@@ -1,4 +1,4 @@
-"""Value targets: what the critic should have said.
+"""Value targets of the critic: returns and lambda returns.
 
 In: rewards (and values) of whole responses. Out: one target per token and the mask of tokens that
 may train the critic. Promise: the mask is False on every token of an unfinished trajectory, so a
@@ -29,7 +29,7 @@ def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) ->
 
     Args:
         rewards: [T] reward of each token. segments: one segment per response, its windows
-            concatenated. gamma: discount, 0 to 1.
+        concatenated. gamma: discount, 0 to 1.
 
     Source: T-PPO section 1.3 of the recipe, VC-PPO section 2.2 with lambda_critic = 1.
     """
@@ -44,14 +44,13 @@ def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) ->
 def lambda_returns(
     rewards: Tensor, values: Tensor, segments: Segments, *, gamma: float, lam: float
 ) -> ValueTargets:
-    """target_t = sum_k (gamma lam)^k delta_{t+k} + V(s_t), the critic's side of decoupled GAE.
+    """target_t = sum_k (gamma lam)^k delta_{t+k} + V(s_t), as in decoupled GAE.
 
     Args:
         rewards: [T] reward of each token. values: [T] V(s_t), as they were when the update began.
         segments: one segment per response; its `lam`, which is the policy's, is not read. gamma:
         discount, 0 to 1. lam: lambda of the critic. At 1 the values cancel; then they are left out
-        altogether, so
-            that the target does not depend on them by a single bit.
+        altogether, so that the target does not depend on them by a single bit.
 
     Source: VC-PPO section 2.2.
     """

@@ -1,8 +1,8 @@
-"""A rank's share of a batch as flat arrays: the tokens that have a loss, and where they stand.
+"""A rank's share of a batch as flat arrays of the tokens that have a loss.
 
-In: a rank's `Shard`. Out: a `PolicyHalf` and a `ValueHalf`, and the counts of the whole batch,
-which the ranks agree on. Promises: only sampled tokens are in a half; rewards mean the same in both
-halves and in groups.
+In: a rank's `Shard`. Out: a `PolicyBatch` and a `ValueBatch`, and the counts of the whole batch,
+which the ranks agree on. Promises: both hold sampled tokens only; rewards mean the same in both and
+in groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,49 +14,49 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard
-from headrace.protocol.token_spans import KL, Coefficient, Float32, Mark, MarkName, Reward, TurnRun
+from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.token_spans import KL, Coefficient, Float32, Mark, MarkName, Reward
 from learner.batching.group_statistics import Groups
 from learner.batching.segments import Segments, segment_ids, segment_sums, segments_of
 from learner.batching.token_reads import (
-    Reads,
-    as_the_critic_reads,
+    TokenReads,
+    critic_sequences,
     is_right,
     reads_of,
     sampled_answers,
     sampled_windows,
 )
 from learner.batching.trainable_tokens import Int64, TrainableTokens, count_before
-from learner.device import Place
+from learner.device import RankContext
 
 Shape = Callable[[Tensor, Tensor], Tensor]
-"""(rewards [N] at the ends of answers, their sampled tokens [N]) -> rewards [N], shaped."""
+"""(rewards [N] at the ends of answers, their sampled tokens [N]) -> shaped [N]."""
 
 
 @dataclass(frozen=True, eq=False)
-class PolicyHalf:
-    """This rank's windows, their sampled tokens laid end to end: T tokens in S segments, which are
-    the windows, or the turns in each where credit ends with a turn.
+class PolicyBatch:
+    """This rank's windows: their T sampled tokens end to end, in S segments.
+
+    A segment is a window, or a turn in it where credit ends with a turn.
 
     Attributes:
-        sequences: what the windows stand in. windows: as they came. sampled: where the T tokens
-        are. reads: the T tokens. segments: each with its lambda; finished where an answer, or its
-        turn, ends. windows_of: [S] int64, the window of each segment. mask: [T] bool, tokens in the
-        loss: those with a loss weight above 0. weights: [T] float32, what each token's loss is
-        multiplied by; None where all are 1. The counts that losses are divided by count tokens,
-        whatever their weight. behaviour: [T] float32 logprobs of the sampler. rewards: [T] float32,
-        what each token earned; shaped at the end of an answer. right: [S] bool, the answer ends
-        here and counts as right. versions: [T] int64, the weight version that sampled each token.
-        kl_coef: the divergence's coefficient, or [T] float32 where samples have their own. hot: [T]
-        bool, tokens marked as drawn by FIRE's high temperature. groups: the scores of whole groups,
-        for critic-free advantages. same_version: [T] bool, whole prefix sampled by the learner's
-        version.
+        sequences: the windows' sequences. windows: as received. sampled: positions of the T tokens.
+        reads: the T tokens. segments: each with its lambda; finished where an answer, or its turn,
+        ends. windows_of: [S] int64, the window of each segment. mask: [T] bool, tokens in the loss:
+        those with a loss weight above 0. weights: [T] float32, factor of each token's loss; None
+        where all are 1. The counts that losses are divided by count tokens, whatever their weight.
+        behaviour: [T] float32 logprobs of the sampler. rewards: [T] float32 of each token; shaped
+        at the end of an answer. right: [S] bool, the answer ends here and counts as right.
+        versions: [T] int64, the weight version that sampled each token. kl_coef: the divergence's
+        coefficient, or [T] float32 where samples have their own. hot: [T] bool, tokens marked as
+        drawn by FIRE's high temperature. groups: the scores of whole groups, for critic-free
+        advantages. same_version: [T] bool, whole prefix sampled by the learner's version.
     """
 
     sequences: list[BatchSequence]
     windows: list[PolicyWindow]
     sampled: TrainableTokens
-    reads: Reads
+    reads: TokenReads
     segments: Segments
     windows_of: Tensor
     acts: Tensor
@@ -73,15 +73,16 @@ class PolicyHalf:
 
 
 @dataclass(frozen=True, eq=False)
-class ValueHalf:
-    """This rank's ended trajectories: all their sampled tokens, [T], in S segments: answers, or
-    their turns. `answers` [A + 1] is where each answer begins in the T tokens. `reads` are the
-    critic's, `policy_reads` a policy's, which is not told what the critic alone is; `rewards` [T]
-    are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent) and `hot` [T] is as
-    in windows; `positions` [T] are where the tokens stand, inserted ones counted."""
+class ValueBatch:
+    """This rank's ended trajectories: their T sampled tokens in S answers or turns.
 
-    reads: Reads
-    policy_reads: Reads
+    `answers` [A + 1] is where each answer begins in the T tokens. `reads` are the critic's,
+    `policy_reads` a policy's, without the critic's private prompt; `rewards` [T] are shaped;
+    `behaviour` [T] are the sampler's logprobs (NaN where not sent) and `hot` [T] is as in windows;
+    `positions` [T] are the tokens' positions, inserted ones counted."""
+
+    reads: TokenReads
+    policy_reads: TokenReads
     segments: Segments
     answers: list[int]
     rewards: Tensor
@@ -91,10 +92,11 @@ class ValueHalf:
     positions: Tensor
 
 
-class Totals(NamedTuple):
-    """Counts over all ranks: tokens and samples in the loss of each half, and sampled tokens of
-    right answers, those of earlier windows included. Each token counts once, whatever its
-    weight."""
+class LossCounts(NamedTuple):
+    """Counts over all ranks by which losses are normalised.
+
+    Tokens and samples in the loss of policy and value model, and sampled tokens of right answers,
+    those of earlier windows included. Each token counts once, whatever its weight."""
 
     policy_tokens: int
     policy_samples: int
@@ -103,8 +105,8 @@ class Totals(NamedTuple):
     value_samples: int
 
 
-def totals_of(windows: PolicyHalf, finished: ValueHalf, place: Place) -> Totals:
-    """The counts by which losses are normalised."""
+def loss_counts(windows: PolicyBatch, finished: ValueBatch, place: RankContext) -> LossCounts:
+    """Sum the counts by which losses are normalised over all ranks."""
     trained = segment_sums(windows.mask, segment_ids(windows.segments), windows.windows_of.numel())
     answers = finished.segments.length_so_far
     own = [
@@ -114,10 +116,10 @@ def totals_of(windows: PolicyHalf, finished: ValueHalf, place: Place) -> Totals:
         int(answers.sum()),
         int((answers > 0).sum()),
     ]
-    return Totals(*place.total(torch.tensor(own, device=place.device)).tolist())
+    return LossCounts(*place.total(torch.tensor(own, device=place.device)).tolist())
 
 
-def policy_half(
+def policy_batch(
     shard: Shard,
     *,
     version: int,
@@ -125,20 +127,14 @@ def policy_half(
     shape: Shape,
     kl_coef: float,
     device: torch.device,
-) -> PolicyHalf:
-    """The windows of a shard; `version` is the learner's at the update's start, `lambdas` gives
-    each window's lambda from its length so far and whether it finished, `kl_coef` holds for tokens
-    without a coefficient of their own."""
+) -> PolicyBatch:
+    """Lay out the windows of a shard.
+
+    `version` is the learner's at the update's start, `lambdas` gives each window's lambda from its
+    length so far and whether it finished, `kl_coef` holds for tokens without a coefficient."""
     windows, sequences = shard.windows, shard.sequences
     sampled = sampled_windows(sequences, windows)
-    parts = [
-        part
-        for i, w in enumerate(windows)
-        for part in (
-            _turns(sampled, i, sequences[w.sequence], w.turns)
-            or [_Part(i, int(sampled.lengths[i]), w.length, w.finished)]
-        )
-    ]
+    parts = _parts(sampled, windows, sequences, [w.finished for w in windows])
     segments = segments_of(
         [part.tokens for part in parts],
         finished=[part.ended for part in parts],
@@ -149,7 +145,7 @@ def policy_half(
     weights = sampled.pick([w.loss_weights for w in windows], np.float32)
     mask = weights > 0
     versions, same_version = _versions(windows, sampled, version)
-    return PolicyHalf(
+    return PolicyBatch(
         sequences=sequences,
         windows=windows,
         sampled=sampled,
@@ -172,25 +168,19 @@ def policy_half(
     )
 
 
-def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.device) -> ValueHalf:
-    """The ended trajectories of a shard."""
-    sequences = as_the_critic_reads(shard.sequences)
+def value_batch(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.device) -> ValueBatch:
+    """Lay out the ended trajectories of a shard."""
+    sequences = critic_sequences(shard.sequences)
     sampled = sampled_answers(sequences, shard.values)
     reads = reads_of(sequences, shard.values, sampled)
-    told = any(sequence.aside is not None for sequence in shard.sequences)
-    lengths = [
-        part.tokens
-        for i, v in enumerate(shard.values)
-        for part in (
-            _turns(sampled, i, sequences[v.sequence], v.turns)
-            or [_Part(i, int(sampled.lengths[i]), v.length, True)]
-        )
-    ]
+    has_asides = any(sequence.aside is not None for sequence in shard.sequences)
+    ended = [True] * len(shard.values)
+    lengths = [part.tokens for part in _parts(sampled, shard.values, sequences, ended)]
     segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
     behaviour = [_logprobs(v.logprobs, sequences[v.sequence]) for v in shard.values]
-    return ValueHalf(
+    return ValueBatch(
         reads=reads,
-        policy_reads=reads_of(shard.sequences, shard.values, sampled) if told else reads,
+        policy_reads=reads_of(shard.sequences, shard.values, sampled) if has_asides else reads,
         segments=segments,
         answers=[0, *np.cumsum(sampled.lengths).tolist()],
         rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
@@ -201,7 +191,7 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
     )
 
 
-class _Part(NamedTuple):
+class _SegmentPart(NamedTuple):
     """A segment: tokens of a window, and of its answer or turn so far."""
 
     window: int
@@ -211,27 +201,33 @@ class _Part(NamedTuple):
     act: int = 0
 
 
-def _turns(
-    sampled: TrainableTokens, segment: int, sequence: BatchSequence, turns: Sequence[TurnRun]
-) -> list[_Part]:
-    """Each turn in a stretch."""
+def _parts(
+    sampled: TrainableTokens,
+    items: Sequence[PolicyWindow | ValueTrajectory],
+    sequences: Sequence[BatchSequence],
+    ended: Sequence[bool],
+) -> list[_SegmentPart]:
+    """Return each item's turns as segments, or the whole item without turns."""
     found = []
-    for turn in turns:
-        inside = sampled.between(segment, turn.start, turn.end)
-        runs = sequence.sampled
-        length = count_before(runs, turn.end) - count_before(runs, turn.start)
-        tokens = inside.stop - inside.start
-        found.append(_Part(segment, tokens, length, turn.ended, turn.act))
+    for i, item in enumerate(items):
+        if not item.turns:
+            found.append(_SegmentPart(i, int(sampled.lengths[i]), item.length, ended[i]))
+        for turn in item.turns:
+            runs = sequences[item.sequence].sampled
+            inside = sampled.between(i, turn.start, turn.end)
+            length = count_before(runs, turn.end) - count_before(runs, turn.start)
+            tokens = inside.stop - inside.start
+            found.append(_SegmentPart(i, tokens, length, turn.ended, turn.act))
     return found
 
 
 def _earned(
     sampled: TrainableTokens, points: Sequence[Sequence[Reward]], segments: Segments, shape: Shape
 ) -> Tensor:
-    """[T] rewards of segments: a sampled token earns what was paid at it or after it, up to the
-    next sampled token. The last token of an answer also gets the shaping by the answer's length.
-    What was paid before a segment's first token belongs to an earlier segment and is not counted
-    here."""
+    """[T] rewards: a token's own, and those after it up to the next sampled token.
+
+    The last token of an answer also gets the shaping by the answer's length. Rewards before a
+    segment's first token belong to an earlier segment and are not counted here."""
     earned = np.zeros(sampled.positions.size, np.float32)
     for segment, rewards in enumerate(points):
         for reward in rewards:
@@ -252,7 +248,7 @@ def _coefficient(
     streams: Sequence[Sequence[Coefficient]],
     device: torch.device,
 ) -> float | Tensor:
-    """`usual`, or [T] float32 where any token has a coefficient of that name of its own."""
+    """`usual`, or [T] float32 where any token has its own coefficient of that name."""
     own = [(i, c) for i, stream in enumerate(streams) for c in stream if c.name == name]
     if not own:
         return usual
@@ -263,10 +259,7 @@ def _coefficient(
 
 
 def _marked(
-    name: MarkName,
-    marks: Sequence[Sequence[Mark]],
-    sampled: TrainableTokens,
-    device: torch.device,
+    name: MarkName, marks: Sequence[Sequence[Mark]], sampled: TrainableTokens, device: torch.device
 ) -> Tensor:
     """[T] bool: tokens under a mark of that name."""
     found = np.zeros(sampled.positions.size, np.bool_)
@@ -278,7 +271,7 @@ def _marked(
 
 
 def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
-    """Every group of the shard, its scores shaped, and the member that each window belongs to."""
+    """Return the shard's groups with shaped scores, and each window's own member."""
     members = [(group.group_id, t) for group in shard.groups for t in group.trajectory_ids]
     place = {member: i for i, member in enumerate(members)}
     own = [
@@ -297,9 +290,9 @@ def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
 def _versions(
     windows: Sequence[PolicyWindow], sampled: TrainableTokens, version: int
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """[T] the version that sampled each token, and [T] whether `version` sampled it and everything
-    before it. A window that begins later in its answer does not say what sampled the tokens before
-    it."""
+    """[T] versions of the tokens, [T] whether `version` sampled the whole prefix.
+
+    That is False in a window that begins later: its earlier tokens' versions are not known."""
     spans = [span for w in windows for span in w.spans]
     counts = np.array([s.end - s.start for s in spans], np.int64)
     versions = np.repeat(np.array([s.version for s in spans], np.int64), counts)
@@ -308,8 +301,7 @@ def _versions(
 
 
 def _fresh_end(window: PolicyWindow, version: int) -> int:
-    """The position before which `version` has sampled every token; 0 for a window that begins later
-    in its answer, because what sampled the tokens before it is not known."""
+    """The position before which `version` has sampled every token of the answer."""
     if window.start:
         return 0
     other = (span.start for span in window.spans if span.version != version)

@@ -1,4 +1,4 @@
-"""Groups: what critic-free advantages need to know about the other responses to a prompt.
+"""Group statistics of the responses to a prompt, for critic-free advantages.
 
 In: the rewards of whole groups. Out: an advantage for each member. Promise: statistics are of whole
 groups, whichever of their members are in this micro-batch, rank or batch.
@@ -19,7 +19,7 @@ class Groups(NamedTuple):
 
     Attributes:
         rewards: [N] float32, shaped rewards. ids: [N] int64, equal for the members of one group.
-        members: [S] int64, which of the N each window's own response is; -1 where it has no group.
+        members: [S] int64, the index of each window's own response; -1 where it has no group.
     """
 
     rewards: Tensor
@@ -35,11 +35,10 @@ def group_advantages(
     Args:
         rewards: [N] reward of each member. groups: [N] int, equal for the members of one group.
         baseline: "mean" of the group (GRPO, DAPO), "leave_one_out" the mean of the others (RLOO),
-            or "none" (REINFORCE).
-        scale: "sample_std" (n - 1), "population_std" (n), or "none": not divided.
+        or "none" (REINFORCE). scale: "sample_std" (n - 1), "population_std" (n), or "none".
 
     Returns:
-        [N]; 0 where a baseline is asked for and there is nothing to compare with.
+        [N]; 0 where there is a baseline and nothing to compare with.
 
     Source: GRPO; DAPO section 2; RLOO, Ahmadian et al. 2024. The papers leave the std open.
     """

@@ -1,9 +1,9 @@
-"""Where the sequences of a pack are, and which keys each of them sees: end to end for kernels that
-take lengths, padded together in blocks for the others.
+"""Layout of a pack: places of its sequences and the keys that each of them sees.
 
-In: lengths of sequences, and which tokens stand before each without being laid with it. Out:
-`Layout`, with gather indices made once a pack. Promise: a block holds sequences of similar length,
-so that little of it is padding, and padding follows the real tokens.
+Sequences are end to end for kernels that take lengths, padded together in blocks for the others.
+In: lengths of sequences, and the tokens before each that are not laid with it. Out: `Layout`, with
+gather indices built once per pack. Promise: a block holds sequences of similar length, so that
+little of it is padding, and padding follows the real tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,51 +17,55 @@ from torch.nn.functional import pad
 
 from learner.batching.packing import ranges
 
-# A block holds sequences at least this long, relative to its longest: fewer blocks mean fewer
-# calls, tighter blocks less padding (`benchmarks/performance/packing.py` measures both).
 BLOCK_RATIO = 0.75
+"""Minimum length in a block, relative to its longest.
+
+Fewer blocks mean fewer calls, tighter blocks less padding (`headrace bench learner`)."""
 
 
-class Past(Protocol):
-    """Keys and values of the tokens that stand before those of a pack, rotated to their places."""
+class PastKeyValues(Protocol):
+    """Keys and values of the tokens before those of a pack, rotated to their places."""
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """[K, key heads, d] keys and values of the K tokens before the pack's sequences, in the
-        order of the sequences, without gradient."""
+        """[K, key heads, d] keys and values, without gradient.
+
+        Those of the K tokens before the pack's sequences, in the order of the sequences."""
 
     def add_layer(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """The pack's own keys and values, each [T, key heads, d], without gradient."""
+        """Add the pack's own keys and values, each [T, key heads, d], without gradient."""
 
 
-class Masks:
+class MaskCache:
     """Masks that are the same in all layers of a forward pass."""
 
     def __init__(self) -> None:
-        self._made: dict[object, Tensor] | None = None
+        self._masks: dict[object, Tensor] | None = None
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """During a forward pass each mask is made once. Outside of one, each layer makes its own:
-        activation checkpointing asks again in the backward pass, and the packs of an update would
-        hold them all until then."""
-        self._made = {}
+    def caching(self) -> Iterator[None]:
+        """Build each mask once inside, during a forward pass.
+
+        Outside, each layer builds its own: activation checkpointing needs them again in the
+        backward pass, and the packs of an update would hold them all until then."""
+        self._masks = {}
         try:
             yield
         finally:
-            self._made = None
+            self._masks = None
 
-    def of(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """The mask of that name."""
-        if self._made is None:
-            return make()
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+    def get(self, name: object, build: Callable[[], Tensor]) -> Tensor:
+        """Return the mask of that name."""
+        if self._masks is None:
+            return build()
+        if name not in self._masks:
+            self._masks[name] = build()
+        return self._masks[name]
 
 
-class Block(NamedTuple):
-    """Sequences padded together: `rows` of `length` tokens, and before each of them as many as its
-    entry in `before` [rows] says, at most `past`. `before` is None where there are none."""
+class PaddedBlock(NamedTuple):
+    """Sequences padded together: `rows` of `length` tokens.
+
+    Before each are as many tokens as its entry in `before` [rows], at most `past`; None: none."""
 
     rows: int
     length: int
@@ -71,25 +75,23 @@ class Block(NamedTuple):
 
 @dataclass(eq=False)
 class Layout:
-    """Where the sequences of a pack are, packed and padded. A class of its own and no tuple: what
-    compiles a layer looks into tuples, and would compile again for each pack.
+    """Places of a pack's sequences, packed and padded.
+
+    No tuple: torch.compile looks into tuples, and would compile a layer again for each pack.
 
     Attributes:
         cu_lengths: [S+1] int32, cumulative lengths of the sequences. max_length: length of the
         longest. cu_keys, max_keys: the same of the keys that a sequence sees, those before it
         counted. keys_from: [K] int64, the token of each such key, the sequences end to end: one of
-            those before the pack's or, counted on behind them, one of the pack's own. None: each
-            sequence sees itself alone.
-        blocks: the padded blocks, end to end. padded_from: [P] int64, the packed token of
-        each padded place (padding repeats one). packed_from: [T] int64, the padded place of each
-        packed token. masks: of the blocks with tokens before them. frozen: [T] bool, tokens whose
-        keys and values pass no gradient on; None: no such tokens. past: keys and values of the
-        tokens before the pack's, and where the pack's go to; None:
-            every sequence begins in the pack, and nobody asks for its keys.
-        past_from: [Q] int64, for each padded place before the blocks the token that stands there,
-            counted as in `keys_from`.
-        past_length: how many tokens before the pack's there are. shares: some sequences of the pack
-        stand before others.
+        those before the pack's or, counted on behind them, one of the pack's own. None: each
+        sequence sees itself alone. blocks: the padded blocks, end to end. padded_from: [P] int64,
+        the packed token of each padded place (padding repeats one). packed_from: [T] int64, the
+        padded place of each packed token. masks: of the blocks with tokens before them. frozen: [T]
+        bool, tokens whose keys and values pass no gradient on; None: no such tokens. past: reads
+        keys and values of the tokens before the pack's, and receives the pack's; None: every
+        sequence begins in the pack, and nothing reads its keys. past_from: [Q] int64, the token at
+        each padded place before the blocks, counted as in `keys_from`. past_length: number of
+        tokens before the pack's. shares: some sequences of the pack stand before others.
     """
 
     cu_lengths: Tensor
@@ -97,12 +99,12 @@ class Layout:
     cu_keys: Tensor
     max_keys: int
     keys_from: Tensor | None
-    blocks: tuple[Block, ...]
+    blocks: tuple[PaddedBlock, ...]
     padded_from: Tensor
     packed_from: Tensor
-    masks: Masks
+    masks: MaskCache
     frozen: Tensor | None = None
-    past: Past | None = None
+    past: PastKeyValues | None = None
     past_from: Tensor | None = None
     past_length: int = 0
     shares: bool = False
@@ -116,14 +118,13 @@ def layout_of(
     ratio: float = BLOCK_RATIO,
     device: torch.device | str = "cpu",
 ) -> Layout:
-    """The layout of sequences laid end to end in this order (best in descending length).
+    """Lay sequences end to end in this order (best in descending length).
 
     Args:
-        lengths: tokens of each in the pack. before: how many tokens of each stand before these
-        (None: none of any); the caller then passes their keys to the layout, too, or their place in
-            `shared`.
-        shared: the sequence of the pack that stands before each, all of it; None: none does. ratio:
-        how tight the blocks are. device: of the indices.
+        lengths: tokens of each in the pack. before: number of tokens of each before these (None:
+        none of any); the caller then passes their keys to the layout, too, or their place in
+        `shared`. shared: the sequence of the pack that stands before each, all of it; None: none
+        does. ratio: how tight the blocks are. device: of the indices.
     """
     if not lengths:
         raise ValueError("a pack needs at least one sequence")
@@ -132,7 +133,7 @@ def layout_of(
     sizes = torch.tensor(list(lengths), dtype=torch.int64)
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     starts[1:] = sizes.cumsum(0)
-    blocks: list[Block] = []
+    blocks: list[PaddedBlock] = []
     padded_from: list[Tensor] = []
     packed_from: list[Tensor] = []
     past_from: list[Tensor] = []
@@ -162,7 +163,7 @@ def layout_of(
             back = torch.minimum(torch.arange(past), (own[:, None] - 1).clamp(min=0))
             shown = offsets[first:last, None] + back
             past_from.append(shown.clamp(max=most).flatten())
-        blocks.append(Block(last - first, length, past, own.to(device) if past else None))
+        blocks.append(PaddedBlock(last - first, length, past, own.to(device) if past else None))
     cu_lengths = cu_keys = starts.to(device=device, dtype=torch.int32)
     keys_from, seen = None, sizes + counts
     if past_from:
@@ -183,13 +184,14 @@ def layout_of(
         past_from=torch.cat(past_from).to(device) if past_from else None,
         past_length=sum(known),
         shares=shares,
-        masks=Masks(),
+        masks=MaskCache(),
     )
 
 
 def _runs(lengths: Sequence[int], before: Sequence[int], ratio: float) -> list[tuple[int, int]]:
-    """Neighbours whose shortest is at least `ratio` of their longest, with and without the tokens
-    before them, as [first, last)."""
+    """Runs [first, last) whose shortest is at least `ratio` of their longest.
+
+    That holds with and without the tokens before them."""
     sizes = list(zip(lengths, map(sum, zip(lengths, before, strict=True)), strict=True))
     runs, first = [], 0
     low = high = sizes[0]

@@ -1,4 +1,4 @@
-"""Packing: which sequences share a forward pass, and which belong to which optimizer step.
+"""Packing of sequences into forward passes, and their split over optimizer steps.
 
 In: lengths of sequences and a budget of tokens. Out: lists of sequence indices. Promises: every
 sequence is in exactly one pack; a pack is over the budget only if one sequence alone is; the same
@@ -16,13 +16,12 @@ def pack_sequences(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
     """Sequence indices of each pack, by first-fit decreasing.
 
     Args:
-        lengths: tokens of each sequence, all positive. budget: most tokens of a pack; a longer
+        lengths: tokens of each sequence, all positive. budget: maximum tokens of a pack; a longer
         sequence has a pack to itself.
 
     Returns:
-        Packs of indices into `lengths`, longest sequence first, so that neighbours in a pack
-        have similar lengths. At most 11/9 of the least possible number of packs, plus one
-        (Dosa 2007).
+        Packs of indices into `lengths`, longest sequence first, so that neighbours in a pack have
+        similar lengths. At most 11/9 of the least possible number of packs, plus one (Dosa 2007).
 
     Raises:
         ValueError: a length is not positive, or the budget is not.
@@ -54,8 +53,7 @@ def balanced_parts(weights: Sequence[int], *, parts: int, order: Sequence[int]) 
     """The part of each item, so that the parts' weights are nearly equal.
 
     Items are dealt in `order`, each to the lightest part. With at least `parts` items no part
-    stays empty, as long as all weights are positive.
-    """
+    stays empty, as long as all weights are positive."""
     heap = [(0, part) for part in range(parts)]
     heapify(heap)
     chosen = [0] * len(weights)

@@ -1,8 +1,8 @@
-"""The packed layout: tokens of several windows laid end to end, and where each window begins.
+"""Segments: tokens of several windows laid end to end, and their bounds.
 
-In: lengths of windows and facts about their trajectories. Out: `Segments`, and what follows from
-it for every token. Promise: nothing here mixes tokens of two windows, whatever their values are
-(a NaN in one window never reaches another).
+In: lengths of windows and facts about their trajectories. Out: `Segments`, and figures of every
+token that follow from it. Promise: nothing here mixes tokens of two windows, whatever their values
+are (a NaN in one window never reaches another).
 
 Legend: T tokens in the pack, S windows (a window may also be a whole trajectory).
 """
@@ -15,15 +15,15 @@ from torch import Tensor
 
 
 class Segments(NamedTuple):
-    """Where the windows of a pack begin, and what is known about each.
+    """Bounds of a pack's windows, and facts about each.
 
     Attributes:
         cu_lengths: [S+1] int64, cumulative lengths; window i is tokens cu[i] to cu[i+1] - 1.
         finished: [S] bool, True if the trajectory ends here (end token or length cap).
         length_so_far: [S] int64, response tokens of the trajectory up to the end of this window.
         lam: [S] float64, the lambda of the policy's advantages. bootstrap_value: [S] the critic's
-        V(s_l) in the state after the last token, or None; read
-            only where a window is cut and the boundary is "bootstrap".
+        V(s_l) in the state after the last token, or None; read only where a window is cut and the
+        boundary is "bootstrap".
     """
 
     cu_lengths: Tensor
@@ -42,7 +42,7 @@ def segments_of(
     bootstrap_value: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Segments:
-    """Segments from plain lists; without `length_so_far` every window is a trajectory's first."""
+    """Build segments from lists; no `length_so_far`: windows are the first ones."""
     num_segments = len(lengths)
     cumulative = torch.zeros(num_segments + 1, dtype=torch.int64)
     cumulative[1:] = torch.tensor(list(lengths), dtype=torch.int64).cumsum(0)
@@ -69,7 +69,7 @@ def segment_ids(segments: Segments) -> Tensor:
 
 
 def tokens_left(segments: Segments) -> Tensor:
-    """[T] how many tokens of the same window follow each token; 0 at the window's last."""
+    """[T] number of tokens that follow each token in its window; 0 at the last."""
     ids = segment_ids(segments)
     last = segments.cu_lengths[1:] - 1
     return last[ids] - torch.arange(ids.numel(), device=ids.device)
@@ -85,15 +85,14 @@ def policy_mask(segments: Segments, *, boundary_tokens: int = 0) -> Tensor:
 
     All tokens of finished windows, and of cut ones all but the last `boundary_tokens`, whose
     advantages rest on one guessed value (T-PPO recipe: 8). We count from each window's own end,
-    not from the last column, so a cut that came early is masked too; and 0 masks nothing.
-    """
+    not from the last column, so a cut that came early is masked too; and 0 masks nothing."""
     if boundary_tokens < 0:
         raise ValueError(f"boundary_tokens must not be negative, got {boundary_tokens}")
     return segments.finished[segment_ids(segments)] | (tokens_left(segments) >= boundary_tokens)
 
 
 def segment_sums(x: Tensor, ids: Tensor, num_segments: int) -> Tensor:
-    """[S] float64: the sum of x [T] over the tokens of each window, given their ids [T]."""
+    """[S] float64: the sum of x [T] over each window's tokens, given their ids [T]."""
     sums = torch.zeros(num_segments, dtype=torch.float64, device=x.device)
     return sums.index_add(0, ids, x.to(torch.float64))
 

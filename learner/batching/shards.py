@@ -18,8 +18,8 @@ from headrace.protocol.messages.batches import (
 )
 
 
-def merged(parts: Iterable[Shard]) -> Shard:
-    """One shard that holds all parts."""
+def merge_shards(parts: Iterable[Shard]) -> Shard:
+    """Merge the parts of a rank's share into one shard."""
     place: dict[int, int] = {}
     sequences: list[BatchSequence] = []
     windows: list[PolicyWindow] = []

@@ -1,6 +1,6 @@
-"""Reads: which tokens of which sequences a pass over a model is asked about.
+"""Token reads: the tokens whose logprobs or values a forward pass computes.
 
-In: windows or ended trajectories, and the sequences they stand in. Out: `Reads` in flat order.
+In: windows or ended trajectories, and the sequences they stand in. Out: `TokenReads` in flat order.
 Promises: only sampled tokens are read; windows of one trajectory share one sequence.
 """
 
@@ -17,17 +17,16 @@ from learner.batching.trainable_tokens import Int64, TokenRange, TrainableTokens
 
 
 @dataclass(frozen=True, eq=False)
-class Reads:
+class TokenReads:
     """Tokens of interest, in flat order, and the sequences they stand in.
 
     Attributes:
         trajectories: the trajectory of each sequence, without repeats. token_ids: each sequence
         from its first token on. sequence_of: [N] the sequence of each token. position_of: [N] its
-        place in that sequence, the opening included. One past the end asks
-            for the state after the last token.
-        targets: [N] the tokens themselves (0 where only a value is asked for). openings: how many
-        tokens of each sequence stand before position 0. media: the images in each opening; empty
-        where no sequence has any.
+        place in that sequence, the opening included; one past the end: the state after the last
+        token. targets: [N] the tokens themselves (0 where only a value is read). openings: number
+        of tokens of each sequence before position 0. media: the images in each opening; empty where
+        no sequence has any.
     """
 
     trajectories: list[int]
@@ -58,37 +57,33 @@ def sampled_answers(
     sequences: Sequence[BatchSequence], values: Sequence[ValueTrajectory]
 ) -> TrainableTokens:
     """The sampled tokens of whole trajectories."""
-    return TrainableTokens(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
+    ends = [s.token_ids.size - s.opening for s in sequences]
+    return TrainableTokens(sequences, [TokenRange(v.sequence, 0, ends[v.sequence]) for v in values])
 
 
-def as_the_critic_reads(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
-    """The sequences with the value model's private prompt appended to their openings. Positions are
-    the same."""
-    return [s if s.aside is None else _told(s, s.aside) for s in sequences]
+def critic_sequences(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
+    """Append the value model's private prompts to the openings; positions stay."""
+    return [s if s.aside is None else _with_critic_prompt(s, s.aside) for s in sequences]
 
 
-def _told(sequence: BatchSequence, aside: npt.NDArray[np.int32]) -> BatchSequence:
+def _with_critic_prompt(sequence: BatchSequence, aside: npt.NDArray[np.int32]) -> BatchSequence:
     opening, answer = np.split(sequence.token_ids, [sequence.opening])
     ids = np.concatenate([opening, aside, answer])
     return structs.replace(sequence, token_ids=ids, opening=opening.size + aside.size, aside=None)
-
-
-def _whole(index: int, sequence: BatchSequence) -> TokenRange:
-    return TokenRange(index, 0, sequence.token_ids.size - sequence.opening)
 
 
 def reads_of(
     sequences: Sequence[BatchSequence],
     segments: Sequence[PolicyWindow] | Sequence[ValueTrajectory],
     sampled: TrainableTokens,
-) -> Reads:
+) -> TokenReads:
     """All sampled tokens of windows or of whole trajectories."""
     used = dict.fromkeys(segment.sequence for segment in segments)
     compact = {sequence: i for i, sequence in enumerate(used)}
     chosen = [sequences[s] for s in used]
     owner = np.array([compact[segment.sequence] for segment in segments], np.int64)
     none = np.zeros(0, np.int64)
-    nothing = Reads(
+    nothing = TokenReads(
         trajectories=[s.trajectory_id for s in chosen],
         token_ids=[s.token_ids for s in chosen],
         sequence_of=none,
@@ -101,9 +96,9 @@ def reads_of(
 
 
 def _with(
-    reads: Reads, owner: Int64, positions: Int64, sequences: Sequence[BatchSequence]
-) -> Reads:
-    """The reads and, behind them, further ones: `positions` of sequences `owner`, both [M]."""
+    reads: TokenReads, owner: Int64, positions: Int64, sequences: Sequence[BatchSequence]
+) -> TokenReads:
+    """Append the reads at `positions` of sequences `owner`, both [M]."""
     openings = np.array([s.opening for s in sequences], np.int64)
     sizes = np.array([s.token_ids.size for s in sequences], np.int64)
     places = positions + openings[owner]
@@ -123,10 +118,12 @@ def is_right(window: PolicyWindow) -> bool:
 
 
 def with_earlier_tokens(
-    reads: Reads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
-) -> Reads:
-    """`reads_of` the windows, and behind them the earlier windows' tokens of right answers that end
-    in them: context for the surrogate, but not for the likelihood of right answers."""
+    reads: TokenReads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> TokenReads:
+    """Append the earlier windows' tokens of right answers that end in these windows.
+
+    `reads` are `reads_of` the windows. Those tokens are context for the surrogate, but not for the
+    likelihood of right answers."""
     ends = [w for w in windows if is_right(w) and w.start]
     if not ends:
         return reads
@@ -139,9 +136,9 @@ def with_earlier_tokens(
 
 
 def with_cuts(
-    reads: Reads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
-) -> Reads:
-    """`reads_of` the windows, and behind them the state after each window's last position."""
+    reads: TokenReads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> TokenReads:
+    """Append the state after each window's last position to `reads_of` the windows."""
     place = {t: s for s, t in enumerate(reads.trajectories)}
     owner = np.array([place[w.trajectory_id] for w in windows], np.int64)
     ends = np.array([sequences[w.sequence].opening + w.end for w in windows], np.int64)

@@ -1,9 +1,9 @@
-"""Which tokens of a batch the policy sampled: only these have a loss, a value or an advantage.
+"""Trainable tokens: those that the policy sampled.
 
-In: sequences, and stretches of positions of them, one a segment (a window or a whole trajectory).
-Out: `TrainableTokens`, the sampled tokens of all segments end to end, and the way from streams by
-position to streams by sampled token and back. Promise: what was inserted (a tool's answer, a
-template) is context of what follows and nothing else.
+Only these have a loss, a value or an advantage. In: sequences, and ranges of their positions, one
+per segment (a window or a whole trajectory). Out: `TrainableTokens`, the sampled tokens of all
+segments end to end, and the mapping between streams by position and streams by sampled token.
+Promise: inserted tokens (a tool's answer, a template) are context of later ones and nothing else.
 
 Legend: T sampled tokens, S segments.
 """
@@ -31,17 +31,17 @@ class TokenRange(NamedTuple):
 
 
 def runs_between(sampled: Sequence[Run], start: int, end: int) -> list[Run]:
-    """The runs, clipped to positions [start, end)."""
+    """Clip the runs to positions [start, end)."""
     return [(max(a, start), min(b, end)) for a, b in sampled if a < end and b > start]
 
 
 def count_before(runs: Sequence[Run], position: int) -> int:
-    """How many of the runs' tokens stand before a position."""
+    """Count the runs' tokens before a position."""
     return sum(min(b, position) - a for a, b in runs if a < position)
 
 
 class TrainableTokens:
-    """The sampled tokens of some stretches, in flat order.
+    """The sampled tokens of some ranges, in flat order.
 
     Attributes:
         lengths: [S] sampled tokens of each segment. positions: [T] each token's position. segments:
@@ -67,15 +67,14 @@ class TrainableTokens:
         self._places = ranges((self._stops - sizes - starts)[owner] + first, counts)
 
     def pick(self, dense: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
-        """[T] of streams with one value for each position of each segment."""
+        """[T] the sampled tokens' values, of streams with one for each position."""
         joined = np.concatenate([np.zeros(0, dtype), *dense]).astype(dtype, copy=False)
         if joined.size != (self._stops[-1] if self._stops.size else 0):
             raise ValueError("a stream has not one value for each position of its segment")
         return joined if self._is_dense else joined[self._places]
 
     def spread(self, flat: Float32) -> list[Float32]:
-        """Splits a stream [T] into one array for each segment, with NaN where nothing was
-        sampled."""
+        """Split a stream [T] into an array per segment, NaN where nothing was sampled."""
         dense = flat
         if not self._is_dense:
             dense = np.full(self._stops[-1], np.nan, np.float32)
@@ -83,8 +82,9 @@ class TrainableTokens:
         return np.split(dense, self._stops[:-1]) if self._stops.size else []
 
     def earner(self, segment: int, position: int) -> int | None:
-        """The token of a segment that earned what was paid at a position: the last one sampled
-        there or before. None where that token is in an earlier segment."""
+        """The token of a segment that earned a reward at a position.
+
+        The last one sampled there or before; None where that is in an earlier segment."""
         before = count_before(self._runs[segment], position + 1)
         return self._offsets[segment] + before - 1 if before else None
 

@@ -4,16 +4,16 @@ In: queries, keys and values of a pack and its `Layout`. Out: the same as if eac
 run alone. Promise: never a dense T x T mask. On a GPU in half precision the whole pack is one call
 of FlashAttention with the lengths of its sequences (`torch.nn.attention.varlen`), and nothing is
 padded. Elsewhere sequences of similar length are padded together into [n, L] blocks with gather
-indices made once a pack, and each block is one causal call of SDPA. Padding follows the real
+indices built once per pack, and each block is one causal call of SDPA. Padding follows the real
 tokens, so that a causal mask alone keeps it out.
 
-The first tokens of a sequence may stand elsewhere. Where their keys and values are known already
-(`Past`) its queries see these as well, and its own keys are handed back to be kept. Where other
-sequences of the pack begin alike, these tokens are a sequence of their own, which is computed once
-and whose keys all of them see.
+The first tokens of a sequence may be elsewhere. If their keys and values are known already
+(`PastKeyValues`) its queries see these as well, and its own keys are passed back to be kept. If
+other sequences of the pack begin alike, these tokens are a sequence of their own, which is computed
+once and whose keys all of them see.
 
-`register` makes the function known to transformers under the name `ATTENTION`; a model loaded with
-that implementation hands the keyword `layout` through to it and builds no mask.
+`register` registers the function with transformers under the name `ATTENTION`; a model loaded with
+that implementation passes the keyword `layout` on to it and builds no mask.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from learner.batching.layout import Block, Layout
+from learner.batching.layout import Layout, PaddedBlock
 
 ATTENTION = "headrace_packed"
 # What transformers hands through beside what is asked for; positions are in queries and keys
@@ -37,14 +37,12 @@ _WITHOUT_EFFECT = {
 # On a CPU in bfloat16 the backward pass of torch's fused kernel is slow for short sequences: a
 # fifth of the speed of two plain batched products at 45 tokens, the same at about 1000.
 EXPLICIT_LENGTH = 512
-
-
 WIDEST_HEAD = 256
-"""FlashAttention's limit of a head's numbers."""
+"""FlashAttention's maximum width of a head."""
 
 
-class Unpadded(Protocol):
-    """Causal attention of sequences that lie end to end, the last query of each seeing all keys."""
+class UnpaddedAttention(Protocol):
+    """Causal attention of sequences end to end; the last query of each sees all keys."""
 
     def __call__(
         self,
@@ -56,13 +54,13 @@ class Unpadded(Protocol):
         scaling: float | None,
         window: int | None,
     ) -> Tensor:
-        """[T, heads, d] of query [T, heads, d] and key, value [K, key heads, d]. `layout` has the
-        lengths; `window`: most keys that a query sees, itself included (None: all)."""
+        """[T, heads, d] of query [T, heads, d] and key, value [K, key heads, d].
+
+        `layout` has the lengths; a query sees at most `window` keys, with itself (None: all)."""
 
 
-class _Pad(torch.autograd.Function):
-    """Gathers rows by `padded_from`. Padding gets no gradient, so the backward pass is a gather as
-    well."""
+class _PadRows(torch.autograd.Function):
+    """Gather of rows by `padded_from`, also backward: padding has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, padded_from: Tensor, packed_from: Tensor) -> Tensor:
@@ -88,7 +86,7 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    unpadded: Unpadded | None = None,
+    unpadded: UnpaddedAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of a pack inside each of its sequences.
@@ -96,20 +94,20 @@ def packed_attention(
     Args:
         module: the attention layer; only its number is read, and only where keys are carried.
         query: [1, heads, T, d]. key, value: [1, key heads, T, d]; heads is a multiple of key heads.
-        attention_mask: must be None, as our mask function gives. layout: where the sequences are.
+        attention_mask: must be None, as our mask function returns. layout: of the sequences.
         scaling: factor of the scores. dropout: must be 0: the learner's forward has to be
-        repeatable. sliding_window: most keys a query sees, itself included. softcap: scores are
-        softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2). s_aux: [heads]
-        attention sinks, the score of a further key without value (gpt-oss). With either, a block's
-        scores exist at once. unpadded: computes the pack without padding; None: FlashAttention
-        where there is one, else SDPA in padded blocks.
+        repeatable. sliding_window: maximum number of keys that a query sees, itself included.
+        softcap: scores are softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2).
+        s_aux: [heads] attention sinks, the score of a further key without value (gpt-oss). With
+        either, a block's scores exist at once. unpadded: computes the pack without padding; None:
+        FlashAttention where there is one, else SDPA in padded blocks.
 
     Returns:
         [1, T, heads, d] and None (no attention weights).
 
     Raises:
-        ValueError: a mask, dropout, or something else that is not known here was asked for, or
-        the family's layers did not hand the layout on.
+        ValueError: for a mask, dropout, or another unknown setting, or if the family's layers did
+        not pass the layout on.
     """
     if layout is None:
         raise ValueError("its layers hand no layout of a pack to attention")
@@ -131,7 +129,7 @@ def packed_attention(
         out = unpadded(packed[0], key, value, layout, scaling=scaling, window=sliding_window)
         return out.unsqueeze(0), None
     standing = _keys(module, layout, *packed[1:], chosen=layout.past_from, own=layout.shares)
-    q, k, v = (_Pad.apply(x, layout.padded_from, layout.packed_from) for x in packed)
+    q, k, v = (_PadRows.apply(x, layout.padded_from, layout.packed_from) for x in packed)
     outputs = []
     offset = before = 0
     for number, block in enumerate(layout.blocks):
@@ -144,8 +142,8 @@ def packed_attention(
         short = length * (past + length) <= EXPLICIT_LENGTH**2
         mask: Tensor | None = None
         if past:
-            make = partial(_added, block, sliding_window, bq)
-            mask = layout.masks.of((number, sliding_window), make)
+            build = partial(_added, block, sliding_window, bq)
+            mask = layout.masks.get((number, sliding_window), build)
         if changed:
             out = _explicit(
                 bq, bk, bv, mask, scaling=scaling, window=sliding_window, softcap=softcap,
@@ -172,9 +170,10 @@ def _keys(
     chosen: Tensor | None,
     own: bool,
 ) -> list[Tensor]:
-    """The `chosen` keys and values (None: all) of the tokens before the pack's and, if `own` or
-    there are none, of the pack's own [T, key heads, d]. Gradients flow into the pack's own, which
-    are noted."""
+    """Return the `chosen` keys and values (None: all) that the pack's queries see.
+
+    Those of the tokens before the pack's and, if `own` or there are none, of the pack's own [T, key
+    heads, d]. Gradients flow into the pack's own, which `layout.past` receives."""
     rows = [key, value]
     if layout.past is not None:
         layer: int = module.layer_idx  # type: ignore[assignment]
@@ -186,8 +185,7 @@ def _keys(
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that autocast gives to a matrix product of x. Casting before padding moves fewer
-    bytes."""
+    """Return a matrix product's dtype under autocast: a cast before padding is cheap."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -199,7 +197,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _flash_takes(query: Tensor) -> bool:
-    """Whether FlashAttention can compute queries of this device, precision and width."""
+    """Return whether FlashAttention takes queries of this device, precision and width."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     return query.is_cuda and half and query.shape[-1] <= WIDEST_HEAD
 
@@ -213,7 +211,7 @@ def _flash(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """`Unpadded` by FlashAttention, which lets the last query of a sequence see its last key."""
+    """`UnpaddedAttention` by FlashAttention, aligned at a sequence's last key."""
     out = varlen_attn(
         query,
         key,
@@ -248,11 +246,10 @@ def _fused(
 def _sliding(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, scaling: float | None
 ) -> Tensor:
-    """Attention of [rows, heads, L, d] in which a query sees `window` < L keys, itself included.
+    """Attention of [rows, heads, L, d]; a query sees `window` < L keys, with itself.
 
     Tiles of `window` queries see their own tile and the one before, so that memory grows with L and
-    not with its square. The last tile is filled up behind the real tokens, where none looks.
-    """
+    not with its square. The last tile is filled up behind the real tokens, where none looks."""
     rows, _, length, _ = query.shape
     tiles = -(-length // window)
     opening = slice(window)
@@ -315,7 +312,7 @@ def _block(x: Tensor, rows: int, length: int) -> Tensor:
 
 
 def _band(window: int, device: torch.device) -> Tensor:
-    """[W, 2W] bool: which keys of its own tile and the one before each query of a tile sees."""
+    """[W, 2W] bool: the keys of its own tile and the one before that a query sees."""
     behind = (
         torch.arange(window, device=device)[:, None]
         + window
@@ -324,9 +321,10 @@ def _band(window: int, device: torch.device) -> Tensor:
     return (behind >= 0) & (behind < window)
 
 
-def _added(block: Block, window: int | None, query: Tensor) -> Tensor:
-    """[rows, 1, L, past + L] what is added to the scores of a block with tokens before it: 0 where
-    a query sees the key, else -inf. In the dtype of the queries."""
+def _added(block: PaddedBlock, window: int | None, query: Tensor) -> Tensor:
+    """[rows, 1, L, past + L] mask added to scores of a block with tokens before it.
+
+    0 where a query sees the key, else -inf. In the dtype of the queries."""
     assert block.before is not None
     steps = torch.arange(block.length, device=query.device)
     back, before = torch.arange(block.past, device=query.device), block.before[:, None, None, None]
@@ -342,6 +340,6 @@ def _added(block: Block, window: int | None, query: Tensor) -> Tensor:
 
 
 def register() -> None:
-    """Make `ATTENTION` known to transformers; calling it again changes nothing."""
+    """Register `ATTENTION` with transformers; calling it again changes nothing."""
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, lambda **_: None)

@@ -1,8 +1,8 @@
-"""DeepSpeed engines: gradients in, optimizer steps out, the same on one CPU rank and many GPUs.
+"""DeepSpeed engines, alike on one CPU rank and on many GPUs.
 
-In: a network and its optimizer's settings. Out: an `Engine` that runs packs forward, takes losses
-backward and steps. Promises: a step happens on all ranks or on none; a loss or gradient that is
-not finite on any rank skips it everywhere, and says so; losses are summed over ranks, never
+In: a network and its optimizer's settings. Out: a `TrainingEngine` that runs packs forward, takes
+losses backward and steps. Promises: a step happens on all ranks or on none; a loss or gradient that
+is not finite on any rank skips it everywhere, and says so; losses are summed over ranks, never
 averaged, because they come normalised by the whole batch.
 """
 
@@ -40,27 +40,27 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 RANK_TIMEOUT = timedelta(minutes=30)
 
 
-class Step(NamedTuple):
-    """One optimizer step: whether it was applied, and the gradient's norm before clipping."""
+class StepResult(NamedTuple):
+    """Result of an optimizer step: was it applied, the gradient's norm unclipped."""
 
     applied: bool
     grad_norm: float
 
 
-class Engine(Protocol):
-    """What an update needs of a model that trains."""
+class TrainingEngine(Protocol):
+    """Engine of a model that trains, as an update uses it."""
 
     steps: int
     """Optimizer steps applied so far."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        """The network's forward pass."""
+        """Run the network's forward pass."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the loss's gradient; `last`: of this optimizer step."""
 
-    def step(self) -> Step:
-        """Clip and apply the gradients, or throw them away where they are not finite."""
+    def step(self) -> StepResult:
+        """Clip and apply the gradients, or drop them where they are not finite."""
 
     @property
     def lr(self) -> float:
@@ -69,9 +69,9 @@ class Engine(Protocol):
 
 @dataclass
 class StepLog:
-    """What one update did to one model: optimizer steps taken, losses of their micro-batches, and
-    tokens that went through the model. `work` receives the progress of each under the name `stage`;
-    `planned`: optimizer steps."""
+    """Log of one model's update: optimizer steps, losses of micro-batches, tokens.
+
+    `work` receives the progress under the name `stage`; `planned`: optimizer steps."""
 
     work: ProgressReporter = field(default_factory=ProgressReporter)
     stage: str = ""
@@ -91,17 +91,17 @@ class StepLog:
         """Optimizer steps, applied or not."""
         return self.applied + self.dropped
 
-    def step(self, engine: Engine) -> bool:
-        """Let the engine step; whether it was applied."""
+    def step(self, engine: TrainingEngine) -> bool:
+        """Take an optimizer step; return whether it was applied."""
         step = engine.step()
         self.applied += step.applied
         self.dropped += not step.applied
         self.grad_norm = step.grad_norm
-        self._tell()
+        self._report_progress()
         return step.applied
 
     def count(self, pack: Pack, *, reads: int) -> None:
-        """Note a forward pass, of which `reads` tokens have a loss (0: no loss at all)."""
+        """Count a forward pass, of which `reads` tokens have a loss (0: no loss at all)."""
         size = pack.token_ids.numel()
         self.tokens += size
         if not pack.reads.numel():
@@ -110,16 +110,16 @@ class StepLog:
             self.trained += size
             self.reads += reads
         self.passes += 1
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         step = min(self.taken + 1, self.planned)
         where = f"{self.stage} {step} of {self.planned}" if step else f"{self.stage}s to come"
         self.work.at(where, self.passes, unit="micro-batches")
 
 
 class DeepSpeedEngine:
-    """An `Engine` on DeepSpeed: ZeRO 0 to 3, offload, bfloat16."""
+    """An `TrainingEngine` on DeepSpeed: ZeRO 0 to 3, offload, bfloat16."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class DeepSpeedEngine:
         *,
         decay: Callable[[int], float] = lambda done: 1.0,
     ) -> None:
-        """`decay`: maps an optimizer step to a factor of the learning rate, besides warm-up."""
+        """`decay` maps a step to a factor of the learning rate, besides warm-up."""
         self.network = network
         self.steps = 0
         self._zero = _zero_stage(config)
@@ -167,25 +167,24 @@ class DeepSpeedEngine:
         return float(self.engine.get_lr()[0])
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a loss that sums over ranks; `last`: then reduce over the ranks.
+        """Add the gradient of a loss that sums over ranks; `last`: then reduce it.
 
-        A loss that is not finite makes every gradient NaN, so that the one check of `step` sees
-        it on all ranks.
-        """
+        A loss that is not finite makes every gradient NaN, so that the one check of `step` finds
+        it on all ranks."""
         self.engine.set_gradient_accumulation_boundary(last)
         poison = torch.where(loss.detach().isfinite(), 1.0, math.nan)
         # DeepSpeed averages gradients over ranks; our losses are parts of one sum.
         self.engine.backward(loss * (poison * self._world), scale_wrt_gas=False)
 
-    def step(self) -> Step:
-        """Clip and apply the gradients, or throw them away on all ranks where any is not finite."""
+    def step(self) -> StepResult:
+        """Clip and apply the gradients, or drop them on all ranks if any is not finite."""
         norm = self._step_partitioned() if self._zero else self._step_replicated()
         applied = math.isfinite(norm)
         self.steps += applied
-        return Step(applied, norm)
+        return StepResult(applied, norm)
 
     def _step_replicated(self) -> float:
-        """ZeRO 0: every rank holds the whole reduced gradient, so every rank decides alike."""
+        """Step at ZeRO 0: each rank holds the whole reduced gradient and decides alike."""
         gradients = [p.grad for p in self._trained if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         result = norm.item()
@@ -197,13 +196,13 @@ class DeepSpeedEngine:
         return result
 
     def _step_partitioned(self) -> float:
-        """ZeRO 1 to 3: DeepSpeed agrees on the norm and drops a step whose norm is not finite."""
+        """Step at ZeRO 1 to 3: DeepSpeed drops a step whose norm is not finite."""
         self.engine.step()
         optimizer = self.engine.optimizer
         return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
 
     def state(self) -> dict[str, Tensor]:
-        """This rank's optimizer state and, where there are any, float32 master weights."""
+        """Return this rank's optimizer state, and float32 master weights if any."""
         tensors = {"steps": torch.tensor(self.steps)}
         moments = self._adam_state()
         for i, partition in enumerate(self._partitions()):
@@ -214,7 +213,7 @@ class DeepSpeedEngine:
         return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, on as many ranks as then (any number at ZeRO 0)."""
+        """Restore what `state` returned, on as many ranks as then (any number at ZeRO 0)."""
         moments = self._adam_state()
         for i, partition in enumerate(self._partitions()):
             own = {
@@ -232,10 +231,7 @@ class DeepSpeedEngine:
         self.steps = int(tensors["steps"].item())
         self._schedule.last_epoch = self.steps
         for group, base, factor in zip(
-            self._adam.param_groups,
-            self._schedule.base_lrs,
-            self._schedule.lr_lambdas,
-            strict=True,
+            self._adam.param_groups, self._schedule.base_lrs, self._schedule.lr_lambdas, strict=True
         ):
             group["lr"] = base * factor(self.steps)
 
@@ -245,7 +241,7 @@ class DeepSpeedEngine:
         return state
 
     def _partitions(self) -> list[Tensor]:
-        """The tensors that the optimizer steps on this rank."""
+        """Return the tensors that the optimizer steps on this rank."""
         if self._zero == 3:
             return list(self.engine.optimizer.fp32_partitioned_groups_flat)
         if self._zero:
@@ -254,7 +250,7 @@ class DeepSpeedEngine:
 
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
-        """Inside, every rank sees all parameters (ZeRO 3 keeps them apart)."""
+        """Gather all parameters on every rank inside (ZeRO 3 keeps them apart)."""
         if self._zero < 3:
             yield
             return
@@ -263,8 +259,9 @@ class DeepSpeedEngine:
 
 
 def _zero_stage(config: LearnerConfig) -> int:
-    """DeepSpeed keeps float32 master weights of a bfloat16 model, and sums its gradients in
-    float32, only in the optimizers of these stages."""
+    """Return the ZeRO stage, for bfloat16 at least `MIN_BF16_ZERO_STAGE`.
+
+    Only there DeepSpeed keeps float32 master weights and sums gradients in float32."""
     return max(config.zero_stage or 0, MIN_BF16_ZERO_STAGE if config.precision == "bfloat16" else 0)
 
 
@@ -306,10 +303,10 @@ def join_ranks(
     """Form the group of all learner ranks (gloo on a CPU, NCCL on GPUs).
 
     Args:
-        rank: this one, from 0. world_size: how many there are. port: where rank 0 is met. device:
-        this rank's; DeepSpeed takes its index, among those that this rank sees, as LOCAL_RANK.
-        address: rank 0's host as the others know it. local_rank: on a CPU, this one's number on its
-        host; None: all are on one host.
+        rank: this one, from 0. world_size: of all. port: of rank 0. device: this rank's; DeepSpeed
+        takes its index, among those that this rank sees, as LOCAL_RANK. address: rank 0's host as
+        the others know it. local_rank: on a CPU, this one's number on its host; None: all are on
+        one host.
     """
     if device.type == "cuda":
         local_rank = device.index or 0

@@ -1,14 +1,14 @@
-"""Whether a family of models is computed right here, found out by computing.
+"""Check by computing that a family of models is computed right here.
 
 In: a network around a loaded model, or a model folder of which nothing but its shape and names is
 read. Out: whether its sequences may share a row. Promise: a family whose logprobs or values would
-be others than by its own code, or whose weights would be published under other names than its
+differ from those of its own code, or whose weights would be published under other names than its
 files have, ends in a UserError that names it; nothing is silently wrong.
 """
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,104 +21,102 @@ from headrace.config.sections.model import ModelConfig
 from headrace.data.image_processor import placeholder_ids
 from headrace.errors import UserError
 from learner.batching.layout import layout_of
-from learner.models.forward import Pack, PolicyNetwork, ValueNetwork, without
+from learner.models.forward import Pack, PolicyNetwork, ValueNetwork, without_tokens
 from learner.models.loading import (
-    as_in_files,
     attention_of,
     critic_class,
-    made_from,
+    file_weights,
     policy_class,
+    random_model,
     sees_images,
 )
 
-LENGTHS = (37, 22)
-"""Tokens of the two sequences that are tried."""
-FINE, COARSE = 1e-4, 0.05
-"""Largest mean difference in nats, or in values; `COARSE` where bfloat16 rounds."""
+TEST_LENGTHS = (37, 22)
+"""Tokens of the two test sequences."""
+EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.05
+"""Largest mean difference in nats or values, exact or where bfloat16 rounds."""
 Network = PolicyNetwork | ValueNetwork
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
 
 @torch.no_grad()
 def may_share_rows(network: Network) -> bool:
-    """Whether sequences may be packed into one row: not where a layer keeps a state that runs on
-    from one sequence into the next (linear attention, convolutions, state space models).
+    """Return whether sequences may be packed into one row.
 
-    Two short random sequences go through the network, packed and one by one, and one by one
-    through the model's own forward pass with its own attention. UserError where these differ.
-    """
+    Not where a layer keeps a state that runs on from one sequence into the next (linear attention,
+    convolutions, state space models). Two short random sequences go through the network, packed and
+    one by one, and one by one through the model's own forward pass with its own attention.
+    UserError where these differ."""
     model: Any = network.model
     family, device = model.config.model_type, model.device
     size = model.config.get_text_config().vocab_size
     draws = torch.Generator().manual_seed(0)
     odds = torch.ones(size)
     odds[placeholder_ids(model.config)] = 0
-    ids = [odds.multinomial(n, True, generator=draws).to(device) for n in LENGTHS]
+    ids = [odds.multinomial(n, True, generator=draws).to(device) for n in TEST_LENGTHS]
     try:
         own = _by_its_own_code(network, ids)
         alone = torch.cat([_scores(network, [one]) for one in ids])
         packed = _scores(network, ids)
     except _FAILURES as error:
-        raise _refused(family, error) from error
+        raise _refusal(family, error) from error
     exact = network.autocast is None and model.dtype in (torch.float32, torch.float64)
-    bound = FINE if exact else COARSE
+    bound = EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE
     differs = float((alone - own).abs().mean())
     if not differs <= bound:
-        raise _refused(
+        raise _refusal(
             family, f"the learner's numbers differ from the model's own by {differs:.2g} on average"
         )
     return float((packed - own).abs().mean()) <= bound
 
 
 def check_folder(config: ModelConfig, *, with_critic: bool) -> None:
-    """UserError where the policy's family, or its value model, is not computed right, or where its
-    published names are not those of its files. No weight is read: a model of the folder's shape
-    with few layers and experts is made up."""
+    """Raise UserError where a folder's family cannot be trained here.
+
+    That is where the policy or its value model is not computed right, or where its published names
+    are not those of its files. No weight is read: a random model of the folder's shape with few
+    layers and experts is checked."""
     trust = config.trust_remote_code
     try:
         shape = AutoConfig.from_pretrained(config.path, trust_remote_code=trust)
     except (OSError, *_FAILURES) as error:
-        raise _refused(config.path, error) from error
+        raise _refusal(config.path, error) from error
     _check_names(shape, config)
     small = _few_layers(shape)
     classes = [policy_class, critic_class] if with_critic else [policy_class]
     for class_of in classes:
         try:
             torch.manual_seed(0)
-            model = made_from(class_of(small), small, trust_remote_code=trust).eval()
+            model = random_model(class_of(small), small, trust_remote_code=trust).eval()
             network = PolicyNetwork(model) if class_of is policy_class else ValueNetwork(model)
         except _FAILURES as error:
-            raise _refused(shape.model_type, error) from error
+            raise _refusal(shape.model_type, error) from error
         may_share_rows(network)
 
 
-def _refused(family: str, reason: object) -> UserError:
+def _refusal(family: str, reason: object) -> UserError:
     lines = str(reason).strip().splitlines() or [type(reason).__name__]
     return UserError(f"{family} models cannot be trained here: {lines[0]}")
 
 
 def _check_names(shape: Any, config: ModelConfig) -> None:
     with torch.device("meta"):
-        model = made_from(policy_class(shape), shape, trust_remote_code=config.trust_remote_code)
-    ours, theirs = set(as_in_files(model)), set(_names_in(Path(config.path).glob("*.safetensors")))
-    if odd := sorted(ours - theirs):
-        raise _refused(
+        model = random_model(policy_class(shape), shape, trust_remote_code=config.trust_remote_code)
+    theirs: set[str] = set()
+    for file in Path(config.path).glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            theirs.update(weights.keys())
+    if odd := sorted(set(file_weights(model)) - theirs):
+        raise _refusal(
             shape.model_type,
             f"{odd[0]} would be published, and no file in {config.path} has a weight of that name",
         )
 
 
-def _names_in(files: Iterable[Path]) -> list[str]:
-    names: list[str] = []
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            names += weights.keys()
-    return names
-
-
 def _few_layers(shape: Any) -> Any:
-    """The shape with as many layers as it takes to have each kind, two at least, and few experts;
-    weights of a size at which a layer keeps the size of what goes through it."""
+    """Return the shape with few experts and layers: at least two, and each kind.
+
+    Weights are of a size at which a layer preserves the scale of its input."""
     small = copy.deepcopy(shape)
     text = small.get_text_config()
     layers: int = text.num_hidden_layers
@@ -151,7 +149,7 @@ def _by_its_own_code(network: Network, sequences: Sequence[Tensor]) -> Tensor:
                 logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
             if isinstance(network, PolicyNetwork):
                 if banned := placeholder_ids(model.config):
-                    logits = without(logits, banned)
+                    logits = without_tokens(logits, banned)
                 log_p = (logits / network.temperature).log_softmax(-1)
                 found.append(log_p.gather(1, ids[1:, None])[:, 0])
             else:

@@ -1,8 +1,8 @@
-"""A frozen model whose hidden states are features of a state, and the head that is fitted on them.
+"""A frozen model with hidden states as features, and the value head fitted on it.
 
 In: a model that never changes. Out: features of chosen tokens, and values by a least-squares head.
-Promises: features of a token never change, so that sums over all updates are of one kind and keys
-that are carried over are never too old; no gradient, no optimizer state.
+Promises: features of a token never change, so that sums over all updates are of one kind and
+carried keys are never too old; no gradient, no optimizer state.
 """
 
 import math
@@ -15,20 +15,18 @@ from torch import Tensor, nn
 
 from headrace.trajectory.logprob_statistics import STATISTICS
 from learner.algorithms.least_squares import LeastSquaresHead
-from learner.models.deepspeed_engine import Step
+from learner.models.deepspeed_engine import StepResult
 from learner.models.forward import Pack, PackNetwork, hidden_states
 
 _SEED = 2506_15050
-"""Of the projection, which checkpoints do not hold."""
+"""Seed of the projection, which checkpoints do not hold."""
 
 
 class FeatureNetwork(PackNetwork):
-    """All layers' hidden states at the pack's reads, each divided by its root mean square; beyond
-    `most` numbers, their projection on as many random directions.
+    """All layers' hidden states at the reads, each divided by its root mean square.
 
-    Attributes:
-        width: F, numbers of a token.
-    """
+    Beyond `most` numbers, their projection on as many random directions. `width`: F, numbers of a
+    token."""
 
     def __init__(self, model: nn.Module, *, most: int, autocast: torch.dtype | None = None) -> None:
         super().__init__()
@@ -56,9 +54,10 @@ class FeatureNetwork(PackNetwork):
 
 
 class FeatureEngine:
-    """A `FeatureNetwork` where an engine is expected, and its head, which is refitted instead of
-    stepped. The head also reads the statistics of logprobs. `steps`: refits so far. `memory`:
-    answers after which an earlier one counts 1/e."""
+    """A `FeatureNetwork` as an engine, with a head that is refitted, not stepped.
+
+    The head also reads the statistics of logprobs. `steps`: refits so far. `memory`: answers after
+    which an earlier one counts 1/e."""
 
     lr = 0.0
 
@@ -72,23 +71,23 @@ class FeatureEngine:
         return features
 
     def backward(self, loss: Tensor, *, last: bool) -> NoReturn:
-        """There is no gradient."""
+        """Raise NotImplementedError: there is no gradient."""
         raise NotImplementedError("a least-squares head is refitted, not stepped")
 
-    def step(self) -> Step:
-        """There is none."""
+    def step(self) -> StepResult:
+        """Raise NotImplementedError: there is no optimizer step."""
         raise NotImplementedError("a least-squares head is refitted, not stepped")
 
     def state(self) -> dict[str, Tensor]:
-        """The head and its sums, the same on all ranks."""
+        """Return the head and its sums, the same on all ranks."""
         return {"steps": torch.tensor(self.steps), **self.head.state()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave, on any number of ranks."""
+        """Restore what `state` returned, on any number of ranks."""
         self.steps = int(tensors["steps"].item())
         self.head.load_state(dict(tensors))
 
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
-        """Every rank holds all of it."""
+        """Do nothing: every rank holds all parameters."""
         yield

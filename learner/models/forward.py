@@ -23,7 +23,7 @@ NEVER = -1e9
 
 
 class Pack(NamedTuple):
-    """Sequences laid end to end, and where their outputs are read.
+    """Sequences laid end to end, and the places at which their outputs are read.
 
     Attributes:
         token_ids: [T] int64. position_ids: [T] int64, places in their sequences, those before the
@@ -64,15 +64,16 @@ def widen(head: nn.Module) -> None:
 
 
 class PackNetwork(nn.Module):
-    """What all networks have: a model, the dtype of its matrix products (None: the weights'), and
-    the part of the model that sees (None: it gets no images)."""
+    """Base of networks: a model, the dtype of matrix products, a vision tower.
+
+    `autocast` None: the weights' dtype. `vision` None: the model gets no images."""
 
     model: nn.Module
     autocast: torch.dtype | None
     vision: VisionTower | None = None
 
     def in_its_precision(self, device: torch.device) -> AbstractContextManager[object]:
-        """The autocast of a forward pass."""
+        """Return the autocast of a forward pass."""
         dtype, enabled = self.autocast or torch.bfloat16, self.autocast is not None
         return torch.autocast(device.type, dtype=dtype, enabled=enabled)
 
@@ -89,9 +90,9 @@ class PolicyNetwork(PackNetwork):
         autocast: torch.dtype | None = None,
         wide_head: bool = False,
     ) -> None:
-        """`temperature` is the sampler's, so that logprobs are of the distribution it drew from.
-        `autocast`: dtype of matrix products, None: the weights'. `wide_head`: logits are computed
-        in float32 all the same."""
+        """`temperature`: the sampler's, so that logprobs are of its distribution.
+
+        `autocast`: dtype of matrix products, None: the weights'. `wide_head`: float32 logits."""
         super().__init__()
         self.model = model
         if wide_head:
@@ -103,7 +104,7 @@ class PolicyNetwork(PackNetwork):
         self._banned = placeholder_ids(model.config)
 
     def forward(self, pack: Pack, *, entropy_gradient: bool = False) -> TokenScores:
-        """Scores of the pack's reads; entropy carries a gradient only if asked to."""
+        """Score the pack's reads; entropy has a gradient only if `entropy_gradient`."""
         with self.in_its_precision(pack.token_ids.device):
             hidden = _hidden(self.model, pack, self.vision)
             if hidden.shape[0] <= self._chunk:
@@ -132,7 +133,7 @@ class PolicyNetwork(PackNetwork):
         if self._cap is not None:
             logits = self._cap * (logits / self._cap).tanh()
         if self._banned:
-            logits = without(logits, self._banned)
+            logits = without_tokens(logits, self._banned)
         return logits if self.temperature == 1.0 else logits / self.temperature
 
 
@@ -152,8 +153,9 @@ class ValueNetwork(PackNetwork):
 
 
 def _after_the_head(config: Any) -> tuple[float, float | None]:
-    """(factor, soft cap) of the logits, which a family's class applies behind its head: Cohere's
-    `logit_scale`, Falcon-H1's `lm_head_multiplier`, Granite's `logits_scaling`, Gemma's
+    """(factor, soft cap) of the logits, which a family applies behind its head.
+
+    Cohere's `logit_scale`, Falcon-H1's `lm_head_multiplier`, Granite's `logits_scaling`, Gemma's
     `final_logit_softcapping`."""
     factor = getattr(config, "logit_scale", None) or 1.0
     factor *= getattr(config, "lm_head_multiplier", None) or 1.0
@@ -161,8 +163,8 @@ def _after_the_head(config: Any) -> tuple[float, float | None]:
     return factor, getattr(config, "final_logit_softcapping", None)
 
 
-def without(logits: Tensor, tokens: list[int]) -> Tensor:
-    """[..., V] logits by which these tokens are never sampled."""
+def without_tokens(logits: Tensor, tokens: list[int]) -> Tensor:
+    """[..., V] logits with which these tokens are never sampled."""
     return logits.index_fill(-1, torch.tensor(tokens, device=logits.device), NEVER)
 
 
@@ -179,15 +181,15 @@ def hidden_states(model: nn.Module, pack: Pack, vision: VisionTower | None = Non
 
 
 def _run(model: nn.Module, pack: Pack, vision: VisionTower | None, **settings: bool) -> Any:
-    """What the backbone says of a pack."""
+    """Run the backbone on a pack."""
     layout, backbone = pack.layout, model.base_model
     inputs = {
         "input_ids": pack.token_ids.unsqueeze(0), "position_ids": pack.position_ids.unsqueeze(0),
     }  # fmt: skip
     if pack.images is not None:
-        assert vision is not None, "whoever lays images into a pack gives the network a tower"
+        assert vision is not None, "a pack with images needs a network with a vision tower"
         backbone, inputs = vision.embed(pack.token_ids, pack.position_ids, pack.images)
-    with layout.masks.kept():
+    with layout.masks.caching():
         return backbone(**inputs, **settings, use_cache=False, layout=layout)  # type: ignore[operator]
 
 

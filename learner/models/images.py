@@ -1,7 +1,7 @@
-"""Images of a pack: what the model's processor makes of them, and their embeddings.
+"""Images of a pack: the vision tower's inputs and the embeddings of its output.
 
-In: image files by their SHA-256 digest, the model's processor, the model itself. Out: how many
-placeholder tokens an image has, positions in three rows (M-RoPE, arXiv 2409.12191, section 2.1) for
+In: image files by their SHA-256 digest, the model's processor, the model itself. Out: the number of
+an image's placeholder tokens, positions in three rows (M-RoPE, arXiv 2409.12191, section 2.1) for
 families that have them, and a pack's token embeddings with those of its images in their places.
 Promises: embeddings are placed by position and never by token id, so that a policy which samples an
 image's token changes nothing; with a frozen tower every image goes through it once, as long as its
@@ -26,8 +26,8 @@ from learner.device import ImageShapes
 Int64 = npt.NDArray[np.int64]
 PIXEL_BYTES, FEATURE_BYTES = 256 << 20, 512 << 20
 """Maximum bytes kept of prepared images, and of one model's embeddings."""
-TRIED = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
-"""Families whose images are known to be computed as by their own code."""
+CHECKED_FAMILIES = ("idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""Families whose images were checked to be computed as by their own code."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -38,8 +38,8 @@ class PackImages(NamedTuple):
     Attributes:
         digests: each image once, in order of appearance. features_from: [M] int64, for each of the
         M placeholder tokens a row of these images' embeddings laid end to end. places: [M] int64,
-        ascending, where the placeholders stand in the pack. positions: [3, T] int64, time, height
-        and width of each token; None: the family has text positions alone.
+        ascending, the placeholders' places in the pack. positions: [3, T] int64, time, height and
+        width of each token; None: the family has text positions alone.
     """
 
     digests: tuple[str, ...]
@@ -48,8 +48,8 @@ class PackImages(NamedTuple):
     positions: Tensor | None
 
 
-class LaidRow(NamedTuple):
-    """Tokens [begin, end) of a sequence, laid into a pack, and the images of the sequence."""
+class ImageRow(NamedTuple):
+    """Tokens [begin, end) of a sequence in a pack, and the images of the sequence."""
 
     token_ids: npt.NDArray[np.int32]
     media: Sequence[MediaRun]
@@ -58,9 +58,9 @@ class LaidRow(NamedTuple):
 
 
 def images_of(
-    rows: Sequence[LaidRow], starts: Sequence[int], shapes: ImageShapes, device: torch.device
+    rows: Sequence[ImageRow], starts: Sequence[int], shapes: ImageShapes, device: torch.device
 ) -> PackImages:
-    """The images that stand in the rows of a pack, which begin at `starts`."""
+    """Return the images in the rows of a pack, which begin at `starts`."""
     begins: dict[str, int] = {}
     places: list[Int64] = [np.zeros(0, np.int64)]
     features: list[Int64] = [np.zeros(0, np.int64)]
@@ -88,8 +88,10 @@ def images_of(
 
 
 class ImageFeatures(NamedTuple):
-    """Embeddings [n, hidden] of images' tokens, and what is added to the states of the same tokens
-    behind the decoder's first layers, [n, hidden] each (deepstack, arXiv 2406.04334)."""
+    """Embeddings [n, hidden] of images' tokens, and their deepstack features.
+
+    `deep`, [n, hidden] each, is added to the states of the same tokens behind the decoder's first
+    layers (deepstack, arXiv 2406.04334)."""
 
     embeddings: Tensor
     deep: tuple[Tensor, ...] = ()
@@ -100,8 +102,8 @@ class ImageFeatures(NamedTuple):
         return sum(x.nbytes for x in (self.embeddings, *self.deep))
 
 
-class _Kept(Generic[K, V]):
-    """What was used last, up to a number of bytes."""
+class _ByteCache(Generic[K, V]):
+    """Least-recently-used cache with a bound in bytes."""
 
     def __init__(self, bound: int, size: Callable[[V], int]) -> None:
         self._bound, self._size, self._bytes = bound, size, 0
@@ -119,8 +121,8 @@ class _Kept(Generic[K, V]):
             self._bytes -= self._size(self._values.popitem(last=False)[1])
 
 
-class _Facts(NamedTuple):
-    """Of one image: its placeholder tokens, its patches, its grid as `MediaRun` has it."""
+class _ImageSize(NamedTuple):
+    """An image's numbers of placeholder tokens and patches, and `MediaRun`'s grid."""
 
     tokens: int
     patches: int
@@ -128,13 +130,14 @@ class _Facts(NamedTuple):
 
 
 class ImageInputs:
-    """What a model's processor makes of images."""
+    """The vision tower's inputs, made from image files by a model's processor."""
 
     def __init__(self, read: Callable[[str], bytes], processor: Any, model: Any) -> None:
-        """`read` gives the bytes of an image's file by its digest; `processor` is transformers' of
-        the model's folder. UserError for a family whose images were not tried here."""
+        """`read` returns a file's bytes by digest; `processor` is the model folder's.
+
+        UserError for a family that is not in `CHECKED_FAMILIES`."""
         shape = model.config
-        if shape.model_type not in TRIED:
+        if shape.model_type not in CHECKED_FAMILIES:
             raise UserError(f"{shape.model_type} models are not trained on images here")
         self._read, self._prepare = read, processor.image_processor
         base = model.base_model
@@ -147,14 +150,14 @@ class ImageInputs:
         if not is_frozen(model):
             tower, text = map(_size, (tower_of(model), [base.get_decoder()]))
             self._scale = tower / text
-        self._pixels: _Kept[str, dict[str, Tensor]] = _Kept(
+        self._pixels: _ByteCache[str, dict[str, Tensor]] = _ByteCache(
             PIXEL_BYTES, lambda kept: sum(x.nbytes for x in kept.values())
         )
-        self._facts: dict[str, _Facts] = {}
+        self._facts: dict[str, _ImageSize] = {}
         self._openings: dict[tuple[MediaRun, ...], Int64] = {}
 
     def of(self, digest: str) -> dict[str, Tensor]:
-        """The tower's inputs for one image."""
+        """Return the tower's inputs for one image."""
         kept = self._pixels.get(digest)
         if kept is None:
             kept = self._prepared(open_rgb(self._read(digest)))
@@ -162,16 +165,19 @@ class ImageInputs:
         return kept
 
     def blank(self) -> dict[str, Tensor]:
-        """The tower's inputs for an image that stands nowhere."""
+        """Return the tower's inputs for an image that is in no pack."""
         from PIL import Image
 
         grey = Image.new("RGB", (4 * self._patch, 4 * self._patch), (90, 90, 90))
         return self._prepared(grey)
 
     def _prepared(self, image: Any) -> dict[str, Tensor]:
-        return _without_batch(self._prepare(images=[image], return_tensors="pt"))
+        """Prepare one image's tensors, without the batch that Idefics3's come in."""
+        prepared = self._prepare(images=[image], return_tensors="pt")
+        in_batch = "image_grid_thw" not in prepared
+        return {key: x[0] if in_batch else x for key, x in prepared.items()}
 
-    def _facts_of(self, digest: str) -> _Facts:
+    def _facts_of(self, digest: str) -> _ImageSize:
         if digest not in self._facts:
             given = self.of(digest)
             frames, height, width = grid = grid_of(given)
@@ -181,12 +187,13 @@ class ImageInputs:
             else:
                 patches = frames * height * width // self._patch**2
                 tokens = frames * self._frame_tokens
-            self._facts[digest] = _Facts(tokens, patches, grid)
+            self._facts[digest] = _ImageSize(tokens, patches, grid)
         return self._facts[digest]
 
     def cost(self, media: Sequence[MediaRun]) -> int:
-        """What the images of an opening add to the tokens of a pack: their patches, each as many
-        tokens as the tower is larger than the decoder; 0 where the tower is frozen."""
+        """Return the tokens by which an opening's images enlarge a pack.
+
+        A patch counts as the tower's size by the decoder's; 0 where the tower is frozen."""
         if not self._scale:
             return 0
         patches = sum(self._facts_of(digest).patches for digest in {run.digest for run in media})
@@ -195,8 +202,9 @@ class ImageInputs:
     def placed(
         self, token_ids: npt.NDArray[np.int32], media: Sequence[MediaRun]
     ) -> list[tuple[str, Int64]]:
-        """Each image's digest and the places [n] in the sequence `token_ids` of its n embeddings: a
-        run may have other tokens between them. UserError where their numbers or grids differ."""
+        """Return each image's digest and its embeddings' places [n] in `token_ids`.
+
+        A run may have other tokens between them. UserError where numbers or grids differ."""
         found: list[tuple[str, Int64]] = []
         for run in media:
             inside = token_ids[run.start : run.end] == self._token
@@ -212,12 +220,11 @@ class ImageInputs:
         return found
 
     def tokens(self, digest: str) -> int:
-        """Placeholder tokens of an image."""
+        """Return the number of an image's placeholder tokens."""
         return self._facts_of(digest).tokens
 
     def positions(self, length: int, media: Sequence[MediaRun]) -> Int64 | None:
-        """[3, length] time, height and width of a sequence's tokens; None where the family has text
-        positions alone."""
+        """[3, length] time, height and width of a sequence's tokens; None: text positions."""
         if self._rope is None:
             return None
         key = tuple(media)
@@ -229,7 +236,7 @@ class ImageInputs:
         return np.concatenate([known, np.tile(rest, (3, 1))], axis=1)[:, :length]
 
     def _opening(self, media: tuple[MediaRun, ...]) -> Int64:
-        """Positions up to the last image's end."""
+        """[3, n] positions up to the last image's end."""
         if not media or self._rope is None:
             return np.zeros((3, 0), np.int64)
         kinds = torch.zeros(1, media[-1].end, dtype=torch.int64)
@@ -244,22 +251,22 @@ class ImageInputs:
 
 
 class VisionTower:
-    """The part of one model that sees."""
+    """The vision tower of one model, with a cache of its outputs while it is frozen."""
 
     def __init__(self, model: Any, inputs: ImageInputs, *, in_step: bool = False) -> None:
-        """`in_step`: every rank runs the tower in every pass, because its parameters are gathered
-        in it; nothing is kept then."""
+        """`in_step`: all ranks run the tower in every pass (ZeRO 3), without a cache."""
         self._model, self._inputs = model, inputs
         self._frozen = is_frozen(model)
         self._keeps = self._frozen and not in_step
-        self._kept: _Kept[str, ImageFeatures] = _Kept(FEATURE_BYTES, lambda kept: kept.num_bytes)
+        self._kept: _ByteCache[str, ImageFeatures] = _ByteCache(
+            FEATURE_BYTES, lambda kept: kept.num_bytes
+        )
         self._blank = None if self._keeps else inputs.blank()
 
     def embed(
         self, token_ids: Tensor, position_ids: Tensor, images: PackImages
     ) -> tuple[nn.Module, dict[str, Any]]:
-        """The decoder and its inputs: embeddings of a pack's tokens [T], the images' in their
-        places, and positions."""
+        """Return the decoder and its inputs: embeddings, images' included, and positions."""
         base = self._model.base_model
         rows = base.get_input_embeddings()(token_ids)
         inputs: dict[str, Any] = {"position_ids": position_ids.unsqueeze(0)}
@@ -284,7 +291,7 @@ class VisionTower:
         return base.get_decoder(), inputs | {"inputs_embeds": rows.unsqueeze(0)}
 
     def _features(self, digests: Sequence[str]) -> ImageFeatures:
-        """Those of several images, end to end."""
+        """Return the features of several images, end to end."""
         if not self._keeps:
             return self._through([self._inputs.of(digest) for digest in digests])
         known = {digest: self._kept.get(digest) for digest in digests}
@@ -304,7 +311,7 @@ class VisionTower:
         )
 
     def _through(self, images: Sequence[Mapping[str, Tensor]]) -> ImageFeatures:
-        """What the tower computes of images; with a gradient where it is trained."""
+        """Run images through the tower; with a gradient where it is trained."""
         base, device = self._model.base_model, self._model.device
         given = {key: torch.cat([x[key] for x in images]).to(device) for key in images[0]}
         if "image_grid_thw" not in given:
@@ -316,14 +323,14 @@ class VisionTower:
 
 
 def tower_of(model: Any) -> list[nn.Module]:
-    """What a model has before its decoder: the vision tower, and what projects its output."""
+    """Return a model's modules before its decoder: vision tower and projection."""
     base = model.base_model
     decoder = base.get_decoder()
     return [] if decoder is base else [part for part in base.children() if part is not decoder]
 
 
 def is_frozen(model: Any) -> bool:
-    """No parameter of the tower is trained."""
+    """Return whether no parameter of the tower is trained."""
     return not any(p.requires_grad for part in tower_of(model) for p in part.parameters())
 
 
@@ -334,11 +341,3 @@ def _size(modules: Sequence[nn.Module]) -> int:
 def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
     """[n, hidden], of one tensor an image or one tensor of all, [frames, n, hidden]."""
     return features.flatten(0, 1) if isinstance(features, Tensor) else torch.cat(list(features))
-
-
-def _without_batch(prepared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One image's tensors, which are laid end to end with other images': Idefics3's come in a
-    batch."""
-    if "image_grid_thw" in prepared:
-        return dict(prepared)
-    return {key: x[0] for key, x in prepared.items()}

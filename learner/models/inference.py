@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.batching.token_reads import Reads
-from learner.device import Place
+from learner.batching.token_reads import TokenReads
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.microbatches import empty_micro_batch, micro_batches
 from learner.models.prefix_cache import PrefixCache
@@ -20,17 +20,18 @@ from learner.models.prefix_cache import PrefixCache
 @torch.no_grad()
 def infer(
     engine: Callable[..., Any],
-    reads: Reads,
+    reads: TokenReads,
     sequences: Sequence[int],
-    place: Place,
+    place: RankContext,
     *,
     log: StepLog,
     carried: PrefixCache | None = None,
     width: Sequence[int] = (),
 ) -> Tensor:
-    """[N] logprobs or values of the reads in `sequences`, or [N, F] features (`width`: (F,)), by an
-    engine's or network's forward pass under its present weights; 0 for all other reads (see
-    `Reads.within`). `carried`: keys and values of the same model, which need not be computed."""
+    """[N] logprobs or values of `sequences`' reads, or [N, F] features (`width` F).
+
+    By an engine's or network's forward pass under its present weights; 0 for all other reads (see
+    `TokenReads.within`). `carried`: keys and values of the model, which need not be computed."""
     size = (reads.position_of.size, *width)
     found = torch.zeros(size, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place, carried)

@@ -1,14 +1,14 @@
-"""The two models: a policy and a value model of the same backbone.
+"""Loading of the two models: a policy and a value model of the same backbone.
 
 In: Hugging Face folders or hub names. Out: modules with packed attention. Promises: a new value
-head is zero, so that an untrained critic says 0 everywhere; what is saved is loadable by
+head is zero, so that an untrained critic predicts 0 everywhere; saved models are loadable by
 transformers (`AutoModelForCausalLM` or `AutoModelForImageTextToText`, and
-`AutoModelForTokenClassification` where it knows the family) as it is; a frozen vision tower has no
+`AutoModelForTokenClassification` where it has the family) as they are; a frozen vision tower has no
 gradient.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -28,10 +28,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_layers import (
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
+from transformers.modeling_layers import GenericForTokenClassification, GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from headrace.config.sections.model import ModelConfig
@@ -42,7 +39,7 @@ from learner.models.lora import merged_state
 
 
 def sees_images(shape: Any) -> bool:
-    """Whether a model of this shape is of a vision-language family."""
+    """Return whether a model of this shape is of a vision-language family."""
     kind = type(shape)
     is_text = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None) is not None
     has_tower = hasattr(shape, "vision_config")
@@ -50,21 +47,23 @@ def sees_images(shape: Any) -> bool:
 
 
 def policy_class(shape: Any) -> Any:
-    """The class that loads a policy of this shape."""
+    """Return the class that loads a policy of this shape."""
     return AutoModelForImageTextToText if sees_images(shape) else AutoModelForCausalLM
 
 
 def attention_of(shape: Any, implementation: str = ATTENTION) -> str | dict[str, str]:
-    """Options for transformers so that text is computed with that attention. In a vision tower,
-    where all patches of an image see each other, SDPA is."""
+    """Return transformers' options that compute text with that attention.
+
+    A vision tower, where all patches of an image see each other, uses SDPA."""
     if not sees_images(shape):
         return implementation
     return {"text_config": implementation, "vision_config": "sdpa"}
 
 
 def critic_class(shape: Any) -> Any:
-    """The class of a value model of this shape: transformers' own, or one made of its parts for a
-    family that it has no class of."""
+    """Return the class of a value model of this shape.
+
+    It is transformers' own, or one built of its parts for a family without such a class."""
     theirs = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(shape), None)
     known = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if sees_images(shape) else None
     policy = (known or MODEL_FOR_CAUSAL_LM_MAPPING).get(type(shape), None)
@@ -79,22 +78,21 @@ def critic_class(shape: Any) -> Any:
     return type(name, (GenericForTokenClassification, parent), same)
 
 
-def made_from(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTrainedModel:
-    """A model of that shape with random weights, in float32, with our attention."""
+def random_model(kind: Any, shape: Any, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Build a model of that shape with random weights, in float32, with our attention."""
     register()
     kept = {"attn_implementation": attention_of(shape), "dtype": torch.float32}
     shape.num_labels, shape.classifier_dropout = 1, 0.0
     if hasattr(kind, "from_config"):
-        model: PreTrainedModel = kind.from_config(
-            shape, trust_remote_code=trust_remote_code, **kept
-        )
-        return model
-    made: PreTrainedModel = kind._from_config(shape, **kept)
-    return made
+        model = kind.from_config(shape, trust_remote_code=trust_remote_code, **kept)
+    else:
+        model = kind._from_config(shape, **kept)
+    return cast(PreTrainedModel, model)
 
 
-def as_in_files(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A model's weights under the names that its files have, tied ones once and adapters merged.
+def file_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return a model's weights under the names of its files: tied ones once, adapters merged.
+
     Some classes hold them under others, or several as one (experts)."""
     tied = model.all_tied_weights_keys or {}
     state = {name: weight for name, weight in merged_state(model).items() if name not in tied}
@@ -103,18 +101,14 @@ def as_in_files(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def load_policy(
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """The starting policy. Raises UserError where there is no such model."""
+    """Load the starting policy. Raises UserError where there is no such model."""
     return _load(policy_class, config.path, config, dtype, device, {})
 
 
 def load_processor(config: ModelConfig) -> Any:
-    """What makes a vision-language model's inputs of text and images, or None for a model of text.
-    UserError where it cannot be had."""
+    """Load a vision-language processor, or UserError; None for a model of text."""
     try:
         if not sees_images(AutoConfig.from_pretrained(config.path)):
             return None
@@ -125,29 +119,16 @@ def load_processor(config: ModelConfig) -> Any:
 
 
 def load_critic(
-    config: ModelConfig,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    layers: int | None = None,
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, layers: int | None = None
 ) -> PreTrainedModel:
-    """The value model of `critic_path`, or the first `layers` (None: all) of the policy's backbone
-    with a head of zeros.
+    """Load the value model of `critic_path`, or the policy's backbone with zero head.
 
-    Raises UserError where there is no such model or its architecture has no scalar head.
-    """
+    Of the backbone the first `layers` (None: all). Raises UserError where there is no such model or
+    its architecture has no scalar head."""
     path = config.critic_path or config.path
     # The default is a dropout of 0.1, which would make V(s) a random number.
     settings = {"num_labels": 1, "classifier_dropout": 0.0}
-    critic = _load(
-        critic_class,
-        path,
-        config,
-        dtype,
-        device,
-        settings,
-        layers=layers,
-    )
+    critic = _load(critic_class, path, config, dtype, device, settings, layers=layers)
     if not hasattr(critic, "score"):
         raise UserError(f"{path}: {type(critic).__name__} has no head named `score`")
     if config.critic_path is None:
@@ -195,7 +176,7 @@ def _load(
 
 
 def _shorten(shape: Any, layers: int, path: str) -> None:
-    """Leave the first layers of a shape alone."""
+    """Reduce a shape to its first layers."""
     if layers > shape.num_hidden_layers:
         raise UserError(f"algorithm.value.layers = {layers}: {path} has {shape.num_hidden_layers}")
     shape.num_hidden_layers = layers
@@ -204,8 +185,9 @@ def _shorten(shape: Any, layers: int, path: str) -> None:
 
 
 def compile_layers(model: Any, *, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile each layer of a model's decoder for packs of any size; attention stays as it is. A
-    layer is compiled with its first pack; where that fails (no C compiler, say) a warning names
+    """Compile each layer of a model's decoder for packs of any size, except attention.
+
+    A layer is compiled with its first pack; where that fails (no C compiler, say) a warning names
     the reason and it is computed as written."""
     torch._dynamo.config.suppress_errors = True
     # Only who compiles pays for the import of the compiler.

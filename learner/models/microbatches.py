@@ -1,9 +1,9 @@
-"""Which tokens go through a model together: micro-batches, and the optimizer steps they make up.
+"""Micro-batches: packs that go through a model together, by optimizer step.
 
-In: the reads of one half. Out: `Steps` and `MicroBatch`es. Promises: every rank deals trajectories
-to optimizer steps alike, whatever its share; all ranks get the same number of micro-batches for
-each step (ranks with fewer get empty ones). Ranks agree on it by collectives, so no rank needs
-another's share.
+In: the reads of a policy or value batch. Out: `OptimizerSteps` and `MicroBatch`es. Promises: every
+rank deals trajectories to optimizer steps alike, whatever its share; all ranks get the same number
+of micro-batches for each step (ranks with fewer get empty ones). Ranks agree on it by collectives,
+so no rank needs another's share.
 """
 
 from collections.abc import Sequence
@@ -15,25 +15,26 @@ from torch import Tensor
 
 from learner.batching.layout import layout_of
 from learner.batching.packing import balanced_parts, pack_sequences, ranges
-from learner.batching.token_reads import Reads
+from learner.batching.token_reads import TokenReads
 from learner.batching.trainable_tokens import Int64
-from learner.device import ImageShapes, Place
+from learner.device import RankContext
 from learner.models.forward import Pack
-from learner.models.images import LaidRow, PackImages, images_of
-from learner.models.prefix_cache import PrefixCache, Source
+from learner.models.images import ImageRow, PackImages, images_of
+from learner.models.prefix_cache import CacheSource, PrefixCache
 
 
 class MicroBatch(NamedTuple):
-    """A pack, and the index of each of its reads in the flat order of its half [N]."""
+    """A pack, and the index of each of its reads in the flat order of its batch [N]."""
 
     pack: Pack
     tokens: Tensor
 
 
-class _Stretch(NamedTuple):
-    """Tokens [begin, end) of a sequence, which go through the model, and what is read of them:
-    `tokens` are indices of reads, the first of which stands in the state of token `first`. The
-    first `opening` tokens of the sequence are its prompt."""
+class _Range(NamedTuple):
+    """Tokens [begin, end) of a sequence that go through the model, and their reads.
+
+    `tokens` are indices of reads, the first of which is in the state of token `first`. The first
+    `opening` tokens of the sequence are its prompt."""
 
     sequence: int
     begin: int
@@ -47,31 +48,35 @@ class _Stretch(NamedTuple):
         return self.end - self.begin
 
 
-class _Row(NamedTuple):
-    """Tokens [begin, end) of a stretch, laid into a pack without a gap. `before`: the row of the
-    tokens before `begin`, None where they are not in the pack."""
+class _PackRow(NamedTuple):
+    """Tokens [begin, end) of a range, laid into a pack without a gap.
 
-    stretch: _Stretch
+    `before`: the row of the tokens before `begin`, None where they are not in the pack."""
+
+    stretch: _Range
     begin: int
     end: int
     before: int | None = None
 
 
-class _Stand(NamedTuple):
-    """The rows of a stretch in a pack: `own` (None: it has nothing but its opening) and `opening`
-    (None: not apart)."""
+class _RangeRows(NamedTuple):
+    """A range's rows in a pack: `own` (None: no more than `opening`), `opening`."""
 
-    stretch: _Stretch
+    stretch: _Range
     own: int | None
     opening: int | None
 
 
 def micro_batches(
-    reads: Reads, sequences: Sequence[int], place: Place, carried: PrefixCache | None = None
+    reads: TokenReads,
+    sequences: Sequence[int],
+    place: RankContext,
+    carried: PrefixCache | None = None,
 ) -> list[MicroBatch]:
-    """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
-    read are left out, and those before its first one as far as `carried` has them. An opening that
-    several sequences of a pack have in common is there once, where `place` allows that."""
+    """Pack some of the sequences, each with all its reads.
+
+    Tokens behind a sequence's last read are left out, and those before its first one as far as
+    `carried` has them. An opening that several sequences share is there once, if `place` allows."""
     order = np.argsort(reads.sequence_of, kind="stable")
     bounds = np.searchsorted(reads.sequence_of[order], np.arange(len(reads.token_ids) + 1))
     tokens_of = [order[bounds[s] : bounds[s + 1]] for s in range(len(reads.token_ids))]
@@ -89,7 +94,9 @@ def micro_batches(
     ]
 
 
-def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: PrefixCache | None) -> _Stretch:
+def _stretch(
+    reads: TokenReads, sequence: int, tokens: Int64, carried: PrefixCache | None
+) -> _Range:
     positions = reads.position_of[tokens]
     first, end, begin = int(positions.min()) - 1, int(positions.max()), 0
     opening = reads.openings[sequence]
@@ -101,21 +108,24 @@ def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: PrefixCache | 
             opening=opening,
             media=reads.media_of(sequence),
         )
-    return _Stretch(sequence, begin, first, end, opening, tokens)
+    return _Range(sequence, begin, first, end, opening, tokens)
 
 
-def _alike(reads: Reads, stretches: Sequence[_Stretch], place: Place) -> list[list[_Stretch]]:
-    """Units that go into a pack together: stretches with the same opening, as many of them as a
-    pack holds. Not those for which gradients flow differently into the opening."""
-    found: dict[object, list[_Stretch]] = {}
+def _alike(
+    reads: TokenReads, stretches: Sequence[_Range], place: RankContext
+) -> list[list[_Range]]:
+    """Group ranges with the same opening, as many as a pack holds, into units.
+
+    Not those for which gradients flow differently into the opening."""
+    found: dict[object, list[_Range]] = {}
     for number, one in enumerate(stretches):
         opening = reads.token_ids[one.sequence][: one.opening].tobytes()
         frozen = min(one.first, one.opening) if place.frozen_context else 0
         apart, media = one.begin or not one.opening, reads.media_of(one.sequence)
         found.setdefault(number if apart else (opening, media, frozen), []).append(one)
-    units: list[list[_Stretch]] = []
+    units: list[list[_Range]] = []
     for group in found.values():
-        unit: list[_Stretch] = []
+        unit: list[_Range] = []
         room = 0
         for one in group:
             own = one.size - one.opening
@@ -127,8 +137,8 @@ def _alike(reads: Reads, stretches: Sequence[_Stretch], place: Place) -> list[li
     return units
 
 
-def _lay(units: Sequence[Sequence[_Stretch]]) -> tuple[list[_Row], list[_Stand]]:
-    """The rows of a pack: the stretches, the longest first, then the openings that are apart."""
+def _lay(units: Sequence[Sequence[_Range]]) -> tuple[list[_PackRow], list[_RangeRows]]:
+    """Lay out a pack's rows: ranges, longest first, then the separate openings."""
     pairs = [(one, u) for u, unit in enumerate(units) for one in unit]
     pairs.sort(key=lambda pair: -pair[0].size)
     apart = [u for u, unit in enumerate(units) if len(unit) > 1]
@@ -136,18 +146,21 @@ def _lay(units: Sequence[Sequence[_Stretch]]) -> tuple[list[_Row], list[_Stand]]
     begins = [one.opening if u in apart else one.begin for one, u in pairs]
     own = [begin < one.end for begin, (one, _) in zip(begins, pairs, strict=True)]
     opening_row = {u: sum(own) + number for number, u in enumerate(apart)}
-    rows: list[_Row] = []
-    stands: list[_Stand] = []
+    rows: list[_PackRow] = []
+    stands: list[_RangeRows] = []
     for begin, has_own, (one, u) in zip(begins, own, pairs, strict=True):
-        stands.append(_Stand(one, len(rows) if has_own else None, opening_row.get(u)))
+        stands.append(_RangeRows(one, len(rows) if has_own else None, opening_row.get(u)))
         if has_own:
-            rows.append(_Row(one, begin, one.end, opening_row.get(u)))
-    rows += [_Row(units[u][0], 0, units[u][0].opening) for u in apart]
+            rows.append(_PackRow(one, begin, one.end, opening_row.get(u)))
+    rows += [_PackRow(units[u][0], 0, units[u][0].opening) for u in apart]
     return rows, stands
 
 
 def _micro_batch(
-    reads: Reads, units: Sequence[Sequence[_Stretch]], place: Place, carried: PrefixCache | None
+    reads: TokenReads,
+    units: Sequence[Sequence[_Range]],
+    place: RankContext,
+    carried: PrefixCache | None,
 ) -> MicroBatch:
     rows, stands = _lay(units)
     begins, sizes, firsts = (
@@ -159,44 +172,35 @@ def _micro_batch(
     starts = np.cumsum(sizes) - sizes
     ids = np.concatenate([reads.token_ids[r.stretch.sequence][r.begin : r.end] for r in rows])
     device, places = place.device, ranges(begins, sizes)
-    layout = layout_of(
-        sizes.tolist(),
-        before=begins.tolist(),
-        shared=[row.before for row in rows],
-        device=device,
-    )
+    shared = [row.before for row in rows]
+    layout = layout_of(sizes.tolist(), before=begins.tolist(), shared=shared, device=device)
     if place.frozen_context:
-        frozen = torch.from_numpy(places < np.repeat(firsts, sizes)).to(device)
-        layout.frozen = frozen
+        layout.frozen = torch.from_numpy(places < np.repeat(firsts, sizes)).to(device)
     if carried is not None:
         sources = [_source(reads, stand, starts) for stand in stands]
         layout.past = carried.past(sources, device)
     tokens = np.concatenate([stand.stretch.tokens for stand in stands])
     states = [_states(stand, starts, reads.position_of[stand.stretch.tokens]) for stand in stands]
+    images = None
+    if place.images is not None:
+        laid = [
+            ImageRow(reads.token_ids[s], reads.media_of(s), row.begin, row.end)
+            for s, row in ((row.stretch.sequence, row) for row in rows)
+        ]
+        images = images_of(laid, starts.tolist(), place.images, device)
     pack = Pack(
         token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
         position_ids=torch.from_numpy(places).to(device),
         layout=layout,
         reads=torch.from_numpy(np.concatenate(states)).to(device),
         targets=torch.from_numpy(reads.targets[tokens]).to(device),
-        images=None if place.images is None else _images(reads, rows, starts, place.images, device),
+        images=images,
     )
     return MicroBatch(pack, torch.from_numpy(tokens).to(device))
 
 
-def _images(
-    reads: Reads, rows: Sequence[_Row], starts: Int64, shapes: ImageShapes, device: torch.device
-) -> PackImages:
-    """The images that stand in the rows of a pack."""
-    laid = (
-        LaidRow(reads.token_ids[s], reads.media_of(s), row.begin, row.end)
-        for s, row in ((row.stretch.sequence, row) for row in rows)
-    )
-    return images_of(list(laid), starts.tolist(), shapes, device)
-
-
-def _states(stand: _Stand, starts: Int64, positions: Int64) -> Int64:
-    """[N] the pack's token just before each of the stretch's tokens at `positions` [N]."""
+def _states(stand: _RangeRows, starts: Int64, positions: Int64) -> Int64:
+    """[N] the pack's token just before each of the range's tokens at `positions` [N]."""
     one, before = stand.stretch, positions - 1
     begin = one.begin if stand.opening is None else one.opening
     own = before - begin + (0 if stand.own is None else starts[stand.own])
@@ -205,15 +209,15 @@ def _states(stand: _Stand, starts: Int64, positions: Int64) -> Int64:
     return np.where(before < begin, starts[stand.opening] + before, own)
 
 
-def _source(reads: Reads, stand: _Stand, starts: Int64) -> Source:
-    """Where the pack holds the tokens of a stretch."""
+def _source(reads: TokenReads, stand: _RangeRows, starts: Int64) -> CacheSource:
+    """Return the pack's places of a range's tokens."""
     one, places = stand.stretch, []
     begin = one.begin if stand.opening is None else one.opening
     if stand.opening is not None:
         places.append(slice(int(starts[stand.opening]), int(starts[stand.opening]) + begin))
     if stand.own is not None:
         places.append(slice(int(starts[stand.own]), int(starts[stand.own]) + one.end - begin))
-    return Source(
+    return CacheSource(
         reads.trajectories[one.sequence],
         reads.token_ids[one.sequence],
         one.begin,
@@ -223,8 +227,8 @@ def _source(reads: Reads, stand: _Stand, starts: Int64) -> Source:
     )
 
 
-def empty_micro_batch(place: Place) -> MicroBatch:
-    """One token that nobody reads: a rank without work takes part with a gradient of zero."""
+def empty_micro_batch(place: RankContext) -> MicroBatch:
+    """One token without a read: a rank without work takes part with a zero gradient."""
     nothing = torch.zeros(0, dtype=torch.int64, device=place.device)
     one = torch.zeros(1, dtype=torch.int64, device=place.device)
     images = None if place.images is None else PackImages((), nothing, nothing, None)
@@ -232,8 +236,8 @@ def empty_micro_batch(place: Place) -> MicroBatch:
     return MicroBatch(Pack(one, one, layout, nothing, nothing, images), nothing)
 
 
-def weights_of(reads: Reads, place: Place) -> dict[int, int]:
-    """Reads of each trajectory over all ranks. A collective: every rank calls it."""
+def weights_of(reads: TokenReads, place: RankContext) -> dict[int, int]:
+    """Count the reads of each trajectory over all ranks. A collective."""
     counts = np.bincount(reads.sequence_of, minlength=len(reads.trajectories))
     own = np.stack([np.array(reads.trajectories, np.int64), counts], axis=1)
     weights: dict[int, int] = {}
@@ -243,37 +247,41 @@ def weights_of(reads: Reads, place: Place) -> dict[int, int]:
 
 
 def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
-    """The optimizer step (0 to parts - 1) of each trajectory, balanced by tokens.
+    """Assign trajectories to optimizer steps (0 to parts - 1), balanced by tokens.
 
-    It depends on trajectories and seed alone, so that any number of ranks takes the same steps.
-    """
+    It depends on trajectories and seed alone, so that any number of ranks takes the same steps."""
     names = sorted(weights)
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
     chosen = balanced_parts([weights[n] for n in names], parts=parts, order=order)
     return dict(zip(names, chosen, strict=True))
 
 
-class Steps:
-    """The optimizer steps of one half: their trajectories, drawn again each epoch."""
+class OptimizerSteps:
+    """The optimizer steps of a batch: their trajectories, drawn again each epoch."""
 
     def __init__(
-        self, reads: Reads, place: Place, *, parts: int, carried: PrefixCache | None = None
+        self,
+        reads: TokenReads,
+        place: RankContext,
+        *,
+        parts: int,
+        carried: PrefixCache | None = None,
     ) -> None:
-        """`parts`: most optimizer steps in one pass over the trajectories. A collective."""
+        """`parts`: maximum optimizer steps of a pass over the trajectories. A collective."""
         self._reads, self._place, self._parts = reads, place, parts
         self._carried = carried
         self._weights = weights_of(reads, place) if parts > 1 else {}
 
     def deal(self, *, seed: Sequence[int]) -> dict[int, int]:
-        """The optimizer step of each trajectory. Where there is only one step, this rank's
-        trajectories alone are named."""
+        """Return each trajectory's optimizer step; with one step, of this rank's alone."""
         if self._parts == 1:
             return dict.fromkeys(self._reads.trajectories, 0)
         return deal(self._weights, parts=self._parts, seed=seed)
 
     def cut(self, dealt: dict[int, int]) -> list[list[MicroBatch]]:
-        """This rank's micro-batches of each optimizer step, as many as the rank with the most has.
-        Steps for which no rank has anything are left out. A collective."""
+        """Return this rank's micro-batches of each optimizer step. A collective.
+
+        As many as the rank with the most has; steps without tokens on any rank are left out."""
         reads, place, carried = self._reads, self._place, self._carried
         chosen: list[list[int]] = [[] for _ in range(self._parts)]
         for sequence, trajectory in enumerate(reads.trajectories):

@@ -1,13 +1,13 @@
-"""Keys and values of a trajectory's earlier tokens, carried from one update to the next.
+"""Cache of trajectories' earlier keys and values, carried from update to update.
 
-In: what a model's attention computes for the tokens of a pack. Out: `Past`, from which a later
-pack's attention reads it instead of computing it again. Promises: what is read belongs to the very
-tokens that stand before the pack's; a tensor is kept once, from the first forward pass that
-computed it in its update; all of it never takes more than `bound` bytes; within an update the
-answer to what is there stays the same; what is there depends on the batches alone, and not on time.
+In: the keys and values that a model's attention computes for a pack. Out: `PastKeyValues`, from
+which a later pack's attention reads them instead of computing them again. Promises: they belong to
+the very tokens before the pack's; a tensor is kept once, from the first forward pass that computed
+it in its update; all of them never take more than `bound` bytes; within an update lookups stay the
+same; the content depends on the batches alone, and not on time.
 
-Keys are rotated to their places before they come here, so a reader computes its own tokens at
-absolute places as well.
+Keys are already rotated to their places, so a reader computes its own tokens at absolute places as
+well.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.token_spans import MediaRun
-from learner.batching.layout import Past
+from learner.batching.layout import PastKeyValues
 
 Ids = npt.NDArray[np.int32]
 KeysAndValues = tuple[Tensor, Tensor]
@@ -29,8 +29,8 @@ KeysAndValues = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
 
 
-class Piece(NamedTuple):
-    """What one update computed of a trajectory: n tokens, by layer."""
+class CachePiece(NamedTuple):
+    """Keys and values of n tokens of a trajectory that one update computed, by layer."""
 
     update: int
     tokens: int
@@ -43,12 +43,12 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Entry:
-    """What is kept of a trajectory: its first tokens without a gap, and the images among them."""
+class CacheEntry:
+    """A cached trajectory: its first tokens without a gap, and the images among them."""
 
     token_ids: Ids
     media: tuple[MediaRun, ...] = ()
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[CachePiece] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
@@ -57,11 +57,11 @@ class Entry:
 
 
 @dataclass
-class Figures:
-    """What one update found.
+class CacheFigures:
+    """Cache statistics of one update.
 
     Attributes:
-        hits: sequences beyond their first window whose context was there, all of it. misses: such
+        hits: sequences beyond their first window whose whole context was cached. misses: such
         sequences of which some context had to be computed. recomputed: the tokens of that context.
         carried: tokens whose keys and values were read. age: updates between the computing of these
         and their use, summed over tokens.
@@ -74,9 +74,8 @@ class Figures:
     age: int = 0
 
 
-class Source(NamedTuple):
-    """Tokens [begin, end) of a trajectory in a pack; what stands before `begin` is read. They are
-    the pack's at `places`, end to end."""
+class CacheSource(NamedTuple):
+    """Tokens [begin, end) of a trajectory, in a pack at `places`; earlier are cached."""
 
     trajectory: int
     token_ids: Ids
@@ -87,35 +86,32 @@ class Source(NamedTuple):
 
 
 class PrefixCache:
-    """The keys and values of one model on one rank.
+    """The cached keys and values of one model on one rank.
 
-    Attributes:
-        num_bytes: of all that is kept. figures: of the present update.
-    """
+    `num_bytes`: of all that is kept. `figures`: of the present update."""
 
     def __init__(self, *, bound: int, on_device: int = 0) -> None:
-        """`bound`: most bytes; of these, up to `on_device` stay where they were computed, the
-        others go to the host's memory."""
+        """`bound`: maximum bytes; `on_device`: of these on the device, not the host."""
         self._bound, self._on_device = bound, on_device
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._entries: OrderedDict[int, CacheEntry] = OrderedDict()
         self._update = 0
         self._ended: Collection[int] = ()
         self._known: dict[int, int] = {}
         self._taken: set[int] = set()
         self.num_bytes = self._device_bytes = 0
-        self.figures = Figures()
+        self.figures = CacheFigures()
 
     def __len__(self) -> int:
-        """How many trajectories there are keys of."""
+        """Number of cached trajectories."""
         return len(self._entries)
 
     # -- an update ---------------------------------------------------------------------------------
 
     def begin_update(self, update: int, ended: Collection[int]) -> None:
-        """A new update, after which nobody asks for the trajectories that have `ended`."""
+        """Begin an update, after which the trajectories that have `ended` are dropped."""
         self._update, self._ended = update, ended
         self._known, self._taken = {}, set()
-        self.figures = Figures()
+        self.figures = CacheFigures()
 
     def usable(
         self,
@@ -126,9 +122,9 @@ class PrefixCache:
         opening: int,
         media: tuple[MediaRun, ...] = (),
     ) -> int:
-        """How many of a sequence's `first` tokens need not be computed again in this update.
-        `opening` marks the first window, before which nothing can be missing; `media` are the
-        images in it."""
+        """Return how many of a sequence's `first` tokens this update can read.
+
+        `opening` marks the first window, before which nothing is missing; `media`: its images."""
         if trajectory not in self._known:
             self._known[trajectory] = self._look_up(trajectory, token_ids, media)
             self._count(trajectory, first, later=first >= opening)
@@ -159,18 +155,19 @@ class PrefixCache:
             figures.misses += used < first
             figures.recomputed += first - used
 
-    def past(self, sources: Sequence[Source], device: torch.device) -> "PackPast":
-        """What a pack of these sequences, each `begin` of which is `usable`, reads and notes."""
-        return PackPast(self, sources, device)
+    def past(self, sources: Sequence[CacheSource], device: torch.device) -> "PackKeyValues":
+        """Return the past of a pack of these sequences; each `begin` must be `usable`."""
+        return PackKeyValues(self, sources, device)
 
-    def pieces(self, trajectory: int) -> list[Piece]:
-        """What is kept of a trajectory, from its first token on."""
+    def pieces(self, trajectory: int) -> list[CachePiece]:
+        """Return a trajectory's cached pieces, from its first token on."""
         return self._entries[trajectory].pieces
 
-    def store(self, past: Past | None) -> None:
-        """Keep what a forward pass has noted, of trajectories of which this update has kept nothing
-        yet. Whatever finds no room beside what the update uses is not kept."""
-        if not isinstance(past, PackPast):
+    def store(self, past: PastKeyValues | None) -> None:
+        """Store a forward pass's keys and values, once per trajectory and update.
+
+        Those that find no room beside what the update uses are not kept."""
+        if not isinstance(past, PackKeyValues):
             return
         for source, layers in zip(past.sources, past.taken(), strict=True):
             trajectory = source.trajectory
@@ -178,8 +175,8 @@ class PrefixCache:
                 self._taken.add(trajectory)
                 self._extend(source, layers)
 
-    def _extend(self, source: Source, layers: list[KeysAndValues]) -> None:
-        """Append the tokens of a pack's sequence that are not known yet."""
+    def _extend(self, source: CacheSource, layers: list[KeysAndValues]) -> None:
+        """Append the tokens of a pack's sequence that are not cached yet."""
         entry = self._entries.get(source.trajectory)
         known = 0 if entry is None else entry.token_ids.size
         skipped, tokens = known - source.begin, source.end - known
@@ -190,16 +187,16 @@ class PrefixCache:
         own = [(_copy(k[skipped:], stays), _copy(v[skipped:], stays)) for k, v in layers]
         if entry is None:
             entry = self._entries.setdefault(
-                source.trajectory, Entry(source.token_ids[:0], source.media)
+                source.trajectory, CacheEntry(source.token_ids[:0], source.media)
             )
-        entry.pieces.append(Piece(self._update, tokens, own))
+        entry.pieces.append(CachePiece(self._update, tokens, own))
         # A view would hold the message that it came in.
         entry.token_ids = source.token_ids[: source.end].copy()
         self._entries.move_to_end(source.trajectory)
         self._book(entry.pieces[-1], 1)
 
     def _make_room(self, size: int) -> bool:
-        """Let go what was used longest ago and is not used in this update."""
+        """Drop the least recently used trajectories that this update does not use."""
         while self.num_bytes + size > self._bound:
             idle = next((t for t in self._entries if t not in self._known), None)
             if idle is None:
@@ -208,8 +205,7 @@ class PrefixCache:
         return True
 
     def end_update(self, *, sound: bool) -> None:
-        """The update is over. Keys from an update that was broken off are not kept: they may be
-        what was not finite."""
+        """End the update; if it was broken off, drop its keys: they may not be finite."""
         for trajectory in self._taken if not sound else ():
             entry = self._entries.get(trajectory)
             if entry is not None and entry.pieces[-1].update == self._update:
@@ -221,7 +217,7 @@ class PrefixCache:
             self._drop(trajectory)
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Drop all trajectories."""
         for trajectory in list(self._entries):
             self._drop(trajectory)
 
@@ -230,16 +226,18 @@ class PrefixCache:
         for piece in entry.pieces if entry is not None else ():
             self._book(piece, -1)
 
-    def _book(self, piece: Piece, sign: int) -> None:
+    def _book(self, piece: CachePiece, sign: int) -> None:
         self.num_bytes += sign * piece.num_bytes
         if piece.layers[0][0].device != CPU:
             self._device_bytes += sign * piece.num_bytes
 
 
-class PackPast:
-    """The `Past` of one pack, until the store has taken what was noted."""
+class PackKeyValues:
+    """The `PastKeyValues` of one pack, until the cache has taken its keys and values."""
 
-    def __init__(self, store: PrefixCache, sources: Sequence[Source], device: torch.device) -> None:
+    def __init__(
+        self, store: PrefixCache, sources: Sequence[CacheSource], device: torch.device
+    ) -> None:
         self.sources = sources
         self._device = device
         self._pieces = [(store.pieces(s.trajectory), s.begin) for s in sources if s.begin]
@@ -247,7 +245,7 @@ class PackPast:
         self._is_open = True
 
     def read(self, layer: int) -> KeysAndValues:
-        """[K, key heads, d] each, of the tokens before every sequence's `begin`."""
+        """[K, key heads, d] keys and values of the tokens before every sequence's `begin`."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for pieces, left in self._pieces:
@@ -259,14 +257,14 @@ class PackPast:
         return _joined(keys, self._device), _joined(values, self._device)
 
     def add_layer(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Hold a layer's keys and values until they are taken. A pass that computes them a second
-        time (activation checkpointing does) is not heard."""
+        """Hold a layer's keys and values until they are taken.
+
+        Ignores a pass that computes them a second time (activation checkpointing does)."""
         if self._is_open:
             self._noted[layer] = key, value
 
     def taken(self) -> list[list[KeysAndValues]]:
-        """For each source the keys and values of its tokens, layer by layer; afterwards the pack
-        holds and hears nothing more."""
+        """Take each source's keys and values by layer; the pack then accepts no more."""
         layers = [self._noted[layer] for layer in sorted(self._noted)]
         found = [
             [(_at(k, source.places), _at(v, source.places)) for k, v in layers]

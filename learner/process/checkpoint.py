@@ -2,7 +2,7 @@
 
 In: folders that `save` callbacks fill. Out: checkpoints/step_N/{policy,critic,state}/ with
 manifest.json, and `latest`. Promises: a folder named step_N is complete; its manifest, written
-last, names every file with size and sha256; `newest` passes over whatever does not match it; no
+last, names every file with size and sha256; `newest` skips folders that do not match theirs; no
 pickle.
 """
 
@@ -25,7 +25,7 @@ from headrace.run_files.run_folder import (
 
 LATEST, BEST = "latest", "best"
 POLICY, CRITIC, RANKER, STATE = "policy", "critic", "ranker", "state"
-"""The folders of a checkpoint; but the last they are also what the models are called in memory."""
+"""The folders of a checkpoint; all but the last are also names of models."""
 _LOG = logging.getLogger("headrace.learner")
 
 
@@ -44,10 +44,9 @@ def write_checkpoint(
 
     Args:
         root: the run's checkpoints folder. update: N. fill: writes the files into a given folder;
-            may be called repeatedly. facts: what else stands in the manifest. keep_last: how many
-        checkpoints stay besides the one `best` names. needs: about how many bytes it is. tell:
-            receives what the disk lacks, and an empty text when it goes on. work: receives the
-            progress.
+        may be called repeatedly. facts: further fields of the manifest. keep_last: number of
+        checkpoints kept besides the one that `best` names. needs: approximate bytes. tell: receives
+        what the disk lacks, and an empty text when it goes on. work: receives the progress.
     """
     work = work or ProgressReporter()
 
@@ -99,9 +98,10 @@ def newest(
     among: Callable[[int, int | None], bool] | None = None,
     passed_over: list[str] | None = None,
 ) -> Path | None:
-    """The newest checkpoint whose files are those of its manifest, or None. `among` says of an
-    update and its batch (None where the manifest names none) whether it will do. `passed_over`
-    takes which newer ones are not whole, and why; newest first."""
+    """Return the newest checkpoint whose files are those of its manifest, or None.
+
+    `among` accepts or rejects an update and its batch (None where the manifest names none).
+    `passed_over` receives the newer ones that are not whole, and why; newest first."""
     for path in reversed(_numbered(root)):
         if problem := mismatch(path):
             if passed_over is not None:
@@ -114,7 +114,7 @@ def newest(
 
 
 def mismatch(path: Path) -> str | None:
-    """Why a checkpoint's files are not those of its manifest, or None."""
+    """Say why a checkpoint's files are not those of its manifest; None: they are."""
     try:
         expected: dict[str, dict[str, Any]] = read_manifest(path)["files"]
     except (OSError, ValueError, KeyError) as error:
@@ -126,19 +126,20 @@ def mismatch(path: Path) -> str | None:
 
 
 def _numbered(root: Path) -> list[Path]:
-    """Complete-looking checkpoints, oldest first."""
+    """Return the checkpoint folders, oldest first; their files are not checked."""
     found = [p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()]
     return sorted(found, key=number_of)
 
 
 def number_of(path: Path) -> int:
-    """The update of a checkpoint's folder."""
+    """Return the update of a checkpoint's folder."""
     return int(path.name.removeprefix("step_"))
 
 
 def _forget(root: Path, update: int, keep_last: int) -> None:
-    """Remove what is not among the last ones up to this update. Those of later updates are of a
-    lineage that was given up: updates of one lineage only grow."""
+    """Remove all checkpoints but the best and the last ones up to this update.
+
+    Those of later updates belong to an abandoned lineage: updates of one lineage only grow."""
     best = root / BEST
     kept = {best.read_text().strip()} if best.is_file() else set()
     numbered = _numbered(root)

@@ -1,8 +1,8 @@
-"""A rank's checkpoints: what of its models is written, and how they go on from it.
+"""Saving and restoring of a rank's models and optimizers.
 
-In: a `ModelSet` and where it stands. Out: whole checkpoints in the run's folder, and engines as
-they were. Promises: all ranks take the same one, and those of a host read its files once; with one
-rank a restored learner goes on to the bit.
+In: a `ModelSet` and its position. Out: whole checkpoints in the run's folder, and engines as they
+were. Promises: all ranks take the same one, and those of a host read its files once; with one rank
+a restored learner goes on to the bit.
 """
 
 import os
@@ -27,7 +27,7 @@ from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.feature_network import FeatureEngine
 from learner.process.checkpoint import POLICY, STATE, newest, number_of, write_checkpoint
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.weight_publishing import bytes_of
 
 _NO_OPINION = 2**62
@@ -35,10 +35,11 @@ Tell = Callable[[str], None]
 
 
 @dataclass
-class Position:
-    """Where weights stand. `update`: the last one in them (0: the starting policy). `batch_id`: the
-    batch that was trained in it; None where it is not known. `lineage`: the line of updates that it
-    is on. `version`: under which they are published."""
+class WeightPosition:
+    """Position of weights in a run.
+
+    `update`: the last one in them (0: the starting policy). `batch_id`: its batch; None where that
+    is not known. `lineage`: of that update. `version`: under which they are published."""
 
     update: int = 0
     lineage: int = 0
@@ -46,7 +47,7 @@ class Position:
     version: int = 0
 
 
-class Checkpoints:
+class RankCheckpoints:
     """The checkpoints of one rank. `passed_over`: those that were not whole, and why."""
 
     def __init__(
@@ -55,17 +56,17 @@ class Checkpoints:
         config: RunConfig,
         *,
         rank: int,
-        relay: Relay,
+        relay: RankRelay,
         reads: bool,
         work: ProgressReporter,
     ) -> None:
-        """`reads`: this rank finds out which of them are whole."""
+        """`reads`: this rank checks which of them are whole."""
         self._root, self._config, self._rank = root, config, rank
         self._relay, self._reads, self._work = relay, reads, work
         self.passed_over: list[str] = []
 
     def newest(self, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
-        """The newest whole checkpoint. A collective; one rank of each host reads the files."""
+        """Find the newest whole checkpoint. A collective; one rank of each host reads."""
         number = _NO_OPINION
         if self._reads:
             with self._work.moving("checking the checkpoints"):
@@ -75,8 +76,9 @@ class Checkpoints:
         return None if number < 0 else self._root / f"step_{number}"
 
     def newest_of(self, line: Sequence[tuple[int, int | None]]) -> Path | None:
-        """The newest whole one whose update and batch are on the line; None: it begins with the
-        starting model. UserError: neither is there."""
+        """Find the newest whole one whose update and batch are on the line.
+
+        None: the line begins with the starting model. UserError: neither is there."""
         places = dict(line)
 
         def is_on_line(update: int, batch_id: int | None) -> bool:
@@ -94,14 +96,13 @@ class Checkpoints:
     def save(
         self,
         models: ModelSet,
-        position: Position,
+        position: WeightPosition,
         journal: JournalEnd | None,
         *,
         resumed_from: Path | None,
         tell: Tell,
     ) -> Path:
-        """Every rank writes its own state beside the checkpoint, and rank 0 moves all of them into
-        it."""
+        """Write a checkpoint: each rank its own state, which rank 0 moves into it."""
         shelf, learner = self._root / ".ranks", self._config.learner
         with self._work.moving(f"writing the checkpoint of update {position.update}"):
             for name, engine in models.engines.items():
@@ -136,9 +137,10 @@ class Checkpoints:
 
     def restore(
         self, path: Path, engines: Mapping[str, DeepSpeedEngine | FeatureEngine]
-    ) -> Position:
-        """Bring optimizers and random numbers to what the checkpoint says; UserError where they
-        were cut into other shares than this learner's."""
+    ) -> WeightPosition:
+        """Restore optimizers and random numbers from the checkpoint.
+
+        UserError where they were cut into other shares than this learner's."""
         manifest, learner = read_manifest(path), self._config.learner
         ranks, stage = manifest["ranks"], manifest["zero_stage"]
         if learner.precision == "bfloat16" and stage < MIN_BF16_ZERO_STAGE:
@@ -157,7 +159,7 @@ class Checkpoints:
             state = load_file(path / STATE / f"{name}-{rank}.safetensors")
             torch.set_rng_state(state.pop("rng"))
             engine.load_state(state)
-        return Position(
+        return WeightPosition(
             update=int(manifest["update"]),
             lineage=int(manifest["lineage"]),
             batch_id=manifest.get("batch_id"),
@@ -174,7 +176,7 @@ def _shelve(state: dict[str, Tensor], path: Path, tell: Tell) -> None:
 
 
 def _same_file(source: str, target: str) -> str:
-    """The file under a second name, or a copy where a file system has no second names."""
+    """Link the file, or copy it where the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

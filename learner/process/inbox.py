@@ -1,10 +1,9 @@
-"""Rank 0's conversation with the coordinator.
+"""Rank 0's connection to the coordinator.
 
-In: messages from the socket, signals, the clock. Out: one message after the other for the loop to
-act on. Promises: it says Hello until the coordinator answers, says it again when the coordinator
-has gone silent, and says Goodbye at the end; what was sent before the answer to the last Hello is
-void; a request to end becomes a Shutdown between two updates; heartbeats go on in a thread of their
-own.
+In: messages from the socket, signals, the clock. Out: one message after the other for the loop.
+Promises: it sends Hello until the coordinator answers, again when the coordinator is silent, and
+Goodbye at the end; messages from before the answer to the last Hello are void; a request to end
+becomes a Shutdown between two updates; heartbeats go on in a thread of their own.
 """
 
 import logging
@@ -13,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 from headrace.config.sections.process import TransportConfig
@@ -29,9 +27,8 @@ _POLL_S = 0.25
 _GREETING_S = 2.0
 
 
-class Weights(NamedTuple):
-    """Which weights a learner has: the update that they are from, the batch that was trained in it,
-    and the checkpoint that the process took them from."""
+class WeightOrigin(NamedTuple):
+    """Origin of a learner's weights: last update, its batch, the loaded checkpoint."""
 
     update: int
     batch_id: int | None
@@ -46,13 +43,13 @@ class Inbox:
         link: Link,
         transport: TransportConfig,
         *,
-        weights: Callable[[], Weights],
+        weights: Callable[[], WeightOrigin],
         work: ProgressReporter,
     ) -> None:
-        """`weights` gives the version that the learner has now, `work` its progress."""
+        """`weights` returns the learner's present weights, `work` reports its progress."""
         self._transport, self._weights = transport, weights
-        self._told: str | None = None
-        """The checkpoint whose restoring a coordinator has heard of."""
+        self._announced: str | None = None
+        """The restored checkpoint that a coordinator has acknowledged."""
         self._greetings = 0
         identity = identity_of(NAME)
         self._dealer = BlockingDealer(link, identity)
@@ -66,25 +63,21 @@ class Inbox:
         self.greet()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         failed = None if error is None else f"{type(error).__name__}: {error}"
         self._dealer.send(m.Goodbye(failed=failed))
         self._pulse.__exit__(None, None, None)
         self._dealer.close()
 
     def send(self, message: m.Message) -> None:
-        """To the coordinator."""
+        """Send a message to the coordinator."""
         self._dealer.send(message)
 
     def next(self, *, due: tuple[int, float] | None = None) -> m.Message:
-        """The next message to act on. `due` names a version that waits and when it may be
-        published; when that time comes, the answer is a WeightRequest for it. RunFailedError where
-        the coordinator is silent for too long."""
+        """Return the next message to act on.
+
+        `due` names a waiting version and when it may be published; at that time the result is a
+        WeightRequest for it. RunFailedError where the coordinator is silent for too long."""
         heard = greeted = time.monotonic()
         while True:
             if self._ending:
@@ -99,7 +92,7 @@ class Inbox:
                 heard, self._answered = now, True
                 if self._is_for_now(message):
                     return message
-                # Whoever waits for an answer says Hello again, whatever else is heard.
+                # While an answer is missing, Hello is repeated whatever else arrives.
                 greeted = greeted if self._awaits_answer else now
             if now - heard > self._transport.stall_timeout_s:
                 raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
@@ -109,8 +102,9 @@ class Inbox:
                 greeted = time.monotonic()
 
     def _is_for_now(self, message: m.Message) -> bool:
-        """Whether a message is to be acted on: not a heartbeat, and nothing that was said before
-        the coordinator had the last Hello."""
+        """Return whether to act on a message.
+
+        Not on a heartbeat, nor on messages from before the coordinator had the last Hello."""
         match message:
             case m.Heartbeat():
                 return False
@@ -121,11 +115,11 @@ class Inbox:
             case m.Welcome(greeting=greeting):
                 if greeting != self._greetings:
                     return False
-                # Told and heard: for a coordinator that takes over, these weights were never away.
-                self._awaits_answer, self._told = False, self._weights().resumed_from
+                # Announced: for a coordinator that takes over, these weights were never away.
+                self._awaits_answer, self._announced = False, self._weights().resumed_from
             case m.Restore(reason=reason):
                 _LOG.warning("the coordinator cannot go on with these weights: %s", reason)
-                self._told = None
+                self._announced = None
             case m.Shutdown():
                 pass
             case _ if self._awaits_answer:
@@ -134,7 +128,7 @@ class Inbox:
         return True
 
     def greet(self) -> None:
-        """Say Hello; messages that the coordinator sent before receiving it are void."""
+        """Send Hello; messages that the coordinator sent before receiving it are void."""
         self._greetings += 1
         self._awaits_answer = True
         weights = self._weights()
@@ -147,7 +141,7 @@ class Inbox:
                 host=socket.gethostname(),
                 update=weights.update,
                 batch_id=weights.batch_id,
-                resumed_from=None if resumed_from == self._told else resumed_from,
+                resumed_from=None if resumed_from == self._announced else resumed_from,
                 greeting=self._greetings,
             )
         )

@@ -1,8 +1,7 @@
-"""The models that a learner rank holds: those that train, behind their engines, and the reference
-that the policy is held to.
+"""The models of a learner rank: engines of those that train, and the reference.
 
-In: a run's configuration, and the checkpoint to go on from. Out: engines, the place they compute
-in, and whole weights. Promise: weights that leave are of whole models, whatever the ZeRO stage.
+In: a run's configuration, and the checkpoint to go on from. Out: engines, their `RankContext`, and
+whole weights. Promise: weights that leave are of whole models, whatever the ZeRO stage.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,15 +21,15 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.progress_reporter import ProgressReporter
 from learner.algorithms.registry import Algorithm
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows
 from learner.models.feature_network import FeatureEngine, FeatureNetwork
 from learner.models.forward import PackNetwork, PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import (
-    as_in_files,
     compile_layers,
+    file_weights,
     load_critic,
     load_policy,
     load_processor,
@@ -42,7 +41,7 @@ from learner.process.weight_publishing import weights_of
 from learner.ranking.model import SessionRanker
 
 VALUE_HEAD = "value_head.safetensors"
-"""What a least-squares critic has beside the folder that transformers loads."""
+"""The file of a least-squares critic's head, in its Hugging Face folder."""
 
 
 class ModelSet:
@@ -51,9 +50,8 @@ class ModelSet:
     Attributes:
         networks: the models that train, by their folder's name in a checkpoint. engines: theirs.
         reference: the forward pass of the policy that never changes, None without a divergence.
-        ranker: the session ranker that is trained along, or None. place: where all of them compute.
-        tokenizer: the policy's. policy_bytes: about the size of
-        a published version.
+        ranker: the session ranker that is trained along, or None. place: their rank's context.
+        tokenizer: the policy's. policy_bytes: approximate size of a published version.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class ModelSet:
         work: ProgressReporter,
         read_image: Callable[[str], bytes],
     ) -> None:
-        """Load and build; UserError where a model cannot be had. `read_image` gives an image's file
-        by its digest."""
+        """Load and build, or UserError; `read_image` returns an image's file by digest."""
         learner = config.learner
         self._config, self._device = config, device
         self._pinned: dict[str, Tensor] = {}
@@ -154,8 +151,7 @@ class ModelSet:
             share_base(model, self.networks[POLICY])
 
     def whole_weights(self) -> dict[str, dict[str, Tensor]]:
-        """The weights of each model as they are, adapters merged; none on ranks but the first. All
-        ranks ask together."""
+        """Return the weights of each model, adapters merged, on rank 0. A collective."""
         whole = {}
         for name, engine in self.engines.items():
             with engine.whole_parameters():
@@ -163,7 +159,7 @@ class ModelSet:
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
-        """The ranker's; none on ranks but the first. All ranks ask together."""
+        """Return the ranker's weights, on rank 0. A collective."""
         with self.engines[RANKER].whole_parameters():
             return self._copied(self.networks[RANKER].state_dict, torch.float32)
 
@@ -192,12 +188,11 @@ class ModelSet:
         return ranker
 
     def published_weights(self) -> dict[str, Tensor]:
-        """The policy's, by the names of its files and as generators take them; none on ranks but
-        the first. All ranks ask together."""
+        """Return the policy's weights by file names and in generators' dtype, on rank 0."""
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
             return self._copied(
-                lambda: as_in_files(self.networks[POLICY]), wanted, pinned=self._pinned
+                lambda: file_weights(self.networks[POLICY]), wanted, pinned=self._pinned
             )
 
     def _copied(
@@ -207,13 +202,13 @@ class ModelSet:
         *,
         pinned: dict[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Host memory holds one copy, not one per rank: only rank 0 writes."""
+        """Copy weights on rank 0 alone: host memory holds one copy, not one per rank."""
         return weights_of(state(), dtype=dtype, pinned=pinned) if self.place.rank == 0 else {}
 
-    def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> Place:
+    def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> RankContext:
         config, learner = self._config, self._config.learner
         grouped = config.schedule.num_generations > 1 and learner.share_prompts
-        return Place(
+        return RankContext(
             device=self._device,
             rank=rank,
             world=learner.ranks,
@@ -226,7 +221,7 @@ class ModelSet:
         )
 
     def _let_see(self, network: PackNetwork) -> None:
-        """Give a network its tower, where prompts may have images."""
+        """Set a network's vision tower, where prompts may have images."""
         if self._images is None:
             return
         model: Any = network.model
@@ -237,8 +232,7 @@ class ModelSet:
 
     @property
     def _dtype(self) -> torch.dtype:
-        is_whole = self._config.learner.precision == "bfloat16"
-        return torch.bfloat16 if is_whole else torch.float32
+        return torch.bfloat16 if self._config.learner.precision == "bfloat16" else torch.float32
 
     @property
     def _autocast(self) -> torch.dtype | None:

@@ -1,5 +1,4 @@
-"""The relay: rank 0 passes the coordinator's messages on to the other ranks, and collects their
-answers.
+"""Relay of the coordinator's messages to the ranks, and of their answers.
 
 In: messages on rank 0. Out: the same messages on every rank, except that each rank gets only its
 own parts of a batch; the answers of all ranks on rank 0. Promises: rank 0 holds one part of another
@@ -26,8 +25,8 @@ WAIT_LIMIT = timedelta(days=7)
 _LOG = logging.getLogger("headrace.learner")
 
 
-class Relay:
-    """Messages between the learner's ranks. All ranks call the same method in the same order."""
+class RankRelay:
+    """Messages between learner ranks, which all call the same methods in one order."""
 
     def __init__(self, *, rank: int, world: int) -> None:
         self._rank, self._world = rank, world
@@ -35,7 +34,7 @@ class Relay:
         self._group = dist.new_group(backend="gloo", timeout=WAIT_LIMIT) if world > 1 else None
 
     def share(self, message: Message | None) -> Message:
-        """Rank 0's message on every rank; the others pass None."""
+        """Broadcast rank 0's message; the others pass None."""
         if self._world == 1:
             assert message is not None
             return message
@@ -48,12 +47,12 @@ class Relay:
         dist.broadcast(data, src=0, group=self._group)
         return message if message is not None else self._decode(data, sizes)
 
-    def deliver(self, batch: Batch, hear: Callable[[], Message] | None) -> list[Shard] | Message:
-        """This rank's parts of a batch in the order of their index, or what came instead.
+    def deliver(self, batch: Batch, receive: Callable[[], Message] | None) -> list[Shard] | Message:
+        """Return this rank's parts of a batch by index, or the message that came instead.
 
         Args:
-            batch: the header that all ranks have. hear: gives rank 0 the coordinator's next
-            message; None on the others.
+            batch: the header that all ranks have. receive: returns the coordinator's next message
+            on rank 0; None on the others.
 
         Returns:
             The parts. Any other message than a part ends the batch; all ranks get it, to act on it.
@@ -63,11 +62,11 @@ class Relay:
         if len(batch.parts) != self._world:
             raise ValueError(f"a batch for {len(batch.parts)} ranks, but there are {self._world}")
         own: dict[int, Shard] = {}
-        other = self._receive_own(batch, own) if hear is None else self._hand_out(batch, own, hear)
+        other = self._hand_out(batch, own, receive) if receive else self._receive_own(batch, own)
         if self._world > 1:
             whole = torch.tensor([other is None], dtype=torch.uint8)
             dist.broadcast(whole, src=0, group=self._group)
-            other = None if bool(whole.item()) else self.share(other if hear else None)
+            other = None if bool(whole.item()) else self.share(other if receive else None)
         return [own[index] for index in sorted(own)] if other is None else other
 
     def _receive_own(self, batch: Batch, own: dict[int, Shard]) -> Message | None:
@@ -79,11 +78,11 @@ class Relay:
         return None
 
     def _hand_out(
-        self, batch: Batch, own: dict[int, Shard], hear: Callable[[], Message]
+        self, batch: Batch, own: dict[int, Shard], receive: Callable[[], Message]
     ) -> Message | None:
         missing = [set(range(count)) for count in batch.parts]
         while any(missing):
-            other = self._hand_on(hear(), batch, own, missing)
+            other = self._hand_on(receive(), batch, own, missing)
             if other is not None:
                 for rank in range(1, self._world):
                     if missing[rank]:
@@ -113,7 +112,7 @@ class Relay:
         return None
 
     def collect(self, message: Message) -> list[Message]:
-        """Returns the messages of all ranks in order on rank 0, and nothing on the others."""
+        """Return the messages of all ranks in order on rank 0, and nothing on the others."""
         if self._world == 1:
             return [message]
         if self._rank:
@@ -122,7 +121,7 @@ class Relay:
         return [message, *(self._receive(rank) for rank in range(1, self._world))]
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers. A wait here counts as a wait for a message."""
+        """Return the smallest of all ranks' numbers, within the time-out of messages."""
         found = torch.tensor(number)
         if self._world > 1:
             dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._group)

@@ -1,9 +1,9 @@
-"""The learner ranks of one host: `python -m learner.process.ranks TORCHRUN-OPTIONS... -m
-learner.run ...`.
+"""Launcher of a host's learner ranks; its exit code is the first failed rank's.
 
-In: the command line of torchrun, which starts the ranks and ends all of them when one fails. Out:
-the exit code of the first rank that failed, as if it had been started alone (torchrun's own is 1
-whatever happened): 2 the user's mistake, 128 + N killed by signal N; 143 when ended by SIGTERM.
+`python -m learner.process.ranks TORCHRUN-OPTIONS... -m learner.run ...`. In: the command line of
+torchrun, which starts the ranks and ends all of them when one fails. Out: the exit code, as if the
+rank had been started alone (torchrun's own is always 1): 2 the user's mistake, 128 + N killed by
+signal N; 143 when ended by SIGTERM.
 """
 
 import sys
@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the ranks to their end; the exit code."""
+    """Run the ranks to their end; return the exit code."""
     try:
         run.main(argv)
     except ChildFailedError as error:

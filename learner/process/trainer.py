@@ -1,10 +1,9 @@
-"""Everything that a learner rank holds between updates: models, engines, and the way its weights go
-out.
+"""A learner rank's state: models, engines, publishing and checkpoints.
 
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
 from the newest complete checkpoint of the run, else from the configured models; each update is
-logged once it is in the weights, before any message about it is sent; what it publishes and what it
-saves are whole models at any ZeRO stage; with one rank a restored learner goes on to the bit.
+logged once it is in the weights, before any message about it is sent; it publishes and saves whole
+models at any ZeRO stage; with one rank a restored learner goes on to the bit.
 """
 
 import gc
@@ -29,13 +28,13 @@ from headrace.run_files.run_folder import MEDIA
 from learner.algorithms.registry import build_algorithm
 from learner.device import claim_memory
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
-from learner.process.checkpointing import Checkpoints, Position
+from learner.process.checkpointing import RankCheckpoints, WeightPosition
 from learner.process.model_set import ModelSet
-from learner.process.rank_broadcast import Relay
-from learner.process.update_log import AppliedLog
-from learner.process.weight_publishing import Publication, Publisher
+from learner.process.rank_broadcast import RankRelay
+from learner.process.update_log import UpdateLog
+from learner.process.weight_publishing import PublishingSchedule, WeightPublisher
 from learner.ranking import versions as rankers
-from learner.updates.ranker_update import RankerPart
+from learner.updates.ranker_update import RankerSetup
 from learner.updates.update import Updater
 
 # More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
@@ -44,15 +43,13 @@ _LOG = logging.getLogger("headrace.learner")
 
 
 class Trainer:
-    """One rank's models and what becomes of them. All ranks call the same methods in the same
-    order.
+    """One rank's models and training. All ranks call the same methods in one order.
 
     Attributes:
         models: policy, value model and reference. position: the update whose weights they have.
-        checkpoints, publication: how the weights go to the disk and to generators. resumed_from:
-        the checkpoint the weights are from, or None. notices: for the coordinator, with the next
-            answer. tell: receives what a disk lacks that this rank writes to, and an empty text
-            when it goes on.
+        checkpoints, publication: of the weights. resumed_from: the checkpoint the weights are from,
+        or None. notices: for the coordinator, with the next answer. tell: receives what a disk
+        lacks that this rank writes to, and an empty text when it goes on.
     """
 
     def __init__(
@@ -62,34 +59,36 @@ class Trainer:
         *,
         rank: int,
         device: torch.device,
-        relay: Relay | None = None,
+        relay: RankRelay | None = None,
         reads_checkpoints: bool = True,
         work: ProgressReporter | None = None,
     ) -> None:
-        """Build or restore; UserError where a model cannot be had. `reads_checkpoints`: this rank
-        finds out which of them are whole; the others, on its host, take its word. `work`: receives
-        this rank's progress."""
+        """Build or restore; UserError where a model cannot be loaded.
+
+        `reads_checkpoints`: this rank checks which of them are whole; the others on its host rely
+        on it. `work`: receives this rank's progress."""
         self._work = work or ProgressReporter()
         self._images = MediaStore(run_dir / MEDIA)
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[m.Trouble] = []
-        # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
+        # A launcher has chosen already; a rank that is started by hand chooses alike.
         on_gpu = device.type == "cuda"
         config = resolve_learner(config, on_gpu=on_gpu, bfloat16=has_bfloat16()).config
         if device.type == "cuda":
             claim_memory(config, device)
         self._config, self._rank, self._device = config, rank, device
         self._run_dir = run_dir
-        self._applied = AppliedLog(run_dir, rank=rank)
-        self.checkpoints = Checkpoints(
-            run_dir / "checkpoints", config, rank=rank, work=self._work,
-            relay=relay or Relay(rank=rank, world=config.learner.ranks), reads=reads_checkpoints,
+        self._update_log = UpdateLog(run_dir, rank=rank)
+        self.checkpoints = RankCheckpoints(
+            run_dir / "checkpoints", config, rank=rank, work=self._work, reads=reads_checkpoints,
+            relay=relay or RankRelay(rank=rank, world=config.learner.ranks),
         )  # fmt: skip
         self._build(self.checkpoints.newest())
 
     def go_back(self, line: Sequence[tuple[int, int | None]]) -> None:
-        """Go on with the newest checkpoint whose update and batch are on the line, else with the
-        starting model where that is. UserError: there is none."""
+        """Restore the newest checkpoint on the line, else the starting model if on it.
+
+        The line has updates and their batches. UserError: there is none."""
         found = self.checkpoints.newest_of(line)
         _LOG.warning("going back to %s", found or "the starting model")
         del self._updater, self.models
@@ -99,7 +98,7 @@ class Trainer:
         self._build(found)
 
     def _build(self, checkpoint: Path | None) -> None:
-        """Models, engines and where they stand, from a checkpoint or from the start."""
+        """Build models, engines and position, from a checkpoint or from the start."""
         config, self.resumed_from = self._config, checkpoint
         torch.manual_seed(config.seed)
         algorithm = build_algorithm(
@@ -114,7 +113,7 @@ class Trainer:
                 rank=self._rank, device=self._device, work=self._work,
                 read_image=self._images.read,
             )  # fmt: skip
-            self.position = Position()
+            self.position = WeightPosition()
             if checkpoint is not None:
                 self.position = self.checkpoints.restore(checkpoint, models.engines)
         self._updater = Updater(
@@ -126,30 +125,31 @@ class Trainer:
             reference=models.reference,
             ranker=self._ranker_training(),
         )
-        self.publication = Publication(config.learner.publish_min_interval_s)
+        self.publication = PublishingSchedule(config.learner.publish_min_interval_s)
 
-    def _ranker_training(self) -> RankerPart | None:
+    def _ranker_training(self) -> RankerSetup | None:
         settings, models = self._config.learner.ranker, self.models
         source = self._config.reward.ranker()
         if settings is None or models.ranker is None or source is None:
             return None
-        return RankerPart(
+        return RankerSetup(
             models.ranker, models.engines[RANKER], settings, models.tokenizer.decode,
             reads_history=bool(source.options.get("reads_history", True)),
         )  # fmt: skip
 
     def is_next(self, batch: m.Batch) -> bool:
-        """Whether a batch is the next update of the lineage that these weights are on."""
+        """Return whether a batch is the next update of these weights' lineage."""
         at = self.position
         return (batch.lineage, batch.update) == (at.lineage, at.update + 1)
 
-    def train(self, batch: m.Batch, shard: Shard, publisher: Publisher | None) -> m.UpdateDone:
-        """One update on this rank's share, its publication and its checkpoint. `publisher` on rank
-        0."""
+    def train(
+        self, batch: m.Batch, shard: Shard, publisher: WeightPublisher | None
+    ) -> m.UpdateDone:
+        """Run one update on this rank's share, its publication and its checkpoint."""
         outcome = self._updater.run(batch, shard)
         self._work.at("")
         metrics, skipped, at = outcome.metrics, outcome.skipped, self.position
-        self._applied.write(batch, shard, after=at.batch_id, skipped=skipped, tell=self.tell)
+        self._update_log.write(batch, shard, after=at.batch_id, skipped=skipped, tell=self.tell)
         at.update, at.lineage, at.batch_id = batch.update, batch.lineage, batch.batch_id
         notice = None
         if outcome.policy_moved and skipped is None:
@@ -174,18 +174,18 @@ class Trainer:
         )
 
     def report(self, reports: list[m.UpdateDone]) -> m.UpdateDone:
-        """Rank 0's report of an update to the coordinator, from the reports of all ranks."""
-        return joined(reports, max_bytes=int(self._config.transport.max_message_mib * 2**20))
+        """Join the reports of all ranks to rank 0's report to the coordinator."""
+        return join_reports(reports, max_bytes=int(self._config.transport.max_message_mib * 2**20))
 
     def announce(
-        self, lineage: int, version: int, publisher: Publisher | None
+        self, lineage: int, version: int, publisher: WeightPublisher | None
     ) -> m.WeightNotice | None:
         """Publish the weights as they are, under `version`."""
         self.position.lineage, self.position.version = lineage, version
         return self.publish(publisher, at_once=True)
 
-    def publish(self, publisher: Publisher | None, *, at_once: bool) -> m.WeightNotice | None:
-        """Publish the newest version, or leave it waiting where the last one is too young."""
+    def publish(self, publisher: WeightPublisher | None, *, at_once: bool) -> m.WeightNotice | None:
+        """Publish the newest version, or leave it waiting if the last one is too recent."""
         version = self.position.version
         with self._work.moving(f"publishing version {version}"):
             weights = self.models.published_weights()
@@ -211,7 +211,7 @@ class Trainer:
     def checkpoint(self, lineage: int, journal: m.JournalEnd | None) -> m.CheckpointDone:
         """Write a checkpoint now. The lineage may have changed since the last batch."""
         self.position.lineage = lineage
-        # What is carried over is not part of it, so whoever goes on does without, too.
+        # Carried keys are not part of it, so this learner goes on without them, too.
         self._updater.forget()
         path = self.checkpoints.save(
             self.models, self.position, journal, resumed_from=self.resumed_from, tell=self.tell
@@ -219,9 +219,10 @@ class Trainer:
         return m.CheckpointDone(update=self.position.update, path=str(path))
 
 
-def joined(reports: list[m.UpdateDone], *, max_bytes: int) -> m.UpdateDone:
-    """Rank 0's report with the diagnostics of all ranks, as many windows' as fit into a message of
-    `max_bytes`; the log says how many did not."""
+def join_reports(reports: list[m.UpdateDone], *, max_bytes: int) -> m.UpdateDone:
+    """Add the diagnostics of all ranks to rank 0's report.
+
+    As many windows' as fit into a message of `max_bytes`; the log says how many did not."""
     every = [d for report in reports for d in report.diagnostics]
     room = max_bytes - _REPORT_BYTES
     kept: list[TokenDiagnostics] = []

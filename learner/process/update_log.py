@@ -1,9 +1,9 @@
-"""What is in the weights: one line for each update, written when its steps are applied.
+"""Log of the updates in the weights: one line each, once its steps are applied.
 
 Comes in: a batch that was trained and this rank's share of it. Goes out: lines of JSON in the run's
 folder, `applied/rank-R.jsonl`. Promises: lines are only ever added; a line is on disk before the
-update is reported, published or saved, so that whatever anybody has of these weights can be looked
-up; the coordinator has no part in it. `headrace.run_files.update_log` reads them.
+update is reported, published or saved, so that any copy of these weights can be looked up; the
+coordinator has no part in it. `headrace.run_files.update_log` reads them.
 """
 
 import logging
@@ -21,8 +21,8 @@ from headrace.run_files.update_log import FOLDER, AppliedUpdate
 _LOG = logging.getLogger("headrace.learner")
 
 
-class AppliedLog:
-    """One rank's lines."""
+class UpdateLog:
+    """One rank's log of updates."""
 
     def __init__(self, run_dir: Path, *, rank: int) -> None:
         self._path = run_dir / FOLDER / f"rank-{rank}.jsonl"
@@ -38,9 +38,10 @@ class AppliedLog:
         skipped: str | None,
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """The batch is in the weights. `after`: the batch trained before this one; `skipped`: why
-        it was broken off; `tell` receives what the disk lacks until the line is written.
-        """
+        """Log that the batch is in the weights.
+
+        `after`: the batch trained before this one; `skipped`: why it was broken off; `tell`
+        receives what the disk lacks until the line is written."""
         line = AppliedUpdate(
             at=time.time(),
             batch_id=batch.batch_id,

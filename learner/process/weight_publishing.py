@@ -1,11 +1,10 @@
-"""Publishing of weights: one safetensors file for each version, and a thread that sends its bytes
-to other hosts.
+"""Publishing of weights: a safetensors file per version, served to other hosts.
 
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
-`tcp://` source. Promises: a file that is announced is complete and never changes; the last few
-versions stay; weights that are not finite never leave; where a disk has no room for a version it
-waits, and where shared memory has none it raises, since nobody clears that; the folder goes when
-the publisher closes.
+`tcp://` source. Promises: an announced file is complete and never changes; the last few versions
+stay; weights that are not finite never leave; where a disk has no room for a version it waits, and
+where shared memory has none it raises, since nothing clears that; the folder is removed when the
+publisher closes.
 """
 
 import logging
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import urlsplit
 
 import torch
@@ -41,9 +39,10 @@ PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
 
 
-class Publication:
-    """When the newest version goes out: not within `interval_s` of the last one, unless somebody
-    asks. `waiting`: a version that was held back, None if none is."""
+class PublishingSchedule:
+    """Schedule of publications, at least `interval_s` apart unless one is at once.
+
+    `waiting`: a version that was held back, None if none is."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s, self._published_at = interval_s, float("-inf")
@@ -51,11 +50,11 @@ class Publication:
 
     @property
     def due_at(self) -> float | None:
-        """When the version that waits may go out (time.monotonic), None if none waits."""
+        """Time (time.monotonic) when the waiting version may go out; None: none waits."""
         return None if self.waiting is None else self._published_at + self._interval_s
 
     def goes_out(self, version: int, may: bool, *, at_once: bool) -> bool:
-        """Whether a version is published now; if not, it waits. `may`: this rank publishes."""
+        """Return whether to publish a version now, else let it wait. `may`: this rank may."""
         now = time.monotonic()
         if not may or (not at_once and now < self._published_at + self._interval_s):
             self.waiting = version
@@ -64,7 +63,7 @@ class Publication:
         return True
 
 
-class Publisher:
+class WeightPublisher:
     """Writes weights and serves them until it is closed."""
 
     def __init__(
@@ -77,19 +76,21 @@ class Publisher:
         coordinator: str,
         tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """`num_bytes`: about the size of one version, to choose where it goes. `coordinator` is the
-        coordinator's address; it determines the name of this host on that network. `tell` receives
-        what the disk lacks, and an empty text when it goes on."""
+        """`num_bytes`: approximate size of a version, which decides on the folder.
+
+        `coordinator` is the coordinator's address; it determines the name of this host on that
+        network. `tell` receives what the disk lacks, and an empty text when it goes on."""
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
         self._tell = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else tell
         self._kept: list[int] = []
-        self._server = _Server(self._folder, transport)
+        self._server = _WeightServer(self._folder, transport)
         host = "127.0.0.1" if is_loopback(transport.host) else _own_address(coordinator)
         self._remote = f"tcp://{host}:{self._server.port}"
 
     def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
-        """Write a version; RunFailedError where a weight is not finite, or no room for it is left
-        in shared memory."""
+        """Write a version.
+
+        RunFailedError where a weight is not finite, or shared memory has no room for it."""
         for name, tensor in weights.items():
             if not _is_finite(tensor):
                 raise RunFailedError(f"weight {name} is not finite after update {update}")
@@ -118,21 +119,16 @@ class Publisher:
             sources=[f"file:{path}", self._remote],
         )
 
-    def __enter__(self) -> "Publisher":
+    def __enter__(self) -> "WeightPublisher":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Server(threading.Thread):
-    """Answers WeightRequests with pieces of the files, from a ROUTER of its own."""
+class _WeightServer(threading.Thread):
+    """Thread that answers WeightRequests with pieces of the files, on its own ROUTER."""
 
     def __init__(self, folder: Path, transport: TransportConfig) -> None:
         super().__init__(name="weights", daemon=True)
@@ -150,19 +146,15 @@ class _Server(threading.Thread):
         """Serve until closed. A router belongs to the thread that opened it."""
         limits = self._transport
         try:
-            router = BlockingRouter(
-                limits.host,
-                0,
-                max_bytes=int(limits.max_message_mib * 2**20),
-                curve_keys=limits.curve_keys,
-            )
+            most = int(limits.max_message_mib * 2**20)
+            router = BlockingRouter(limits.host, 0, max_bytes=most, curve_keys=limits.curve_keys)
         except BaseException as error:
             self._failure = error
             self._bound.set()
             return
         self.port = router.port
         self._bound.set()
-        piece = min(PIECE_BYTES, int(limits.max_message_mib * 2**20) // 2)
+        piece = min(PIECE_BYTES, most // 2)
         try:
             while not self._end.is_set():
                 arrival = router.receive(_POLL_S)
@@ -192,8 +184,7 @@ def _file_of(folder: Path, version: int) -> Path:
 
 
 def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
-    """The folder of weights: in shared memory where that has room for all versions kept and one
-    being written."""
+    """Create the weights' folder, in shared memory if kept versions and one more fit."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         _remove_orphans(SHARED_MEMORY, f"headrace-{run_id}-")
         needs, free = 2 * (KEPT_VERSIONS + 1) * num_bytes, shutil.disk_usage(SHARED_MEMORY).free
@@ -209,13 +200,13 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
 
 
 def _refuse(text: str) -> None:
-    """Replaces `tell`, which also receives writes that are only slow."""
+    """Raise for a lack of room; this replaces `tell`, which also gets slow writes."""
     if text.startswith("room"):
         raise RunFailedError(f"publishing weights needs {text}; docker has --shm-size for it")
 
 
 def _remove_orphans(parent: Path, prefix: str) -> None:
-    """Folders of this run's learners that were killed."""
+    """Remove the folders of this run's learners that were killed."""
     for folder in parent.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix)
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -223,18 +214,18 @@ def _remove_orphans(parent: Path, prefix: str) -> None:
 
 
 def _own_address(coordinator: str) -> str:
-    """This host's address as the coordinator's network sees it."""
+    """Return this host's address on the coordinator's network."""
     target = urlsplit(coordinator)
     return own_address(target.hostname or "127.0.0.1", target.port or 1)
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By the extremes, which one pass without a mask finds, NaN included."""
+    """Return whether all is finite, by the extremes: one pass without a mask."""
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    """What tensors take."""
+    """Return the bytes of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -244,9 +235,10 @@ def weights_of(
     dtype: torch.dtype | None,
     pinned: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """A state dict as safetensors takes it: tied weights once, contiguous, on the CPU, floating
-    ones in `dtype` (None: as they are). `pinned`: page-locked memory of earlier calls, which a GPU
-    writes again (0.94 GiB from an H200: 0.03 s, against 0.8 s into fresh memory)."""
+    """Copy a state dict for safetensors: tied weights once, contiguous, on the CPU.
+
+    Floating ones in `dtype` (None: as they are). `pinned`: page-locked memory of earlier calls,
+    which a GPU writes again (0.94 GiB from an H200: 0.03 s, against 0.8 s into fresh memory)."""
     seen: set[tuple[int, int]] = set()
     weights = {}
     for name, tensor in state.items():

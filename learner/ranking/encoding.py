@@ -15,22 +15,22 @@ from headrace.data.sessions import NO_CLICK, Pair
 from learner.ranking.sessions import PART_GONE, TERM_GONE
 
 END = "[eos]"
-"""Stands behind each query and document."""
+"""The token behind each query and document."""
 MARKS = {TERM_GONE: "[term_del]", PART_GONE: "[sent_del]", NO_CLICK: "[empty_d]"}
 
 
-class Row(NamedTuple):
-    """Token ids, and the segment of each: 1 for a candidate."""
+class TokenRow(NamedTuple):
+    """Token ids of a row, and the segment of each: 1 for a candidate."""
 
     ids: list[int]
     segments: list[int]
 
 
 class SessionEncoder:
-    """Encodes by one tokenizer. `longest`: most tokens of a row."""
+    """Encoder of sessions and candidates. `longest`: maximum tokens of a row."""
 
     def __init__(self, tokenizer: Any, longest: int) -> None:
-        """The tokenizer gets the tokens that sessions need, where it lacks them."""
+        """Add the tokens that sessions need to the tokenizer, where it lacks them."""
         tokenizer.add_special_tokens({"additional_special_tokens": [END, *MARKS.values()]})
         self._tokenizer, self._longest = tokenizer, longest
         self._end = int(tokenizer.convert_tokens_to_ids(END))
@@ -39,25 +39,26 @@ class SessionEncoder:
         }
         self._first, self._last = int(tokenizer.cls_token_id), int(tokenizer.sep_token_id)
 
-    def session(self, pairs: Sequence[Pair]) -> Row:
+    def session(self, pairs: Sequence[Pair]) -> TokenRow:
         """[CLS] q1 [eos] d1 [eos] ... [SEP]."""
         ids = [self._first, *self._history(pairs, self._longest - 2), self._last]
-        return Row(ids, [0] * len(ids))
+        return TokenRow(ids, [0] * len(ids))
 
-    def candidate(self, history: Sequence[Pair], query: str, candidate: str) -> Row:
-        """[CLS] history query [eos] [SEP] candidate [eos] [SEP]; the candidate may take half of the
-        row, its segment is 1."""
+    def candidate(self, history: Sequence[Pair], query: str, candidate: str) -> TokenRow:
+        """[CLS] history query [eos] [SEP] candidate (segment 1, at most half) [eos] [SEP]."""
         end, room = self._end, self._longest - 3
-        asked = [*self._text(query)[-(room // 2 - 1) :], end]
-        told = [*self._text(candidate)[: room // 2 - 1], end]
-        kept = self._newest(history, room - len(asked) - len(told))
-        left = [self._first, *kept, *asked, self._last]
-        right = [*told, self._last]
-        return Row(left + right, [0] * len(left) + [1] * len(right))
+        query_ids = [*self._text(query)[-(room // 2 - 1) :], end]
+        candidate_ids = [*self._text(candidate)[: room // 2 - 1], end]
+        kept = self._newest(history, room - len(query_ids) - len(candidate_ids))
+        left = [self._first, *kept, *query_ids, self._last]
+        right = [*candidate_ids, self._last]
+        return TokenRow(left + right, [0] * len(left) + [1] * len(right))
 
     def _history(self, pairs: Sequence[Pair], room: int) -> list[int]:
-        """The newest pairs that fit; of a single one that does not, the longer side is cut: a query
-        from the left, a document from the right."""
+        """Return the newest pairs that fit.
+
+        If none does, the last one's longer side is cut: a query from the left, a document from the
+        right."""
         kept = self._newest(pairs, room)
         if kept or not pairs:
             return kept
@@ -81,7 +82,7 @@ class SessionEncoder:
         return kept
 
     def _text(self, text: str) -> list[int]:
-        """Ids of a text in which marks are tokens of their own and nothing else is special."""
+        """Return ids of a text in which marks alone are special tokens."""
         ids: list[int] = []
         plain: list[str] = []
 
@@ -103,8 +104,8 @@ class SessionEncoder:
         return ids
 
 
-def padded(rows: Sequence[Row], pad: int) -> dict[str, Tensor]:
-    """[B, T] ids, mask and segments of rows, padded to the longest."""
+def pad_rows(rows: Sequence[TokenRow], pad: int) -> dict[str, Tensor]:
+    """[B, T] ids, mask and segments of rows, padded to the longest row."""
     longest = max(len(row.ids) for row in rows)
     shape = (len(rows), longest)
     ids, mask, segments = (torch.full(shape, value) for value in (pad, 0, 0))

@@ -14,8 +14,7 @@ def contrastive(first: Tensor, second: Tensor, temperature: float) -> tuple[Tens
     """NT-Xent of N sessions, each in two views.
 
     Args:
-        first, second: [N, D] representations of the views.
-        temperature: divides cosines.
+        first, second: [N, D] representations of the views. temperature: divides cosines.
 
     Returns:
         [2N] -log softmax of each anchor's other view among all other views, and [2N] whether that

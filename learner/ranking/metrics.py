@@ -1,8 +1,8 @@
 """Figures of ranked lists, by ir-measures.
 
 In: scores and labels of lists. Out: MAP, MRR and NDCG at 1, 3, 5 and 10, means over lists.
-Promises: equal scores are ordered by a hash of list and place, so that nobody wins ties by the
-order in which candidates came; lists without a relevant candidate are left out and counted.
+Promises: equal scores are ordered by a hash of list and place, so that ties do not depend on the
+order of candidates; lists without a relevant candidate are left out and counted.
 """
 
 import hashlib
@@ -17,8 +17,7 @@ MEASURES = {"map": AP, "mrr": RR} | {f"ndcg_{k}": nDCG @ k for k in (1, 3, 5, 10
 def rank_figures(
     scores: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
 ) -> dict[str, float | int | None]:
-    """Figures of lists, each with a score and a label for every candidate; None where no list has a
-    relevant one."""
+    """Return figures of lists' scores and labels; None: no list has a relevant one."""
     run: list[ScoredDoc] = []
     relevant: list[Qrel] = []
     judged = [number for number, each in enumerate(labels) if any(label > 0 for label in each)]
@@ -34,7 +33,7 @@ def rank_figures(
 
 
 def order_of(scores: Sequence[float], candidates: Sequence[str]) -> list[int]:
-    """Places of candidates, the best first; equal scores in the order of the candidates' hashes."""
+    """Return places of candidates, best first; equal scores by the candidates' hashes."""
     return sorted(range(len(scores)), key=lambda i: (-scores[i], _hashed(candidates[i])))
 
 
@@ -43,14 +42,13 @@ def _hashed(text: str) -> str:
 
 
 def reciprocal_rank(order: Sequence[int], labels: Sequence[float]) -> float:
-    """1 / the rank of the first relevant candidate in an order of places; 0 where none is."""
+    """Return 1 / the rank of an order's first relevant candidate; 0 where none is."""
     ranks = (rank for rank, place in enumerate(order, start=1) if labels[place] > 0)
     return 1.0 / next(ranks, math.inf)
 
 
 def ndcg(order: Sequence[int], labels: Sequence[float]) -> float:
-    """NDCG of an order of places, its gains the labels as they are, as trec_eval has it; 0 where
-    none is relevant."""
+    """Return an order's NDCG, gains being labels as in trec_eval; 0: none is > 0."""
     best = _gained(sorted(labels, reverse=True))
     return _gained([labels[place] for place in order]) / best if best > 0 else 0.0
 

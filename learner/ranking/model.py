@@ -1,4 +1,4 @@
-"""The ranker: a bidirectional encoder with a pooler and a scalar head, in padded batches.
+"""Session ranker: a bidirectional encoder with pooler and scalar head.
 
 In: rows of tokens. Out: representations of sessions, scores of candidates. Promise: what is saved
 is a Hugging Face folder that `AutoModelForSequenceClassification` loads as it is.
@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from headrace.data.sessions import RankedList
 from headrace.errors import UserError
-from learner.ranking.encoding import Row, SessionEncoder, padded
+from learner.ranking.encoding import SessionEncoder, TokenRow, pad_rows
 
 WEIGHTS, CARD = "model.safetensors", "reward_model.json"
 BATCH = 64
@@ -28,7 +28,7 @@ class SessionRanker:
     def __init__(self, model: Any, tokenizer: Any, device: torch.device, *, longest: int) -> None:
         self.model, self.tokenizer, self.device = model.to(device), tokenizer, device
         self.card: bytes | None = None
-        """What says how it was made, where a file does; it goes along."""
+        """The file that says how the model was made, if there is one; saved along."""
         most = int(getattr(model.config, "max_position_embeddings", longest))
         self.encoder = SessionEncoder(tokenizer, min(longest, most))
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
@@ -36,7 +36,7 @@ class SessionRanker:
 
     @classmethod
     def load(cls, folder: Path, device: torch.device, *, longest: int) -> "SessionRanker":
-        """UserError where the folder has no such model."""
+        """Load a folder's ranker; UserError where it has none."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
             model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
@@ -55,18 +55,18 @@ class SessionRanker:
         ranker.card = card.read_bytes() if card.is_file() else None
         return ranker
 
-    def represent(self, rows: Sequence[Row]) -> Tensor:
-        """[B, D] what the pooler makes of each row."""
+    def represent(self, rows: Sequence[TokenRow]) -> Tensor:
+        """[B, D] the pooler's output of each row."""
         pooled: Tensor = self.model.base_model(**self.batch(rows)).pooler_output
         return pooled
 
-    def score(self, rows: Sequence[Row]) -> Tensor:
+    def score(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B] a score for each row's candidate."""
         logits: Tensor = self.model(**self.batch(rows)).logits
         return logits[:, 0]
 
-    def row(self, ranked: RankedList, place: int, *, reads_history: bool) -> Row:
-        """A candidate behind its session, or behind the last query alone."""
+    def row(self, ranked: RankedList, place: int, *, reads_history: bool) -> TokenRow:
+        """Encode a candidate behind its session, or behind the last query alone."""
         history = ranked.history if reads_history else ()
         return self.encoder.candidate(history, ranked.query, ranked.candidates[place])
 
@@ -74,7 +74,7 @@ class SessionRanker:
     def scores_of(
         self, lists: Sequence[RankedList], *, reads_history: bool = True
     ) -> list[list[float]]:
-        """A score for every candidate of each list."""
+        """Score every candidate of each list."""
         self.model.eval()
         rows = [
             self.row(ranked, place, reads_history=reads_history)
@@ -85,9 +85,9 @@ class SessionRanker:
         found = iter([score for part in parts for score in self.score(part).tolist()])
         return [[next(found) for _ in ranked.candidates] for ranked in lists]
 
-    def batch(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """[B, T] what the model takes."""
-        batch = padded(rows, int(self.tokenizer.pad_token_id or 0))
+    def batch(self, rows: Sequence[TokenRow]) -> dict[str, Tensor]:
+        """[B, T] the model's inputs."""
+        batch = pad_rows(rows, int(self.tokenizer.pad_token_id or 0))
         return {name: value.to(self.device) for name, value in batch.items()}
 
     def save(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -99,7 +99,7 @@ class SessionRanker:
 
 
 def digest_of(folder: Path) -> str:
-    """The first 16 hex digits of the SHA-256 of a folder's weights; UserError where it has none."""
+    """Return 16 hex digits of a folder's weights' SHA-256; UserError: it has none."""
     try:
         with (folder / WEIGHTS).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Search sessions, and the variants of them that a ranker is pretrained to recognise.
+"""Variants of search sessions, which a ranker is pretrained to recognise.
 
 In: pairs of a query and the document that was clicked, as texts; a random generator. Out: variants.
 Promise: the same generator gives the same variants on every machine. Source: COCA (arXiv
@@ -11,14 +11,14 @@ from random import Random
 from headrace.data.sessions import Pair
 
 TERM_GONE, PART_GONE = "\ue001", "\ue002"
-"""A run of masked terms; a deleted query or document: characters of the private use area, so that
-no text means them."""
+"""A run of masked terms, a deleted text: private use characters, in no text."""
 Strategy = Callable[[Sequence[Pair], Random, float], list[Pair]]
 
 
 def mask_terms(pairs: Sequence[Pair], draw: Random, ratio: float) -> list[Pair]:
-    """Mask round(ratio * n) of the n whitespace terms of each text, runs of masked ones as one; a
-    text of one term stays."""
+    """Mask round(ratio * n) of each text's n whitespace terms, runs as one.
+
+    A text of one term stays."""
 
     def masked(text: str) -> str:
         terms = text.split()
@@ -57,8 +57,9 @@ STRATEGIES: tuple[Strategy, ...] = (mask_terms, delete_parts, reorder)
 def two_views(
     pairs: Sequence[Pair], draw: Random, *, ratio: float = 0.5, one_deletes: bool = False
 ) -> tuple[list[Pair], list[Pair]]:
-    """Two variants of a session by two different strategies. `one_deletes`: as the released code
-    couples them, which never takes masking and reordering together."""
+    """Return two variants of a session by two different strategies.
+
+    `one_deletes`: like the released code, never masking and reordering together."""
     first, second = draw.sample(STRATEGIES, 2)
     while one_deletes and delete_parts not in (first, second):
         first, second = draw.sample(STRATEGIES, 2)

@@ -1,8 +1,8 @@
 """Versions of a ranker that is trained along, as folders that reward workers load.
 
-In: a ranker and the number that its policy's weights have. Out: rankers/vN in the run's folder.
-Promises: a folder that is announced is complete and never changes; the last few stay; weights that
-are not finite never leave.
+In: a ranker and the version of its policy's weights. Out: rankers/vN in the run's folder. Promises:
+an announced folder is complete and never changes; the last few stay; weights that are not finite
+never leave.
 """
 
 import shutil

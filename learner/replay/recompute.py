@@ -1,8 +1,8 @@
-"""What an update's tokens are worth, made again from what was stored of it: no model is run.
+"""Recomputation of advantages and returns from stored data, without a model.
 
-In: all of the batch as one share, and for each window what the learner reported then. Out: a
-`Recount`. Promises: the algorithm's own functions make the numbers; a number that rests on one that
-nobody stored is NaN, and `lacking` says which and why.
+In: all of the batch as one share, and for each window the learner's diagnostics. Out: a
+`RecomputedBatch`. Promises: the algorithm's own functions compute the numbers; a number that
+depends on one that is not stored is NaN, and `lacking` says which and why.
 """
 
 import math
@@ -18,14 +18,14 @@ from headrace.protocol.messages.batches import PolicyWindow, Shard
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.token_spans import Float32
 from learner.algorithms.registry import Algorithm
-from learner.algorithms.segment_advantages import judge
-from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
-from learner.device import Place
+from learner.algorithms.segment_advantages import window_advantages
+from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts, policy_batch, value_batch
+from learner.device import RankContext
 from learner.updates.token_statistics import Tally, merge, tally_egae, tally_spread
 from learner.updates.token_statistics_table import finalise, spreads
 
 Stored = Mapping[int, TokenDiagnostics]
-"""What the learner reported, by window."""
+"""The learner's diagnostics, by window."""
 _CPU = torch.device("cpu")
 NO_DIAGNOSTICS = (
     "token diagnostics of {missing} of {windows} windows are not stored "
@@ -41,15 +41,13 @@ NO_WHOLE_VALUES = (
 )
 
 
-class Recount(NamedTuple):
-    """Numbers made again.
+class RecomputedBatch(NamedTuple):
+    """Recomputed numbers of a batch.
 
     Attributes:
         windows: those of the batch. columns: by name of a token's figure, an array for each window,
-        a number for each of its
-            positions; NaN where there is none.
-        lams: the lambda of each window. metrics: figures of the update. lacking: what could not be
-        made, and why.
+        a number for each of its positions; NaN where there is none. lams: the lambda of each
+        window. metrics: figures of the update. lacking: by name, why it could not be recomputed.
     """
 
     windows: list[PolicyWindow]
@@ -59,21 +57,25 @@ class Recount(NamedTuple):
     lacking: dict[str, str]
 
 
-def recount(algorithm: Algorithm, shard: Shard, stored: Stored, *, version: int) -> Recount:
-    """Judge a batch again; `version` is the learner's at the update's start."""
+def recompute(
+    algorithm: Algorithm, shard: Shard, stored: Stored, *, version: int
+) -> RecomputedBatch:
+    """Recompute a batch's advantages; `version`: the learner's at the update's start."""
     kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
-    windows = policy_half(
+    windows = policy_batch(
         shard, version=version, lambdas=algorithm.lambdas, shape=algorithm.shape_rewards,
         kl_coef=kl_coef, device=_CPU,
     )  # fmt: skip
-    finished = value_half(shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=_CPU)
-    place = Place(device=_CPU)
+    finished = value_batch(shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=_CPU)
+    place = RankContext(device=_CPU)
     values = _values(windows, stored) if algorithm.uses_critic else None
     # NaN goes where a number is missing, and from there into all that rests on it.
     at_cuts = torch.full((len(windows.windows),), math.nan) if algorithm.asks_at_cuts else None
     in_reward = algorithm.kl is not None and algorithm.kl.in_reward
     penalty = torch.full_like(windows.behaviour, math.nan if in_reward else 0.0)
-    seen = judge(algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty)
+    seen = window_advantages(
+        algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty
+    )
     columns = {
         "advantages": seen.advantages,
         "returns": torch.where(seen.returns_known, seen.returns, math.nan),
@@ -86,9 +88,10 @@ def recount(algorithm: Algorithm, shard: Shard, stored: Stored, *, version: int)
         old = torch.zeros_like(finished.rewards)  # which these targets do not read
         targets = algorithm.value.targets(finished.rewards, old, finished.segments).targets
         tallies.append(_all("critic/returns", targets))
-    metrics = finalise(merge(tallies)) | spreads(merge(tallies))
-    metrics["perf/loss_tokens"] = float(totals_of(windows, finished, place).policy_tokens)
-    return Recount(
+    merged = merge(tallies)
+    metrics = finalise(merged) | spreads(merged)
+    metrics["perf/loss_tokens"] = float(loss_counts(windows, finished, place).policy_tokens)
+    return RecomputedBatch(
         windows=windows.windows,
         columns={
             name: windows.sampled.spread(column.to(torch.float32).numpy())
@@ -104,8 +107,8 @@ def _all(name: str, x: Tensor) -> Tally:
     return tally_spread(name, x, torch.ones_like(x, dtype=torch.bool))
 
 
-def _values(windows: PolicyHalf, stored: Stored) -> Tensor:
-    """[T] the values that were reported, NaN where none were."""
+def _values(windows: PolicyBatch, stored: Stored) -> Tensor:
+    """[T] the stored values, NaN where there are none."""
     found = []
     for window in windows.windows:
         row = stored.get(window.window_id)
@@ -118,9 +121,9 @@ def _values(windows: PolicyHalf, stored: Stored) -> Tensor:
 
 
 def _lacking(
-    algorithm: Algorithm, windows: PolicyHalf, finished: ValueHalf, stored: Stored
+    algorithm: Algorithm, windows: PolicyBatch, finished: ValueBatch, stored: Stored
 ) -> dict[str, str]:
-    """Why there are NaNs."""
+    """Return the reasons for NaNs, by figure."""
     lacking: dict[str, str] = {}
     every = windows.windows
     missing = sum(window.window_id not in stored for window in every)

@@ -1,1 +1,1 @@
-"""One update: forward, advantages, losses, steps, what it reports."""
+"""One update: forward passes, advantages, losses, optimizer steps, metrics."""

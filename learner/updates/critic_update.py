@@ -1,4 +1,4 @@
-"""The value half of one update: values for the advantages, then the critic's optimizer steps.
+"""The value model's part of an update: values, then its optimizer steps or a fit.
 
 In: finished trajectories, and the windows whose advantages need values. Out: values under the
 weights of the update's start, and optimizer steps towards the targets, or a head that is fitted to
@@ -20,19 +20,19 @@ from headrace.trajectory.logprob_statistics import START, STATISTICS, before_eac
 from learner.algorithms.aggregation import weighted_sum
 from learner.algorithms.registry import ValueSlots
 from learner.algorithms.segment_advantages import WindowAdvantages
-from learner.batching.batch import PolicyHalf, Totals, ValueHalf
+from learner.batching.batch import LossCounts, PolicyBatch, ValueBatch
 from learner.batching.packing import ranges
 from learner.batching.segments import segment_ids, segment_lengths
 from learner.batching.token_reads import (
-    Reads,
-    as_the_critic_reads,
+    TokenReads,
+    critic_sequences,
     reads_of,
     sampled_windows,
     with_cuts,
 )
 from learner.batching.trainable_tokens import Int64
-from learner.device import Place
-from learner.models.deepspeed_engine import Engine
+from learner.device import RankContext
+from learner.models.deepspeed_engine import TrainingEngine
 from learner.models.feature_network import FeatureEngine
 from learner.models.inference import infer
 from learner.models.microbatches import MicroBatch
@@ -42,33 +42,34 @@ from learner.updates.token_statistics import Tally, tally_spread, tally_values, 
 
 
 class CriticUpdate(ModelUpdate):
-    """The critic's part of one update: `prepare`, `first_pass`, `values_of`, then `train`.
+    """The critic's part of an update: `prepare`, `first_pass`, `values_of`, `train`.
 
     Attributes:
         start: [T] values of the finished trajectories' tokens at the update's start. targets: [T]
-        what the critic should have said.
+        the value targets.
     """
 
     name, prefix, loss_figure, stream = "value model", "critic", "vf_loss", 1
     most_parts: ClassVar[int | None] = None
-    """Maximum number of optimizer steps in one pass, above any request; None: no bound."""
+    """Optimizer steps in one pass whatever is configured; None: as configured."""
 
     def __init__(
         self,
         slots: ValueSlots,
-        engine: Engine,
-        place: Place,
+        engine: TrainingEngine,
+        place: RankContext,
         batch: Batch,
-        finished: ValueHalf,
-        totals: Totals,
+        finished: ValueBatch,
+        totals: LossCounts,
         *,
         parts: int,
         window: int,
         carried: PrefixCache | None = None,
     ) -> None:
-        """`parts`: most optimizer steps in one pass over the trajectories. `window`: most tokens of
-        a window, where a finished answer was cut before. `carried`: keys and values of what stands
-        before windows of unfinished answers; whole answers need none."""
+        """`parts`: maximum optimizer steps per pass; `window`: maximum tokens of a window.
+
+        Finished answers were cut there. `carried`: keys and values of the tokens before windows of
+        unfinished answers; whole answers need none."""
         parts = self.most_parts or parts
         super().__init__(engine, finished.reads, place, batch, parts=parts, step="value step")
         self._slots, self._finished, self._totals = slots, finished, totals
@@ -79,15 +80,16 @@ class CriticUpdate(ModelUpdate):
         self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
         self.targets = self._extra = nothing
 
-    def prepare(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
-        """Run forward what the advantages of `windows` and the targets need, except for the
-        sequences of the first optimizer step, which runs them itself."""
+    def prepare(self, windows: PolicyBatch | None, *, at_cuts: bool) -> None:
+        """Compute the values that the advantages of `windows` and the targets need.
+
+        Except for the sequences of the first optimizer step, which runs them itself."""
         own = set(self._finished.reads.trajectories)
         everything = [] if windows is None else windows.windows
         self._extra = self.targets[:0]
         if windows is not None:
             others = [w for w in everything if w.trajectory_id not in own]
-            sequences = as_the_critic_reads(windows.sequences)
+            sequences = critic_sequences(windows.sequences)
             reads = reads_of(sequences, others, sampled_windows(sequences, others))
             if at_cuts:
                 reads = with_cuts(reads, sequences, others)
@@ -97,15 +99,17 @@ class CriticUpdate(ModelUpdate):
         rewards, segments = self._finished.rewards, self._finished.segments
         self.targets = self._slots.targets(rewards, old, segments).targets
 
-    def _values_of_others(self, reads: Reads, windows: PolicyHalf, *, at_cuts: bool) -> Tensor:
-        """[N] values of the reads: tokens of windows whose answers are not in this batch, and
-        behind them the windows' ends if `at_cuts`."""
+    def _values_of_others(
+        self, reads: TokenReads, windows: PolicyBatch, *, at_cuts: bool
+    ) -> Tensor:
+        """[N] values of windows whose answers are not in this batch, then their cuts'."""
         every = range(len(reads.token_ids))
         return infer(self.engine, reads, every, self._place, log=self.log, carried=self._carried)
 
     def _values_of_own(self, asked: set[int]) -> tuple[Tensor, Tensor]:
-        """[T] values of the finished answers' tokens, and [T] which are known now; `asked`: the
-        trajectories of windows."""
+        """[T] values of the finished answers' tokens, and [T] mask of those computed now.
+
+        `asked`: the trajectories of windows."""
         rest = [
             s
             for s, t in enumerate(self._finished.reads.trajectories)
@@ -117,23 +121,23 @@ class CriticUpdate(ModelUpdate):
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """What the value model has said of windows, and is to say of answers."""
+        """The value model's outputs for windows, and its targets for answers."""
         return {"values and value targets": torch.cat([self._extra, self.targets])}
 
-    def values_of(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor | None]:
-        """Values under the weights of the update's start.
+    def values_of(self, windows: PolicyBatch, *, at_cuts: bool) -> tuple[Tensor, Tensor | None]:
+        """Return values under the weights of the update's start.
 
         Returns:
             [T] V at each token of the windows, and [S] V(s_l) after each window that is cut if
             `at_cuts`: where the rest of the trajectory is known, just before the policy's next
-            token (V(s_{l-1}) if it wrote none), else after the window's last position.
+            token (V(s_{l-1}) if it sampled none), else after the window's last position.
         """
         tokens, cuts = self._sources(windows, at_cuts=at_cuts)
         known = torch.cat([self.start.numbers, self._extra, self._extra.new_zeros(1)])
         return known[tokens], known[cuts] if at_cuts else None
 
     def loss(self, micro: MicroBatch) -> Tensor:
-        """Forward, and the error against the targets."""
+        """Run the pack forward; return the error against the targets."""
         pack, tokens = micro
         values = self.engine(pack)
         self.log.count(pack, reads=tokens.numel())
@@ -151,7 +155,7 @@ class CriticUpdate(ModelUpdate):
         return weighted_sum(self._slots.loss(values, old, self.targets[tokens]), weights)
 
     def tallies(self, seen: WindowAdvantages) -> list[Tally]:
-        """How well it predicts, and what it was to predict."""
+        """Return the tallies of prediction errors, targets and values."""
         finished, old = self._finished, self.start.numbers
         known = self.start.known & old.isfinite()
         cuts = window_cuts(finished.positions, finished.segments, window=self._window)
@@ -164,9 +168,10 @@ class CriticUpdate(ModelUpdate):
             tally_spread("critic/values", values, all_of),
         ]
 
-    def _sources(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
-        """Where each token's and each cut's value stands in old + extra + [0]; what stands for
-        V(s_l) at the end of an answer is never read."""
+    def _sources(self, windows: PolicyBatch, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
+        """Indices of each token's and each cut's value in old + extra + [0].
+
+        The entry for V(s_l) at the end of an answer is never read."""
         offsets = self._finished.answers
         own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
         counts = windows.sampled.lengths
@@ -188,20 +193,21 @@ class CriticUpdate(ModelUpdate):
                 cut = offsets[answer] + window.length
                 starts[i] = cut - count
                 cuts[i] = cut if cut < offsets[answer + 1] else max(cut - 1, offsets[answer])
-        device = self._place.device
-        return torch.from_numpy(ranges(starts, counts)).to(device), torch.from_numpy(cuts).to(
-            device
-        )
+        tokens, device = ranges(starts, counts), self._place.device
+        return torch.from_numpy(tokens).to(device), torch.from_numpy(cuts).to(device)
 
 
 class LeastSquaresUpdate(CriticUpdate):
-    """The same with a head that is refitted on features of a frozen model (ours, not T-PPO's):
-    `train` takes the finished answers in and solves once, whatever the epochs."""
+    """A `CriticUpdate` that refits a head on a frozen model's features (not T-PPO's).
+
+    `train` adds the finished answers and solves once, whatever the epochs."""
 
     engine: FeatureEngine
     most_parts = 1
 
-    def _values_of_others(self, reads: Reads, windows: PolicyHalf, *, at_cuts: bool) -> Tensor:
+    def _values_of_others(
+        self, reads: TokenReads, windows: PolicyBatch, *, at_cuts: bool
+    ) -> Tensor:
         every, width = range(len(reads.token_ids)), (self.engine.network.width,)
         seen = infer(
             self.engine, reads, every, self._place,
@@ -234,10 +240,10 @@ class LeastSquaresUpdate(CriticUpdate):
         return values, torch.ones_like(values, dtype=torch.bool)
 
     def first_pass(self, *, sound: bool) -> None:
-        """`prepare` has read all of it."""
+        """Do nothing: `prepare` has computed everything."""
 
     def train(self, *, epochs: int, sound: bool) -> None:
-        """Take the answers in and solve; nothing where the inputs are not `sound`."""
+        """Add the answers and solve; do nothing if the inputs are not `sound`."""
         totals, log = self._totals, self.log
         if not totals.value_tokens:
             return
@@ -256,7 +262,7 @@ class LeastSquaresUpdate(CriticUpdate):
         log.applied += 1
 
     def _beside(self, features: Tensor, statistics: Sequence[npt.NDArray[np.float32]]) -> Tensor:
-        """[N, F + STATISTICS]"""
+        """[N, F + STATISTICS] features with the statistics beside them."""
         beside = np.concatenate([np.zeros((0, STATISTICS), np.float32), *statistics])
         return torch.cat([features, torch.from_numpy(beside).to(features)], dim=1)
 
@@ -264,12 +270,12 @@ class LeastSquaresUpdate(CriticUpdate):
     def _statistics(
         behaviour: Tensor, hot: Tensor, lengths: Int64, starts: Sequence[list[float]]
     ) -> list[npt.NDArray[np.float32]]:
-        """[n + 1, STATISTICS] of each window or answer."""
+        """[n + 1, STATISTICS] logprob statistics of each window or answer."""
         logprobs = torch.where(hot, 0.0, behaviour).cpu().numpy()
         pieces = np.split(logprobs, np.cumsum(lengths)[:-1]) if lengths.size else []
         return [before_each(*piece) for piece in zip(pieces, starts, strict=True)]
 
 
-def update_of(engine: Engine) -> type[CriticUpdate]:
-    """What makes the value model's part of an update with this engine."""
+def critic_update_class(engine: TrainingEngine) -> type[CriticUpdate]:
+    """Return the class of the value model's part of an update with this engine."""
     return LeastSquaresUpdate if isinstance(engine, FeatureEngine) else CriticUpdate

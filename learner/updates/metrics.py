@@ -1,9 +1,8 @@
-"""The figures of one update by metric name (see headrace/metrics/registry.py), merged over all
-ranks.
+"""Metrics of one update (see headrace/metrics/registry.py), merged over all ranks.
 
-In: what the halves of an update saw. Out: floats. Promises: every rank gets the same numbers,
-however the batch was cut into ranks and micro-batches; a figure without data is absent, never 0 or
-NaN.
+In: the tallies of the models' parts of an update. Out: floats. Promises: every rank gets the same
+numbers, however the batch was cut into ranks and micro-batches; a figure without data is absent,
+never 0 or NaN.
 """
 
 import time
@@ -11,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from headrace.protocol.fields import Metric
 from learner.algorithms.segment_advantages import WindowAdvantages
-from learner.batching.batch import Totals
-from learner.device import Place
+from learner.batching.batch import LossCounts
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.prefix_cache import PrefixCache
 from learner.updates.model_update import ModelUpdate
@@ -23,7 +23,7 @@ from learner.updates.token_statistics import Tally, as_vectors, from_vectors, me
 from learner.updates.token_statistics_table import finalise, spreads
 
 _COMPUTED = {"actor": "perf/policy_tokens", "critic": "perf/value_tokens"}
-"""By the prefix of a model's figures."""
+"""Metric of a model's computed tokens, by the prefix of its figures."""
 
 
 class Stopwatch:
@@ -41,7 +41,7 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     def figures(self) -> dict[str, float]:
-        """All of them, and the time since the beginning as `update`."""
+        """Return all of them, and the time since the beginning as `update`."""
         whole = {"update": time.perf_counter() - self._began}
         return {f"timing_s/{name}": s for name, s in (self.seconds | whole).items()}
 
@@ -50,11 +50,11 @@ def figures_of(
     models: Sequence[ModelUpdate],
     seen: WindowAdvantages,
     *,
-    totals: Totals,
-    place: Place,
+    totals: LossCounts,
+    place: RankContext,
     carried: Sequence[PrefixCache] = (),
 ) -> dict[str, Metric]:
-    """All figures of the update but times.
+    """Return all metrics of the update but times.
 
     Args:
         models: those that it trained. seen: the windows' advantages and values. carried: keys and
@@ -76,8 +76,7 @@ def figures_of(
 
 
 def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, float]:
-    """Learning rate, steps applied and thrown away, the loss of a step, and the last step's
-    gradient norm."""
+    """Learning rate, applied and dropped steps, loss per step, the last gradient norm."""
     log, prefix = model.log, model.prefix
     figures = {
         f"{prefix}/steps": float(log.applied),
@@ -93,17 +92,12 @@ def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, 
 
 def _log_tally(prefix: str, log: StepLog) -> Tally:
     losses = torch.stack(log.losses).to(torch.float64).sum() if log.losses else torch.zeros(())
-    counts = {
-        name: torch.tensor(float(number), dtype=torch.float64, device=losses.device)
-        for name, number in (
-            ("tokens", log.tokens), ("fillers", log.fillers), ("trained", log.trained),
-            ("reads", log.reads),
-        )
-    } | {"loss": losses.to(torch.float64)}  # fmt: skip
-    return Tally({f"{prefix}/{name}": x for name, x in counts.items()}, {})
+    counts = {name: getattr(log, name) for name in ("tokens", "fillers", "trained", "reads")}
+    sums = _scalars(prefix, counts, losses.device)
+    return Tally(sums | {f"{prefix}/loss": losses.to(torch.float64)}, {})
 
 
-def _carried_tally(carried: Sequence[PrefixCache], place: Place) -> Tally:
+def _carried_tally(carried: Sequence[PrefixCache], place: RankContext) -> Tally:
     counts = {
         "bytes": sum(store.num_bytes for store in carried),
         "hits": sum(store.figures.hits for store in carried),
@@ -112,16 +106,17 @@ def _carried_tally(carried: Sequence[PrefixCache], place: Place) -> Tally:
         "tokens": sum(store.figures.carried for store in carried),
         "age": sum(store.figures.age for store in carried),
     }
-    return Tally(
-        {
-            f"carried/{name}": torch.tensor(float(n), dtype=torch.float64, device=place.device)
-            for name, n in counts.items()
-        },
-        {},
-    )
+    return Tally(_scalars("carried", counts, place.device), {})
 
 
-def _over_ranks(tally: Tally, place: Place) -> Tally:
+def _scalars(prefix: str, counts: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
+    return {
+        f"{prefix}/{name}": torch.tensor(float(n), dtype=torch.float64, device=device)
+        for name, n in counts.items()
+    }
+
+
+def _over_ranks(tally: Tally, place: RankContext) -> Tally:
     if place.world == 1:
         return tally
     sums, maxima = as_vectors(tally)
@@ -131,10 +126,9 @@ def _over_ranks(tally: Tally, place: Place) -> Tally:
 
 
 def _work_figures(
-    prefixes: Sequence[str], sums: Mapping[str, float], totals: Totals
+    prefixes: Sequence[str], sums: Mapping[str, float], totals: LossCounts
 ) -> dict[str, float]:
-    """How many tokens went through a model, and which shares of them were in a loss, context or
-    padding."""
+    """Tokens that went through models, and their shares in loss, context or padding."""
     tokens, fillers = (
         sum(sums[f"{prefix}/{name}"] for prefix in prefixes) for name in ("tokens", "fillers")
     )
@@ -150,7 +144,7 @@ def _work_figures(
 
 
 def _carried_figures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Of all models together: what was there, what was not, and how old it was."""
+    """Hits, misses and age of carried keys, of all models together."""
     figures = {
         f"perf/carried_{name}": sums[f"carried/{name}"]
         for name in ("bytes", "hits", "misses", "recomputed_tokens")

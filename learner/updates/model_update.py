@@ -1,9 +1,9 @@
-"""What every model that an update trains has in common: its tokens are dealt to optimizer steps,
-which are taken one after the other until one is thrown away.
+"""Base of a model's part of an update: its tokens are dealt to optimizer steps.
 
-In: the reads that have a loss, and the subclass's loss of each micro-batch. Out: optimizer steps,
-and what figures are made of. Promises: all ranks take the same steps in the same order; a model
-whose inputs are not sound is run forward once, so that its figures are there, and stays as it is.
+Steps are taken one after the other until one is dropped. In: the reads that have a loss, and the
+subclass's loss of each micro-batch. Out: optimizer steps, and tallies of figures. Promises: all
+ranks take the same steps in the same order; a model whose inputs are not sound is run forward once,
+which gives its figures, and stays as it is.
 """
 
 from abc import ABC, abstractmethod
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from headrace.protocol.messages.control import Batch
 from learner.algorithms.segment_advantages import WindowAdvantages
-from learner.batching.token_reads import Reads
-from learner.device import Place
-from learner.models.deepspeed_engine import Engine, StepLog
-from learner.models.microbatches import MicroBatch, Steps
+from learner.batching.token_reads import TokenReads
+from learner.device import RankContext
+from learner.models.deepspeed_engine import StepLog, TrainingEngine
+from learner.models.microbatches import MicroBatch, OptimizerSteps
 from learner.models.prefix_cache import PrefixCache
 from learner.updates.token_statistics import Tally
 
 
 class StartOutputs:
-    """A number for each of N tokens under the weights of the update's start: a logprob or a value.
+    """Logprobs or values of N tokens under the weights of the update's start.
 
     Attributes:
         numbers: [N]; 0 where no pass has read the token. known: [N] bool, where one has. exact: [N]
@@ -36,7 +36,7 @@ class StartOutputs:
         self.numbers, self.known, self.exact = numbers, known, known.clone()
 
     def first(self, tokens: Tensor, now: Tensor, *, exact: bool) -> Tensor:
-        """[M] the numbers of some tokens; one that has none gets its number of `now`, [M]."""
+        """[M] the numbers of some tokens; a token that has none gets that of `now`, [M]."""
         found = torch.where(self.known[tokens], self.numbers[tokens], now.to(self.numbers.dtype))
         self.numbers[tokens] = found
         self.exact[tokens] |= ~self.known[tokens] & exact
@@ -54,48 +54,50 @@ class ModelUpdate(ABC):
     name: ClassVar[str]
     """The name in messages to users."""
     prefix: ClassVar[str]
-    """Of its figures."""
+    """The prefix of its figures."""
     loss_figure: ClassVar[str]
     """The figure of its loss."""
     stream: ClassVar[int]
-    """Of the seed by which tokens are dealt."""
+    """The stream of the seed by which tokens are dealt."""
 
     def __init__(
-        self, engine: Engine, reads: Reads, place: Place, batch: Batch, *, parts: int, step: str,
-        carried: PrefixCache | None = None,
+        self, engine: TrainingEngine, reads: TokenReads, place: RankContext, batch: Batch, *,
+        parts: int, step: str, carried: PrefixCache | None = None,
     ) -> None:  # fmt: skip
-        """`reads`: the tokens that have a loss. `parts`: most optimizer steps in one pass over
-        them. `step`: what one is called while it is taken. `carried`: keys and values of what
-        stands before the reads."""
+        """`reads`: the tokens with a loss. `parts`: maximum optimizer steps per pass.
+
+        `step`: a step's name in progress reports. `carried`: keys and values before the reads."""
         self.engine, self._reads, self._place, self._batch = engine, reads, place, batch
         self.log = StepLog(place.work, f"update {batch.update}: {step}")
-        self._steps, self._parts = Steps(reads, place, parts=parts, carried=carried), parts
+        self._steps, self._parts = OptimizerSteps(reads, place, parts=parts, carried=carried), parts
         self._deal(epoch=0)
         self._first_is_accumulated = False
 
     @property
     @abstractmethod
     def inputs(self) -> Mapping[str, Tensor]:
-        """By name, what goes into the loss, is known before the first step and must be finite."""
+        """Inputs of the loss known before the first step, by name; must be finite."""
 
     @abstractmethod
     def loss(self, micro: MicroBatch) -> Tensor:
-        """The micro-batch's part of the loss of one optimizer step, which is their sum."""
+        """Return the micro-batch's summand of the loss of one optimizer step."""
 
     @abstractmethod
     def tallies(self, seen: WindowAdvantages) -> list[Tally]:
-        """What this rank's share adds to the update's figures; `seen`: the windows' advantages."""
+        """Return this rank's summands of the update's figures; `seen`: the advantages."""
 
     def first_pass(self, *, sound: bool) -> None:
-        """Accumulate the gradient of the first optimizer step, which also gives its tokens their
-        numbers of the update's start. `sound` as `train` has it."""
+        """Accumulate the gradient of the first optimizer step; `sound` as in `train`.
+
+        This also computes its tokens' numbers of the update's start."""
         if self._plan:
             self._accumulate(self._plan[0], sound=sound)
             self._first_is_accumulated = True
 
     def train(self, *, epochs: int, sound: bool) -> None:
-        """Take all optimizer steps of the update, up to the first that is thrown away; none where
-        the inputs are not `sound`, which all ranks know alike."""
+        """Take all optimizer steps of the update, up to the first that is dropped.
+
+        None where the inputs are not `sound`, which all ranks know alike."""
         self.log.planned = epochs * len(self._plan)
         for epoch in range(epochs):
             if epoch and self._parts > 1:

@@ -1,9 +1,9 @@
-"""The policy half of one update: the policy's loss, and its optimizer steps on the windows.
+"""The policy's part of an update: its loss and optimizer steps on the windows.
 
 In: windows with their advantages. Out: optimizer steps, logprobs under the weights of the update's
-start, and what the loss saw. Promise: proximal logprobs are those of the update's start; the first
-optimizer step computes those of its own tokens, and one pass before it computes the others, only if
-the ratio or the correction of a hot token reads them.
+start, and the terms of the loss. Promise: proximal logprobs are those of the update's start; the
+first optimizer step computes those of its own tokens, and one pass before it computes the others,
+only if the ratio or the correction of a hot token reads them.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ from learner.algorithms.policy_losses import LossInputs, PolicyLoss
 from learner.algorithms.ratios import Ratio, log_ratio
 from learner.algorithms.registry import Algorithm
 from learner.algorithms.segment_advantages import WindowAdvantages
-from learner.batching.batch import PolicyHalf, Totals
+from learner.batching.batch import LossCounts, PolicyBatch
 from learner.batching.segments import segment_ids, segment_sums
 from learner.batching.token_reads import with_earlier_tokens
-from learner.device import Place
-from learner.models.deepspeed_engine import Engine
+from learner.device import RankContext
+from learner.models.deepspeed_engine import TrainingEngine
 from learner.models.inference import infer
 from learner.models.microbatches import MicroBatch
 from learner.models.prefix_cache import PrefixCache
@@ -42,9 +42,8 @@ from learner.updates.token_statistics import (
 )
 
 
-class Terms(NamedTuple):
-    """What the loss of N tokens is made of, without gradient: ratio and surrogate (before weights)
-    are [N] each, as are advantages, mask and entropy."""
+class LossTerms(NamedTuple):
+    """Terms of N tokens' loss, [N] each, without gradient; surrogate unweighted."""
 
     ratio: Ratio
     surrogate: PolicyLoss
@@ -55,15 +54,16 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LossOutputs:
-    """The loss of N tokens, scalar and with gradient, and what made it, without."""
+    """The loss of N tokens, scalar and with gradient, and its terms, without."""
 
     loss: Tensor
-    made_of: Terms
+    made_of: LossTerms
 
 
 def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
-    """The surrogate and whatever is added to it, each over its own tokens. A loss weight multiplies
-    every term of its token except the likelihood of right answers."""
+    """Sum the surrogate and the loss's other terms, each over its own tokens.
+
+    A loss weight multiplies every term of its token except the likelihood of right answers."""
     x = algorithm.hot.correct(given)
     ratio = algorithm.ratio(x)
     surrogate = algorithm.policy_loss(ratio.log_ratio, x.advantages)
@@ -82,7 +82,7 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
     if algorithm.kl is not None and not algorithm.kl.in_reward:
         divergence = algorithm.kl.estimate(x.new, x.reference)
         loss = loss + weighted_sum(x.kl_coef * divergence, weights)
-    made_of = Terms(
+    made_of = LossTerms(
         ratio=ratio._replace(log_ratio=ratio.log_ratio.detach()),
         surrogate=surrogate._replace(loss=surrogate.loss.detach()),
         advantages=x.advantages,
@@ -93,16 +93,15 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
 
 
 class PolicyUpdate(ModelUpdate):
-    """The policy's part of one update: `prepare`, then `train` once the advantages are there.
+    """The policy's part of an update: `prepare`, `set_advantages`, then `train`.
 
-    Where the algorithm asks for the likelihood of right answers, the tokens of their earlier
+    Where the loss has the likelihood of right answers, the tokens of their earlier
     windows follow the windows' T tokens: E tokens that have a likelihood but neither ratio nor
     advantage.
 
     Attributes:
         start: [T + E] logprobs under the weights of the update's start. reference: [T] logprobs of
-        the reference, None without one. seen: of each micro-batch, which tokens it had and what its
-        loss was made of.
+        the reference, None without one. seen: the tokens and loss terms of each micro-batch.
     """
 
     name, prefix, loss_figure, stream = "policy", "actor", "pg_loss", 0
@@ -110,17 +109,16 @@ class PolicyUpdate(ModelUpdate):
     def __init__(
         self,
         algorithm: Algorithm,
-        engine: Engine,
-        place: Place,
+        engine: TrainingEngine,
+        place: RankContext,
         batch: Batch,
-        windows: PolicyHalf,
-        totals: Totals,
+        windows: PolicyBatch,
+        totals: LossCounts,
         *,
         parts: int,
         carried: PrefixCache | None = None,
     ) -> None:
-        """`parts`: most optimizer steps in one pass over the windows. `carried`: keys and values of
-        what stands before the windows."""
+        """`parts`: maximum optimizer steps per pass. `carried`: keys before the windows."""
         reads = windows.reads
         if algorithm.positive_nll_coef != 0.0:
             reads = with_earlier_tokens(reads, windows.sequences, windows.windows)
@@ -142,16 +140,16 @@ class PolicyUpdate(ModelUpdate):
         }
         nothing = torch.zeros_like(self._tokens["behaviour"])
         self.start = StartOutputs(nothing, torch.zeros_like(nothing, dtype=torch.bool))
-        # What comes later: the reference's logprobs and the advantages.
+        # Set later: the reference's logprobs and the advantages.
         self._tokens |= {"reference": nothing, "advantages": nothing}
         self.reference: Tensor | None = None
         self._size = behaviour.numel()
-        self.seen: list[tuple[Tensor, Terms]] = []
+        self.seen: list[tuple[Tensor, LossTerms]] = []
 
     def prepare(self, reference: Callable[..., Any] | None, carried: PrefixCache | None) -> None:
-        """Proximal logprobs of what the first optimizer step does not run itself, and the
-        logprobs of `reference`, the starting policy, where the algorithm asks for a divergence from
-        it; `carried`: its keys and values."""
+        """Compute `reference`'s logprobs, and proximal ones but the first step's.
+
+        That is the starting policy, if the algorithm has a divergence; `carried`: its keys."""
         algorithm, reads = self._algorithm, self._reads
         # A collective: whether this rank has hot tokens does not decide.
         if algorithm.uses_proximal or algorithm.hot.reads_start:
@@ -171,13 +169,13 @@ class PolicyUpdate(ModelUpdate):
             )
             self._tokens["reference"] = self._with_earlier(self.reference, 0.0)
 
-    def judged(self, advantages: Tensor) -> None:
-        """The advantages [T] are there."""
+    def set_advantages(self, advantages: Tensor) -> None:
+        """Set the windows' advantages [T]."""
         self._tokens["advantages"] = self._with_earlier(advantages, 0.0)
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """What the generator, the rewards and the reference have said."""
+        """Loss weights, the generator's and the reference's logprobs, and rewards."""
         windows, mask = self._windows, self._windows.mask
         nothing = windows.rewards[:0]
         return {
@@ -188,7 +186,7 @@ class PolicyUpdate(ModelUpdate):
         }
 
     def loss(self, micro: MicroBatch) -> Tensor:
-        """Forward and `policy_loss`."""
+        """Run the pack forward; return its `policy_loss`."""
         pack, tokens = micro
         gradient = self._algorithm.entropy_coef != 0.0
         new, entropy = self.engine(pack, entropy_gradient=gradient)
@@ -211,7 +209,7 @@ class PolicyUpdate(ModelUpdate):
         return found.loss
 
     def tallies(self, seen: WindowAdvantages) -> list[Tally]:
-        """What the loss saw, the weights, and how learner and sampler differ."""
+        """Return the tallies of loss terms, weights, and mismatch of learner and sampler."""
         windows, size = self._windows, self._size
         start, known, exact = (
             x[:size] for x in (self.start.numbers, self.start.known, self.start.exact)
@@ -240,38 +238,38 @@ class PolicyUpdate(ModelUpdate):
             tallies.append(tally_egae(seen.values, seen.raw, windows.segments))
         return tallies
 
-    def read(self) -> Terms:
-        """Those of all tokens that a loss saw, in the order in which it saw them."""
+    def read(self) -> LossTerms:
+        """Return the terms of all tokens of a loss, in the order of computation."""
         nothing, never = self.start.numbers[:0], self._windows.mask[:0]
         ratios, losses, *others = zip(
-            Terms(
+            LossTerms(
                 Ratio(nothing, nothing, never), PolicyLoss(nothing, never, never, never),
                 nothing, never, nothing,
             ),
             *(terms for _, terms in self.seen),
             strict=True,
         )  # fmt: skip
-        return Terms(
+        return LossTerms(
             Ratio(*map(torch.cat, zip(*ratios, strict=True))),
             PolicyLoss(*map(torch.cat, zip(*losses, strict=True))),
             *map(torch.cat, others),
         )
 
-    def _of_tokens(self, get: Callable[[Terms], Tensor]) -> Tensor:
-        """[T] bool, by the last loss that saw each token; False where none did."""
+    def _of_tokens(self, get: Callable[[LossTerms], Tensor]) -> Tensor:
+        """[T] bool, by each token's last loss; False where it was in none."""
         found = torch.zeros_like(self._tokens["mask"])
         for tokens, terms in self.seen:
             found[tokens] = get(terms)
         return found[: self._size]
 
     def _with_earlier(self, x: Tensor, fill: float) -> Tensor:
-        """x [T] and `fill` for the E tokens behind it."""
+        """[T + E] x [T] and `fill` for the E tokens behind it."""
         missing = self._reads.position_of.size - x.numel()
         return torch.cat([x, x.new_full((missing,), fill)])
 
 
 def _of_each(x: Tensor | float | None, otherwise: float, like: Tensor) -> Tensor:
-    """[T] in the type of `like`."""
+    """[T] x in the type of `like`, or that number; None: `otherwise`."""
     if isinstance(x, Tensor):
         return x.to(like.dtype)
     return torch.full_like(like, otherwise if x is None else x)

@@ -1,10 +1,9 @@
-"""The ranker's part of one update: it learns from the clicks of answers that ended.
+"""The ranker's part of an update: training on the clicks of answers that ended.
 
 In: a shard whose windows bring the rows of their prompts, and the policy's tokenizer. Out:
-optimizer steps on whole lists of candidates, each behind the policy's answer in the place of its
-query, in padded batches. Promises: an answer is learnt from in the update that trains its last
-window and in no other; all ranks take the same steps; a row without a click is left out and
-counted.
+optimizer steps on whole lists of candidates, with the policy's answer as their query, in padded
+batches. Promises: an answer is learnt from in the update that trains its last window and in no
+other; all ranks take the same steps; a row without a click is left out and counted.
 """
 
 import json
@@ -19,24 +18,25 @@ from headrace.config.sections.learner import RankerTraining
 from headrace.data.sessions import RankedList, clean_list, ranked_list_of
 from headrace.errors import UserError
 from headrace.protocol.messages.batches import Shard
-from learner.device import Place
-from learner.models.deepspeed_engine import Engine, StepLog
-from learner.ranking.encoding import Row
+from learner.device import RankContext
+from learner.models.deepspeed_engine import StepLog, TrainingEngine
+from learner.ranking.encoding import TokenRow
 from learner.ranking.losses import pointwise
 from learner.ranking.model import BATCH, SessionRanker
 
 STREAM = 2
-"""Of the seed by which candidates are dealt; policy and value model have 0 and 1."""
-Example = tuple[Row, int]
+"""Stream of the seed that deals candidates; policy and value model have 0 and 1."""
+Example = tuple[TokenRow, int]
 
 
 @dataclass(frozen=True)
-class RankerPart:
-    """What stays from update to update. `decode`: text of the policy's token ids. `reads_history`:
-    as the reward asks the ranker."""
+class RankerSetup:
+    """Ranker, engine and settings of all updates. `decode`: the policy's detokenizer.
+
+    `reads_history`: as the reward calls the ranker."""
 
     ranker: SessionRanker
-    engine: Engine
+    engine: TrainingEngine
     config: RankerTraining
     decode: Any
     reads_history: bool
@@ -47,7 +47,7 @@ class RankerUpdate:
 
     name = "ranker"
 
-    def __init__(self, part: RankerPart, place: Place, shard: Shard, *, update: int) -> None:
+    def __init__(self, part: RankerSetup, place: RankContext, shard: Shard, *, update: int) -> None:
         ranker, config = part.ranker, part.config
         self._ranker, self._engine, self._config = ranker, part.engine, config
         self._place, self._update = place, update
@@ -63,8 +63,7 @@ class RankerUpdate:
         ]
 
     def train(self, *, sound: bool) -> None:
-        """Take all optimizer steps, up to the first that is thrown away; none where the update is
-        not `sound`."""
+        """Take all optimizer steps, up to the first that is dropped; none if not `sound`."""
         if not sound:
             return
         self._ranker.model.train()
@@ -78,7 +77,7 @@ class RankerUpdate:
                     return
 
     def _step(self, examples: Sequence[Example], total: int) -> bool:
-        """One step on this rank's share of `total` examples; whether it was applied."""
+        """Step on this rank's share of `total` examples; return whether it was applied."""
         parts = [examples[first : first + BATCH] for first in range(0, len(examples), BATCH)]
         passes = max(1, self._place.most(len(parts)))
         for number in range(passes):
@@ -94,7 +93,7 @@ class RankerUpdate:
         return self.log.step(self._engine)
 
     def figures(self) -> dict[str, float]:
-        """By metric name, the same on all ranks."""
+        """Return figures by metric name, the same on all ranks."""
         log, device = self.log, self._place.device
         loss = torch.stack(log.losses).sum().double() if log.losses else torch.zeros(()).double()
         counts = torch.tensor([len(self._lists), self._left_out]).double()
@@ -111,8 +110,7 @@ class RankerUpdate:
 
 
 def clicked_lists(shard: Shard, decode: Any) -> Iterator[RankedList | None]:
-    """The list of each answer that ends in a shard, with the answer in the place of the query; None
-    where its row has none that can be learnt from."""
+    """Yield each ending answer's list, with it as query; None: no list to learn from."""
     for window in shard.windows:
         if not window.row:
             continue

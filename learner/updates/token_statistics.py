@@ -1,4 +1,4 @@
-"""Diagnostics: sums over tokens from which the figures of an update are made.
+"""Diagnostics: sums over tokens, of which the figures of an update are computed.
 
 In: tensors of a micro-batch. Out: a `Tally` of float64 sums and maxima. Promises: sums add and
 maxima combine, so the figures of an update do not depend on how it was split into micro-batches
@@ -49,7 +49,7 @@ def merge(tallies: Iterable[Tally]) -> Tally:
 
 
 def as_vectors(tally: Tally) -> tuple[Tensor, Tensor]:
-    """Sums and maxima as two float64 vectors in order of name, for all-reduce SUM and MAX."""
+    """Return sums and maxima as float64 vectors by name, for all-reduce SUM and MAX."""
     return _stack(tally.sums), _stack(tally.maxima)
 
 
@@ -70,11 +70,10 @@ def tally_policy(
     *,
     entropy: Tensor | None = None,
 ) -> Tally:
-    """How far the policy moved inside the update: KL to the anchor, clips, entropy, advantages.
+    """Tally the policy's move inside the update: KL, clips, entropy, advantages.
 
     All tensors [T]; only tokens of the mask count. KL is k3 of KL(anchor || new) at tokens of
-    the anchor: r - 1 - log r. Without `entropy` its sums are 0.
-    """
+    the anchor: r - 1 - log r. Without `entropy` its sums are 0."""
     log_r = ratio.log_ratio.detach().to(torch.float64)
     entropy_tokens = mask if entropy is not None else torch.zeros_like(mask)
     return Tally(
@@ -102,11 +101,10 @@ def tally_weights(
     *,
     dropped: Tensor | None = None,
 ) -> Tally:
-    """Importance weights of proximal against behaviour, as used and before the cap.
+    """Tally importance weights of proximal against behaviour, as used and uncapped.
 
     All tensors [T]. The weights (`ratio.weight`) give ESS and mean; the uncapped rho gives the
-    tails. `dropped` [T] bool: tokens that train with weight 0; None: where the weight is 0.
-    """
+    tails. `dropped` [T] bool: tokens that train with weight 0; None: where the weight is 0."""
     lost = ratio.weight == 0 if dropped is None else dropped
     weight = ratio.weight.to(torch.float64)
     rho = log_ratio(proximal, behaviour, mask).to(torch.float64).exp()
@@ -125,11 +123,10 @@ def tally_weights(
 
 @torch.no_grad()
 def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
-    """Same weights, two engines: how far their logprobs of the same tokens lie apart.
+    """Tally the distance of two engines' logprobs under the same weights.
 
     All [T]. The mask should hold only tokens whose whole prefix has the learner's version, else
-    age is counted as mismatch. KL(sampler || learner) by k3, rho - log rho - 1.
-    """
+    age is counted as mismatch. KL(sampler || learner) by k3, rho - log rho - 1."""
     difference = torch.where(mask, learner - sampler, 0.0).to(torch.float64)
     log_rho = log_ratio(learner, sampler, mask).to(torch.float64)
     return Tally(
@@ -146,12 +143,11 @@ def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
 def tally_hot(
     learner: Tensor, sampler: Tensor, hot: Tensor, *, known: Tensor, trained: Tensor, cap: float
 ) -> Tally:
-    """Hot tokens of FIRE sampling: how likely the policy finds what the hot sampler drew.
+    """Tally hot tokens of FIRE sampling, by the policy's likelihood of them.
 
     All [T]: logprobs under the weights of the update's start and under the hot sampler, which
     tokens are hot, for which the first is known, which are in the loss. `cap`: above it a weight
-    was cut.
-    """
+    was cut."""
     compared = hot & known
     ratio = log_ratio(learner, sampler, compared).to(torch.float64).exp()
     return Tally(
@@ -168,7 +164,7 @@ def tally_hot(
 
 @torch.no_grad()
 def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
-    """How far the policy has moved from the reference: k3 of KL(new || reference), all [T]."""
+    """Tally the divergence from the reference: k3 of KL(new || reference), all [T]."""
     log_r = log_ratio(reference, new, mask).to(torch.float64)
     return Tally(
         sums={
@@ -180,9 +176,9 @@ def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
 
 
 def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor:
-    """[T] bool: last tokens of earlier, unfinished windows in whole responses (segments).
+    """[T] bool: last tokens of unfinished windows in whole responses (segments).
 
-    `positions` [T] are where the tokens stand, whatever was inserted between them counted."""
+    `positions` [T] are the tokens' positions, inserted tokens counted."""
     of_window = positions // window
     later = torch.cat([of_window[1:], of_window[-1:]])
     return (of_window != later) & (tokens_left(segments) > 0)
@@ -190,20 +186,15 @@ def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor
 
 @torch.no_grad()
 def tally_values(
-    values: Tensor,
-    targets: Tensor,
-    mask: Tensor,
-    segments: Segments,
-    *,
-    cuts: Tensor | None = None,
+    values: Tensor, targets: Tensor, mask: Tensor, segments: Segments, *, cuts: Tensor | None = None
 ) -> Tally:
-    """How well the critic predicts: explained variance, error by relative position and at cuts.
+    """Tally the critic's explained variance, and errors by position and at cuts.
 
     Args:
         values: [T] V(s_t). targets: [T] Monte-Carlo returns. mask: [T] bool, tokens of finished
-        trajectories. segments: one segment a whole response. cuts: [T] bool, tokens that were the
-        last of an earlier, unfinished window: there V(s_t)
-            closed an EGAE sum, and now the return that followed is known. None: no cuts.
+        trajectories. segments: one per whole response. cuts: [T] bool, last tokens of earlier,
+        unfinished windows: there V(s_t) closed an EGAE sum, and now the return is known. None: no
+        cuts.
 
     Bin b of 10 holds tokens with position / length in [b/10, (b+1)/10).
     """
@@ -232,8 +223,7 @@ def tally_values(
 
 @torch.no_grad()
 def tally_spread(name: str, x: Tensor, mask: Tensor) -> Tally:
-    """What `spreads` needs for the mean, the largest and the smallest number of x where `mask`, of
-    the same shape, is set."""
+    """Tally x where `mask` (same shape) is set: `spreads` gives mean and extremes."""
     kept = x.detach().to(torch.float64)[mask]
     low = -kept.min() if kept.numel() else kept.new_tensor(-torch.inf)
     high = kept.max() if kept.numel() else kept.new_tensor(-torch.inf)
@@ -247,11 +237,11 @@ def tally_spread(name: str, x: Tensor, mask: Tensor) -> Tally:
 def tally_egae(
     values: Tensor, advantages: Tensor, segments: Segments, *, boundary_tokens: int = 8
 ) -> Tally:
-    """What EGAE did at the cuts of a policy pack.
+    """Tally EGAE's values and advantages at the cuts of windows.
 
     Args:
         values: [T] V(s_t). advantages: [T] before whitening. segments: the windows, with the lambda
-        in force. boundary_tokens: how many last tokens of a cut window count as its boundary.
+        in force. boundary_tokens: number of last tokens of a cut window that are its boundary.
     """
     ids = segment_ids(segments)
     cut = ~segments.finished

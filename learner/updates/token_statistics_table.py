@@ -1,4 +1,4 @@
-"""The table of diagnostics: how each figure is made from the sums.
+"""The table of diagnostics: the formula of each figure from the sums.
 
 In: a `Tally` merged over micro-batches and ranks. Out: by metric name, numbers and arrays of
 numbers by bins; `headrace.metrics.registry` says what each figure means and which values are
@@ -17,7 +17,7 @@ Formula = Callable[[Named, Named], float | None]
 
 
 def finalise(tally: Tally) -> dict[str, Figure]:
-    """Figures by name, for every row of the tables whose sums the tally holds."""
+    """Compute the figures, by name, of all table rows whose sums the tally holds."""
     sums = {name: value.item() for name, value in tally.sums.items()}
     maxima = {name: value.item() for name, value in tally.maxima.items()}
     figures: dict[str, Figure] = {}
@@ -33,7 +33,7 @@ def finalise(tally: Tally) -> dict[str, Figure]:
 
 
 def spreads(tally: Tally) -> dict[str, Figure]:
-    """Mean, largest and smallest of whatever was given to `tally_spread`."""
+    """Return mean, largest and smallest of each input of `tally_spread`."""
     figures: dict[str, Figure] = {}
     for key, count in tally.sums.items():
         name, _, kind = key.rpartition("/")

@@ -1,6 +1,6 @@
-"""One update: both halves of a batch become optimizer steps, and figures about them.
+"""One update: optimizer steps of policy and value model on a batch, and metrics.
 
-In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `Outcome`: metrics,
+In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `UpdateOutcome`: metrics,
 diagnostics, and whether the weights moved. Promises: values and logprobs of the update's start are
 those of its first weights; policy and value model step independently; ranks do the same collectives
 in the same order whatever their shards hold; how the batch is cut into ranks, parts and
@@ -26,28 +26,28 @@ from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from learner.algorithms.registry import Algorithm
-from learner.algorithms.segment_advantages import WindowAdvantages, judge
-from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
-from learner.device import Place
-from learner.models.deepspeed_engine import Engine, StepLog
+from learner.algorithms.segment_advantages import WindowAdvantages, window_advantages
+from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts, policy_batch, value_batch
+from learner.device import RankContext
+from learner.models.deepspeed_engine import StepLog, TrainingEngine
 from learner.models.inference import infer
 from learner.models.prefix_cache import PrefixCache
-from learner.updates.critic_update import CriticUpdate, update_of
+from learner.updates.critic_update import CriticUpdate, critic_update_class
 from learner.updates.metrics import Stopwatch, figures_of
 from learner.updates.model_update import ModelUpdate
 from learner.updates.policy_update import PolicyUpdate
-from learner.updates.ranker_update import RankerPart, RankerUpdate
+from learner.updates.ranker_update import RankerSetup, RankerUpdate
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an update did.
+class UpdateOutcome:
+    """Result of an update.
 
     Attributes:
         metrics: figures by metric name, the same on all ranks. diagnostics: of this rank's windows.
         policy_moved: at least one optimizer step of the policy was applied. skipped: what was not
-        finite, so that the update was broken off; else None. Optimizer
-            steps before that stay in the weights, and nothing of it is published.
+        finite, so that the update was broken off; else None. Optimizer steps before that stay in
+        the weights, and nothing of it is published.
     """
 
     metrics: dict[str, Metric]
@@ -57,23 +57,22 @@ class Outcome:
 
 
 class Updater:
-    """Runs updates on one rank; all state between them is in the engines it holds and in the keys
-    and values that it carries."""
+    """Runner of updates on one rank; its state is in engines and carried keys."""
 
     def __init__(
         self,
         algorithm: Algorithm,
-        policy: Engine,
-        critic: Engine | None,
+        policy: TrainingEngine,
+        critic: TrainingEngine | None,
         config: LearnerConfig,
-        place: Place,
+        place: RankContext,
         *,
         reference: Callable[..., Any] | None = None,
-        ranker: RankerPart | None = None,
+        ranker: RankerSetup | None = None,
     ) -> None:
-        """`critic` is needed where the algorithm has a value model, `reference` (the forward pass
-        of a policy that never changes) where it asks for a divergence from one. `ranker`: what is
-        trained along."""
+        """`critic` is needed for a value model, `reference` for a divergence.
+
+        The reference is a constant policy's forward pass. `ranker`: is trained along."""
         if (algorithm.value is None) != (critic is None):
             raise ValueError("an algorithm with a value model needs a critic, one without none")
         if (algorithm.kl is None) != (reference is None):
@@ -100,20 +99,20 @@ class Updater:
         for carried in self.carried.values():
             carried.forget()
 
-    def run(self, batch: Batch, shard: Shard) -> Outcome:
+    def run(self, batch: Batch, shard: Shard) -> UpdateOutcome:
         """Train on a batch. Every rank calls this with the same batch and its own shard."""
         watch = Stopwatch()
         self._begin_to_carry(batch, shard)
         algorithm, config, place = self._algorithm, self._config, self._place
         kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
-        windows = policy_half(
+        windows = policy_batch(
             shard, version=batch.version, lambdas=algorithm.lambdas,
             shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device,
         )  # fmt: skip
-        finished = value_half(
+        finished = value_batch(
             shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device
         )
-        totals = totals_of(windows, finished, place)
+        totals = loss_counts(windows, finished, place)
         policy = PolicyUpdate(
             algorithm, self._policy, replace(place, frozen_context=config.context != "full"), batch,
             windows, totals, parts=config.policy.minibatches, carried=self.carried.get("policy"),
@@ -122,7 +121,7 @@ class Updater:
             policy.prepare(self._reference, self.carried.get("reference"))
             finished = self._with_penalty(finished, policy.log)
         critics = [
-            update_of(engine)(
+            critic_update_class(engine)(
                 slots, engine, place, batch, finished, totals, parts=config.value.minibatches,
                 window=algorithm.window, carried=self.carried.get("critic"),
             )
@@ -139,7 +138,7 @@ class Updater:
                 critic.first_pass(sound=not broken)
         with watch.measure("advantages"):
             seen = self._advantages(windows, policy, critics)
-            policy.judged(seen.advantages)
+            policy.set_advantages(seen.advantages)
         with watch.measure("value"):
             for critic in critics:
                 critic.train(epochs=batch.value_epochs, sound=not broken)
@@ -162,7 +161,7 @@ class Updater:
         spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
         assert isinstance(computed, float)
         metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
-        return Outcome(
+        return UpdateOutcome(
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy, seen),
             policy_moved=policy.log.applied > 0,
@@ -170,7 +169,7 @@ class Updater:
         )
 
     def _begin_to_carry(self, batch: Batch, shard: Shard) -> None:
-        """What another line of updates computed is not carried over to this one."""
+        """Begin the update of the carried keys; those of another lineage are dropped."""
         if batch.lineage != self._lineage:
             self.forget()
         self._lineage = batch.lineage
@@ -182,15 +181,15 @@ class Updater:
     def _skipped(
         self,
         broken: str,
-        windows: PolicyHalf,
+        windows: PolicyBatch,
         policy: PolicyUpdate,
         logs: Mapping[str, StepLog],
         seen: WindowAdvantages,
     ) -> str | None:
-        """Why the update was broken off; `broken` are the inputs that were not finite."""
+        """Say why the update was broken off; `broken` are the inputs that were not finite."""
         if broken:
             return f"not finite: {broken}"
-        reason = _broken_off(logs)
+        reason = _dropped_step(logs)
         if reason is None:
             return None
         read = policy.read()
@@ -202,13 +201,13 @@ class Updater:
         return f"{reason}; not finite already: {named}" if named else reason
 
     def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
-        """The names of those that are not finite on some rank; empty if all are finite."""
+        """Name those that are not finite on some rank; empty if all are finite."""
         counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
         found = self._place.total(counts).tolist()
         return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
 
     def _advantages(
-        self, windows: PolicyHalf, policy: PolicyUpdate, critics: Sequence[CriticUpdate]
+        self, windows: PolicyBatch, policy: PolicyUpdate, critics: Sequence[CriticUpdate]
     ) -> WindowAdvantages:
         algorithm, place = self._algorithm, self._place
         values, at_cuts = None, None
@@ -217,20 +216,22 @@ class Updater:
         # A non-finite behaviour logprob came as 0 and masked.
         sampled = windows.mask | (windows.behaviour != 0)
         penalty = self._penalty(windows, policy.reference, sampled)
-        return judge(algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty)
+        return window_advantages(
+            algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty
+        )
 
     def _penalty(
-        self, half: PolicyHalf | ValueHalf, reference: Tensor | None, sampled: Tensor
+        self, half: PolicyBatch | ValueBatch, reference: Tensor | None, sampled: Tensor
     ) -> Tensor:
-        """[T] what each token earns by its divergence from the reference: 0 or less on average."""
+        """[T] each token's reward for its divergence from the reference: <= 0 on average."""
         kl, dtype = self._algorithm.kl, self._place.dtype
         if kl is None or reference is None or not kl.in_reward:
             return torch.zeros_like(half.behaviour, dtype=dtype)
         divergence = kl.estimate(half.behaviour.to(dtype), reference)
         return torch.where(sampled, -half.kl_coef * divergence, 0.0)
 
-    def _with_penalty(self, finished: ValueHalf, log: StepLog) -> ValueHalf:
-        """The value targets' rewards hold the same penalty as the advantages'."""
+    def _with_penalty(self, finished: ValueBatch, log: StepLog) -> ValueBatch:
+        """Add the advantages' penalty to the rewards of the value targets."""
         kl, reference = self._algorithm.kl, self._reference
         if kl is None or reference is None or not kl.in_reward or self._algorithm.value is None:
             return finished
@@ -240,9 +241,8 @@ class Updater:
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 
 
-def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
-    """Which model's optimizer step was thrown away, and which earlier steps stay in the weights.
-    None where no step was thrown away."""
+def _dropped_step(logs: Mapping[str, StepLog]) -> str | None:
+    """Name the model of a dropped optimizer step, and steps that stay; None: no drop."""
     name = next((name for name, log in logs.items() if log.dropped), None)
     if name is None:
         return None
@@ -252,9 +252,9 @@ def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
 
 
 def _diagnostics(
-    windows: PolicyHalf, policy: PolicyUpdate, seen: WindowAdvantages
+    windows: PolicyBatch, policy: PolicyUpdate, seen: WindowAdvantages
 ) -> list[TokenDiagnostics]:
-    """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
+    """Return a column per COLUMN_NAMES, by position; NaN where there is no figure."""
     size = seen.advantages.numel()
     nothing = torch.full_like(policy.start.numbers[:size], math.nan)
     known = policy.start.known[:size]

@@ -17,7 +17,7 @@ from learner.batching.layout import layout_of
 from learner.batching.packing import pack_sequences
 from learner.device import ImageShapes
 from learner.models.forward import Pack
-from learner.models.images import LaidRow, PackImages, images_of
+from learner.models.images import ImageRow, PackImages, images_of
 
 
 class UnitRow(NamedTuple):
@@ -110,6 +110,6 @@ def _pack(
 
 
 def _images(rows: Sequence[UnitRow], images: ImageShapes, device: torch.device) -> PackImages:
-    laid = [LaidRow(np.array(row.ids, np.int32), row.media, 0, len(row.ids)) for row in rows]
+    laid = [ImageRow(np.array(row.ids, np.int32), row.media, 0, len(row.ids)) for row in rows]
     starts = [0, *accumulate(row.end for row in laid[:-1])]
     return images_of(laid, starts, images, device)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.arms import key
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_file import Point
 from benchmarks.kit.study_plan import Study
 
@@ -80,7 +80,7 @@ def points_of(study: Study, mode: str) -> list[Point]:
 
 
 def add(
-    study: Study, rows: Rows, mode: str, point: Point, seed: int, curve: Curve, **more: Any
+    study: Study, rows: ResultFile, mode: str, point: Point, seed: int, curve: Curve, **more: Any
 ) -> None:
     """A row of the small setting, of tuning or of the race, as the seed says."""
     arm = study.arm(mode, point, tuned=seed in TUNING_SEEDS)

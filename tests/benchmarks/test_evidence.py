@@ -8,7 +8,7 @@ import pytest
 from benchmarks import evidence
 from benchmarks.kit import study_file
 from benchmarks.kit.arms import key
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_plan import Study
 from benchmarks.versus_trl import trl
 from tests.benchmarks.race_rows import SEEDS, add, race_row, rising, small_race, start_of
@@ -58,7 +58,7 @@ def test_a_claim_is_made_of_the_rows_that_count(
     )
     monkeypatch.setattr(evidence, "CLAIMS", claims)
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
-    rows = Rows(tmp_path / "made.jsonl")
+    rows = ResultFile(tmp_path / "made.jsonl")
     for seed, (a, b) in enumerate(((0.5, 0.7), (0.5, 0.9), (0.5, 0.1))):
         for arm, mean in (("a", a), ("b", b)):
             rows.add(f"{arm}/{seed}", {"arm": arm, "seed": seed, "mean": mean})
@@ -85,7 +85,7 @@ def race(tmp_path: Path) -> Study:
 def run(race: Study, mode: str, slope: float, seeds: tuple[int, ...] = SEEDS) -> None:
     """Rows of an arm where its tuning begins."""
     for seed in seeds:
-        add(race, Rows(race.path()), mode, start_of(race, mode), seed, rising(slope))
+        add(race, ResultFile(race.path()), mode, start_of(race, mode), seed, rising(slope))
 
 
 def test_a_race_has_a_plot_of_the_arms_whose_seeds_were_all_run(
@@ -113,7 +113,7 @@ def test_a_study_that_has_rows_has_its_plots(
     monkeypatch.setattr(study_file, "settings", lambda path: [])
     monkeypatch.setattr(trl, "plots", dict)
     assert evidence.plots() == {}
-    rows, tenths = Rows(study.path()), [0.1 * i for i in range(10)]
+    rows, tenths = ResultFile(study.path()), [0.1 * i for i in range(10)]
     assert study.file.reduced is not None
     for arm, seed, _ in study.plan(study.file.reduced.arms, range(study.file.reduced.seeds)):
         row = race_row(arm.name, seed, rising(0.1, until=10), mean=0.5, dropped={"stale": 51})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kit.arms import Arm, key
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_plan import Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner
 from benchmarks.studies.comparison_figures import (
@@ -91,9 +91,11 @@ def test_the_order_of_the_arms_is_drawn_from_the_seed_and_turned_for_the_next() 
     assert {order[0] for order in orders} == set("abcde")
 
 
-def ran(tmp_path: Path, ppo: list[Curve], streaming: list[Curve]) -> tuple[dict[str, Any], Rows]:
+def ran(
+    tmp_path: Path, ppo: list[Curve], streaming: list[Curve]
+) -> tuple[dict[str, Any], ResultFile]:
     """The result of a race at the points where tuning begins."""
-    race, rows = small_race(tmp_path), Rows(tmp_path / "race.jsonl")
+    race, rows = small_race(tmp_path), ResultFile(tmp_path / "race.jsonl")
     for mode, curves in zip(PAIR, (ppo, streaming), strict=True):
         for seed, curve in zip(SEEDS, curves, strict=False):
             add(race, rows, mode, start_of(race, mode), seed, curve)
@@ -160,12 +162,12 @@ def test_without_one_side_there_is_no_ratio(tmp_path: Path) -> None:
 
 def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    tuning = Rows(race.path("tuning"))
+    tuning = ResultFile(race.path("tuning"))
     for mode in PAIR:
         while missing := race.tuning(tuning).walk(mode).missing:
             slope = 0.1 if missing.point["steps"] == 4 else 0.05
             add(race, tuning, mode, missing.point, missing.seed, rising(slope))
-    rows = Rows(tmp_path / "race.jsonl")
+    rows = ResultFile(tmp_path / "race.jsonl")
     for mode in PAIR:
         best = race.best(mode)
         assert best["steps"] == 4
@@ -174,14 +176,14 @@ def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
     assert summarise(race, rows.rows, PAIR, SEEDS)["tuned"] is True
     assert summarise(race, rows.rows, list(race.file.arms), SEEDS)["tuned"] is True
     # Rows of other settings than the best ones are not those of the race.
-    start = Rows(tmp_path / "start.jsonl")
+    start = ResultFile(tmp_path / "start.jsonl")
     add(race, start, "streaming", start_of(race, "streaming"), 1, rising(0.2))
     assert "arms" not in summarise(race, start.rows, PAIR, SEEDS)
 
 
 def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows = Rows(race.path("ceiling"))
+    rows = ResultFile(race.path("ceiling"))
     arm = race.arm("streaming")
     measured = {"arm": arm.name, "seed": 1, "trained": 1000, "stream_s": 20.0,
                 "generator_s": 16.0, "learner_s": 10.0}  # fmt: skip
@@ -194,7 +196,7 @@ def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
 
 def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows = Rows(race.path("factors"))
+    rows = ResultFile(race.path("factors"))
     for _, arm in race.part("factors").values():
         slope = 0.03 if "synchronous" in arm.name else 0.06
         rows.add(key(arm, 11), race_row(arm.name, 11, rising(slope, top=0.9)))
@@ -209,7 +211,7 @@ def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
 
 def test_a_part_counts_who_never_came_there_and_how_far_accuracy_fell(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows, seeds = Rows(race.path("old-data")), race.file.parts["old-data"].seeds
+    rows, seeds = ResultFile(race.path("old-data")), race.file.parts["old-data"].seeds
     found = race.part("old-data")
     best, plain = (found[f"streaming, {name}"][1] for name in ("as tuned", "larger steps"))
     dip = [(0, 0.0, 0.6), (1, 10.0, 0.6), (2, 20.0, 0.3), (3, 30.0, 0.3), (4, 40.0, 0.3)]
@@ -247,7 +249,7 @@ def measure_of(others: list[float]) -> Any:
 
 def test_a_disturbed_run_is_run_again_and_a_row_says_its_place(tmp_path: Path) -> None:
     arm = Arm("one", "recipes/quickstart.toml")
-    runner = Runner("race", Rows(tmp_path / "rows.jsonl"), measure_of([0.5, 0.0]))
+    runner = Runner("race", ResultFile(tmp_path / "rows.jsonl"), measure_of([0.5, 0.0]))
     assert runner.run_all([(arm, 1, 3)]) == []
     assert [row["place"] for row in runner.rows.rows.values()] == [3, 3]
     assert list(runner.rows.rows) == [f"{key(arm, 1)}/disturbed-0", key(arm, 1)]
@@ -256,7 +258,7 @@ def test_a_disturbed_run_is_run_again_and_a_row_says_its_place(tmp_path: Path) -
 
 def test_a_failure_is_kept_in_tuning_alone(tmp_path: Path) -> None:
     arm = Arm("one", "recipes/quickstart.toml")
-    runner = Runner("race", Rows(tmp_path / "rows.jsonl"), measure_of([-1, -1]))
+    runner = Runner("race", ResultFile(tmp_path / "rows.jsonl"), measure_of([-1, -1]))
     assert runner.run_all([(arm, 1, 0)]) == ["one seed 1: no memory"]
     assert runner.rows.rows == {}
     runner.run_all([(arm, 1, 0)], keep_failures=True)
@@ -291,4 +293,4 @@ def test_own_seeds_go_into_an_own_file(
             "commit", "format"} <= set(result)  # fmt: skip
     assert (result["seeds"], result["tuned"], result["setting"]) == ([7, 8], False, "short")
     assert result["ratio"] == pytest.approx(2.0, abs=0.1)
-    assert len(Rows(own).rows) == 4
+    assert len(ResultFile(own).rows) == 4

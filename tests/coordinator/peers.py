@@ -20,8 +20,8 @@ from headrace.protocol.messages.batches import Shard
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
-from learner.batching.shards import merged
-from learner.process.update_log import AppliedLog
+from learner.batching.shards import merge_shards
+from learner.process.update_log import UpdateLog
 
 _PIDS = itertools.count(1)
 _PATIENCE_S = 0.5
@@ -239,7 +239,7 @@ class ScriptedLearner(ScriptedPeer):
     """The last one in its weights."""
     lineage = 0
     greetings = 0
-    applied: AppliedLog | None = None
+    applied: UpdateLog | None = None
 
     def __init__(self, *arguments: Any, **at: Any) -> None:
         super().__init__(*arguments, **at)
@@ -248,7 +248,7 @@ class ScriptedLearner(ScriptedPeer):
 
     def writes(self, run_dir: Path) -> "ScriptedLearner":
         """Write down what is trained, from now on."""
-        self.applied = AppliedLog(run_dir, rank=0)
+        self.applied = UpdateLog(run_dir, rank=0)
         return self
 
     async def hello(self) -> None:
@@ -269,7 +269,7 @@ class ScriptedLearner(ScriptedPeer):
     def apply(self, batch: m.Batch, shards: list[Shard]) -> None:
         """The batch is in the weights."""
         if self.applied is not None:
-            self.applied.write(batch, merged(shards), after=self.batch_id, skipped=None)
+            self.applied.write(batch, merge_shards(shards), after=self.batch_id, skipped=None)
         self.update, self.batch_id = batch.update, batch.batch_id
         self.trained[batch.update] = batch.batch_id
 

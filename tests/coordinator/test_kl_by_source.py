@@ -16,8 +16,8 @@ from headrace.protocol.records.record_types import GroupIssued
 from headrace.protocol.token_spans import Coefficient, Streams
 from headrace.trajectory.trajectories import Trajectory
 from learner.algorithms.penalties import kl_divergence
-from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, value_half
-from learner.device import Place
+from learner.batching.batch import PolicyBatch, ValueBatch, policy_batch, value_batch
+from learner.device import RankContext
 from learner.updates.update import Updater
 from tests.coordinator.world import World, make_config
 
@@ -67,10 +67,10 @@ def batch(world: World) -> Shard:
     return shard
 
 
-def halves(shard: Shard) -> tuple[PolicyHalf, ValueHalf]:
+def halves(shard: Shard) -> tuple[PolicyBatch, ValueBatch]:
     settings: dict[str, Any] = {"shape": lambda r, _: r, "kl_coef": 0.5, "device": CPU}
-    windows = policy_half(shard, version=0, lambdas=lambda n, _: n.double(), **settings)
-    return windows, value_half(shard, **settings)
+    windows = policy_batch(shard, version=0, lambdas=lambda n, _: n.double(), **settings)
+    return windows, value_batch(shard, **settings)
 
 
 def test_windows_of_unfinished_answers_have_their_sources_coefficient() -> None:
@@ -128,7 +128,7 @@ def test_golden_reward_less_the_divergence(source: str, earned: float) -> None:
             in_reward=True, estimate=lambda new, r: kl_divergence(new, r, estimator="k1")
         )
         updater: Any = SimpleNamespace(
-            _algorithm=SimpleNamespace(kl=kl), _place=Place(CPU, dtype=torch.float64)
+            _algorithm=SimpleNamespace(kl=kl), _place=RankContext(CPU, dtype=torch.float64)
         )
         placed: Any = SimpleNamespace(behaviour=behaviour, kl_coef=half.kl_coef)
         sampled = torch.ones(3 * number, dtype=torch.bool)

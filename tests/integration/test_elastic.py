@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.robustness.chaos_place import Network
-from benchmarks.robustness.elastic import HOSTS, Trial, elsewhere, problem
+from benchmarks.robustness.chaos_testbed import NamespaceNetwork
+from benchmarks.robustness.elastic import HOSTS, ElasticTrial, elsewhere, problem
 from headrace.protocol.records.record_types import LeaseIssued
 
 pytestmark = [pytest.mark.timeout(400)]
@@ -31,8 +31,8 @@ def test_answers_of_the_killed_are_elsewhere_when_the_last_one_is_leased_again()
 @pytest.mark.slow
 @pytest.mark.skipif(bool(problem()), reason=f"no networks of one's own: {problem()}")
 def test_hosts_come_and_go_and_nothing_is_lost(tmp_path: Path) -> None:
-    with closing(Network(HOSTS)) as network:
-        found = Trial(tmp_path, network, seed=3).play(events=9, most=4)
+    with closing(NamespaceNetwork(HOSTS)) as network:
+        found = ElasticTrial(tmp_path, network, seed=3).play(events=9, most=4)
     assert (found["findings"], found["lost"], found["drained_lost"]) == (0, 0, 0), found["texts"]
     assert found["exit_code"] == 130  # Ctrl-C
     assert found["updates"] >= 3

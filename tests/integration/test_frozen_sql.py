@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from benchmarks.robustness.chaos_faults import Fault, Kind
-from benchmarks.robustness.chaos_job import SMALL, Job
-from benchmarks.robustness.chaos_place import Database, Place
+from benchmarks.robustness.chaos_job import SMALL, ChaosJob
+from benchmarks.robustness.chaos_testbed import PostgresServer, Testbed
 from headrace.protocol.records.record_types import UpdateCommitted
 from storage.audit import audit_run
 from storage.journal.store import read_journal
@@ -37,17 +37,17 @@ def updates_during(kind: Kind, seed: int) -> int:
     """How many updates the journal has of the seconds of this fault."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-sql-")))
-        server = stack.enter_context(closing(Database(folder / "sql")))
+        server = stack.enter_context(closing(PostgresServer(folder / "sql")))
         root = folder / "disk" / "runs"
         root.mkdir(parents=True)
         chosen = ("generator.engine=fake", f"seed={seed}", f"storage.database={server.url}")
-        job = Job(Place(root, None, database=server), (*SMALL, *chosen))
-        course = job.play([Fault(kind, "machine", 0, SECONDS, settled=True, wait_s=15.0)])
-        assert (course.last_code, course.resumes, course.hangs) == (130, 0, 0)
+        job = ChaosJob(Testbed(root, None, database=server), (*SMALL, *chosen))
+        history = job.play([Fault(kind, "machine", 0, SECONDS, settled=True, wait_s=15.0)])
+        assert (history.last_code, history.resumes, history.hangs) == (130, 0, 0)
         assert audit_run(job.run_dir).findings == []
         assert any_line(job.run_dir).sql == ""  # it has everything
         commits = list(read_journal(job.run_dir / "journal", only=(UpdateCommitted,)))
-    began, at = course.done[0].began, [record.at for batch in commits for _, record in batch]
+    began, at = history.faults[0].began, [record.at for batch in commits for _, record in batch]
     spans = [(began - 10.0, began), (began, began + SECONDS), (began + SECONDS, math.inf)]
     print(kind, "10 s before, meanwhile, later:", [sum(a <= t < b for t in at) for a, b in spans])
     return sum(began <= moment < began + SECONDS for moment in at)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.model import ModelConfig
 from learner.algorithms.registry import build_algorithm
-from learner.device import Place
-from learner.models.deepspeed_engine import DeepSpeedEngine, Step, join_ranks
+from learner.device import RankContext
+from learner.models.deepspeed_engine import DeepSpeedEngine, StepResult, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
 from learner.updates.update import Updater
@@ -57,7 +57,7 @@ class CountingEngine(DeepSpeedEngine):
         self.micro_batches[-1] += 1
         super().backward(loss, last=last)
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         self.micro_batches.append(0)
         return super().step()
 
@@ -75,7 +75,7 @@ def train(model: str, arm: Arm) -> list[CountingEngine]:
     )
     engines = [CountingEngine(network) for network in networks]
     config = LearnerConfig(precision="float32", policy=SETTINGS, value=SETTINGS)
-    place = Place(device=CPU, budget=arm.budget)
+    place = RankContext(device=CPU, budget=arm.budget)
     algorithm = build_algorithm(ALGORITHM, window=16)
     updater = Updater(algorithm, engines[0], engines[1], config, place)
     for update in range(1, UPDATES + 1):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.models.deepspeed_engine import Step
+from learner.models.deepspeed_engine import StepResult
 
 
 class PlainEngine:
@@ -38,7 +38,7 @@ class PlainEngine:
         # A ratio of NaN has a gradient of 0, because it is clamped: only the loss tells.
         (loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)).backward()
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         assert self._is_complete
         self._is_complete = False
         self.gradients = {
@@ -53,4 +53,4 @@ class PlainEngine:
             self._optimizer.step()
             self.steps += 1
         self._optimizer.zero_grad()
-        return Step(applied, norm)
+        return StepResult(applied, norm)

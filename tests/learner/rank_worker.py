@@ -21,12 +21,12 @@ from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch, BatchPart, Message, Shutdown
 from learner.algorithms.registry import build_algorithm
-from learner.batching.shards import merged
-from learner.device import Place
+from learner.batching.shards import merge_shards
+from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.updates.update import Updater
 from tests.learner.recorded import Sent, batch_of, record
 
@@ -57,7 +57,7 @@ def updater(
     policy = PolicyNetwork(load_policy(models, dtype=torch.float32, device=CPU))
     critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
     engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
-    place = Place(device=CPU, rank=rank, world=world, budget=100, forward_together=stage == 3)
+    place = RankContext(device=CPU, rank=rank, world=world, budget=100, forward_together=stage == 3)
     algorithm = build_algorithm(ALGORITHM, window=16)
     return Updater(algorithm, engines[0], engines[1], config, place), engines
 
@@ -101,17 +101,17 @@ class Wire:
         return message
 
 
-def over_the_relay(relay: Relay, sent: Sent, rank: int) -> tuple[Batch, Shard]:
+def over_the_relay(relay: RankRelay, sent: Sent, rank: int) -> tuple[Batch, Shard]:
     """The header and this rank's share of what rank 0 hears."""
     header = relay.share(sent.batch if rank == 0 else None)
     assert isinstance(header, Batch)
     parts = relay.deliver(header, Wire(sent).hear if rank == 0 else None)
     assert isinstance(parts, list)
     assert len(parts) == header.parts[rank]
-    return header, merged(parts)
+    return header, merge_shards(parts)
 
 
-def given_up(relay: Relay, sent: Sent, rank: int) -> bool:
+def given_up(relay: RankRelay, sent: Sent, rank: int) -> bool:
     """Whether all ranks hear of what came instead of the rest of a batch."""
     header = relay.share(sent.batch if rank == 0 else None)
     assert isinstance(header, Batch)
@@ -134,7 +134,7 @@ def run_rank(model: Path, out: Path, rank: int, world: int, port: int) -> None:
     """Run and write into `out`."""
     torch.set_num_threads(1)
     join_ranks(rank=rank, world_size=world, port=port, device=CPU)
-    relay = Relay(rank=rank, world=world)
+    relay = RankRelay(rank=rank, world=world)
     for stage in ALL_STAGES:
         is_long = stage in STAGES and world <= 2
         whole, engines = updater(model, stage, rank, world)

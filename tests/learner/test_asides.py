@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import Shard
-from learner.batching.shards import merged
-from learner.batching.token_reads import as_the_critic_reads
+from learner.batching.shards import merge_shards
+from learner.batching.token_reads import critic_sequences
 from tests.learner.models.test_prefix_cache import (
     ALGORITHMS,
     Context,
@@ -71,7 +71,7 @@ def test_values_are_those_of_a_longer_opening_and_logprobs_stay(
     for update, part in enumerate([p for p in streamed(shard, updates=2, rng=rng) if p.sequences]):
         found = ours.run(part, update + 1)
         assert found.skipped is None
-        opened = replace(part, sequences=as_the_critic_reads(part.sequences))
+        opened = replace(part, sequences=critic_sequences(part.sequences))
         bare = replace(part, sequences=[replace(s, aside=None) for s in part.sequences])
         expected, plain = longer.run(opened, update + 1), without.run(bare, update + 1)
         if not found.diagnostics:
@@ -87,7 +87,7 @@ def test_values_are_those_of_a_longer_opening_and_logprobs_stay(
 
 def test_it_stands_behind_the_opening() -> None:
     shard = told(record(seed=1, trajectories=3, window=8), np.random.default_rng(1))
-    first, second, _ = as_the_critic_reads(shard.sequences)
+    first, second, _ = critic_sequences(shard.sequences)
     assert first is shard.sequences[0]
     own, aside = shard.sequences[1], shard.sequences[1].aside
     assert aside is not None
@@ -102,5 +102,5 @@ def test_it_stands_behind_the_opening() -> None:
 def test_parts_of_a_batch_keep_what_is_told() -> None:
     shard = told(record(seed=2, trajectories=3, window=8), np.random.default_rng(2))
     parts = [replace(shard, values=[]), replace(shard, windows=[])]
-    for one, whole in zip(merged(parts).sequences, shard.sequences, strict=True):
+    for one, whole in zip(merge_shards(parts).sequences, shard.sequences, strict=True):
         assert one.aside is whole.aside

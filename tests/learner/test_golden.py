@@ -16,9 +16,9 @@ from torch import Tensor
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from learner.algorithms.registry import build_algorithm
-from learner.batching.shards import merged
-from learner.device import Place
-from learner.updates.update import Outcome, Updater
+from learner.batching.shards import merge_shards
+from learner.device import RankContext
+from learner.updates.update import UpdateOutcome, Updater
 from tests.learner import reference
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of
@@ -50,7 +50,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class ThreadPlace(Place):
+class ThreadPlace(RankContext):
     """A rank among threads."""
 
     meeting: Meeting = field(default_factory=lambda: Meeting(1))
@@ -67,14 +67,14 @@ class ThreadPlace(Place):
 
 def run(
     book: Book, *, budget: int = 1000, parts: int = 1, ranks: int = 1, **algorithm: object
-) -> tuple[dict[int, list[float]], list[Outcome]]:
+) -> tuple[dict[int, list[float]], list[UpdateOutcome]]:
     """One update; the advantages of each window, and what each rank says."""
     config = AlgorithmConfig.model_validate(algorithm)
     meeting = Meeting(ranks)
     settings = OptimizerConfig(minibatches=parts)
     batch, shards = batch_of(book.shard, ranks=ranks)
 
-    def rank_of(rank: int) -> Outcome:
+    def rank_of(rank: int) -> UpdateOutcome:
         place = ThreadPlace(
             CPU, rank=rank, world=ranks, dtype=torch.float64, budget=budget, meeting=meeting
         )
@@ -84,7 +84,7 @@ def run(
             None if config.value is None else PlainEngine(TableCritic(book.values)),
             LearnerConfig(policy=settings, value=settings),
             place,
-        ).run(batch, merged(cut_up(shards[rank], 2)))
+        ).run(batch, merge_shards(cut_up(shards[rank], 2)))
 
     with ThreadPoolExecutor(ranks) as pool:
         outcomes = list(pool.map(rank_of, range(ranks)))

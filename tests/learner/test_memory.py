@@ -30,7 +30,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, MIB, Hardware, free_port
 from headrace_cli.launch.plan import plan_processes
 from learner.algorithms.registry import build_algorithm
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.attention import EXPLICIT_LENGTH
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -95,7 +95,7 @@ def updater_of(config: RunConfig) -> Updater:
         PlainEngine(PolicyNetwork(policy, logits_chunk=chunk, autocast=autocast)),
         PlainEngine(ValueNetwork(critic, autocast=autocast)),
         learner,
-        Place(device=CPU, budget=learner.micro_batch_tokens),
+        RankContext(device=CPU, budget=learner.micro_batch_tokens),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from headrace.protocol.messages.control import UpdateDone
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.transport.codec import message_codec
-from learner.process.trainer import joined
+from learner.process.trainer import join_reports
 
 
 def report(windows: range) -> UpdateDone:
@@ -23,7 +23,7 @@ def report(windows: range) -> UpdateDone:
 
 
 def test_the_diagnostics_of_all_ranks_come_back() -> None:
-    made = joined([report(range(3)), report(range(3, 5))], max_bytes=1 << 20)
+    made = join_reports([report(range(3)), report(range(3, 5))], max_bytes=1 << 20)
     assert [d.window_id for d in made.diagnostics] == [0, 1, 2, 3, 4]
 
 
@@ -33,7 +33,7 @@ def test_what_does_not_fit_is_left_out_and_said(
 ) -> None:
     """The update itself is never lost."""
     with caplog.at_level(logging.WARNING):
-        made = joined([report(range(30)), report(range(30, 60))], max_bytes=max_bytes)
+        made = join_reports([report(range(30)), report(range(30, 60))], max_bytes=max_bytes)
     assert 0 < len(made.diagnostics) < 60
     left_out = 60 - len(made.diagnostics)
     assert f"{left_out} of 60 windows left out of update 7" in caplog.text

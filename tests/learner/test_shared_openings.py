@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import Shard
 from learner.batching.token_reads import reads_of, sampled_windows
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.microbatches import micro_batches
 from tests.learner.models.test_prefix_cache import (
     ALGORITHMS,
@@ -88,7 +88,9 @@ def test_each_pack_has_an_opening_once_and_keeps_to_the_budget(budget: int, froz
     everything = range(len(reads.token_ids))
     sizes = []
     for shares in (False, True):
-        place = Place(device=CPU, budget=budget, frozen_context=frozen, shares_openings=shares)
+        place = RankContext(
+            device=CPU, budget=budget, frozen_context=frozen, shares_openings=shares
+        )
         micros = micro_batches(reads, everything, place)
         tokens = torch.cat([m.tokens for m in micros])
         assert sorted(tokens.tolist()) == list(range(reads.position_of.size))

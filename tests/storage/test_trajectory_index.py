@@ -90,10 +90,10 @@ def test_random_conditions(run_dir: Path) -> None:
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     """What had not ended is read again; the run's end is known at once."""
-    from benchmarks.kit.made_runs import MadeRun, Shape
+    from benchmarks.kit.synthetic_runs import RunShape, SyntheticRun
 
     run_dir = tmp_path / "run"
-    made = MadeRun(run_dir, Shape(400, batch=64, group=8, mishaps=True))
+    made = SyntheticRun(run_dir, RunShape(400, batch=64, group=8, mishaps=True))
     store = made.store
     records = [record for number in range(1, 4) for record in made.update(number)]
     random, at = Random(1), 0

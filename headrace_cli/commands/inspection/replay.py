@@ -225,8 +225,8 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
     """Compare everything that can be recomputed without a model."""
     from coordinator.training.replayed_batch import past_batch
     from learner.algorithms.registry import build_algorithm
-    from learner.batching.shards import merged
-    from learner.replay.recompute import recount
+    from learner.batching.shards import merge_shards
+    from learner.replay.recompute import recompute
     from storage.journal.diagnostics import DiagnosticsReader
     from storage.journal.store import read_journal
 
@@ -234,7 +234,7 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
     written = _written(run_dir, update)
     ranks = {batch_id: 1 + max(lines) for batch_id, lines in written.items()}
     past = past_batch(records, config, update, ranks)
-    shard, commit = merged(past.parts), past.commit
+    shard, commit = merge_shards(past.parts), past.commit
     keys = [(commit.lineage, commit.update, window.window_id) for window in shard.windows]
     rows = DiagnosticsReader(run_dir / "diagnostics").read(keys)
     stored = {key[2]: row for key, row in rows.items()}
@@ -242,7 +242,7 @@ def _from_store(run_dir: Path, config: RunConfig, update: int) -> ReplayReport:
         config.algorithm, window=config.window, max_length=config.task.max_response_length,
         fire=config.generator.fire,
     )  # fmt: skip
-    made = recount(algorithm, shard, stored, version=past.recorded.version)
+    made = recompute(algorithm, shard, stored, version=past.recorded.version)
     found = ReplayReport(past, stored, lacking=dict(made.lacking))
     by_rank = written.get(past.recorded.batch_id or 0, {})
     if not by_rank:
@@ -312,16 +312,16 @@ def _codes(window: TakenWindow, start: int, end: int) -> Array:
 
 
 def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, tolerance: float) -> None:
-    """Recompute the update itself, where the weights of its start are there."""
-    from learner.replay.rerun import obstacle, rerun, weights_after
+    """The update itself, where the weights of its start are there."""
+    from learner.replay.model_replay import replay_obstacle, replay_update, weights_after
 
     past, update = found.past, found.past.commit.update
-    why = obstacle(config, run_dir, update, past.after)
+    why = replay_obstacle(config, run_dir, update, past.after)
     if why is None:
         try:
             with tempfile.TemporaryDirectory(prefix="headrace-replay-") as beside:
                 parts = past.prepared.parts
-                again = rerun(config, run_dir, past.header(), parts, Path(beside))
+                again = replay_update(config, run_dir, past.header(), parts, Path(beside))
         except UserError as error:
             why = str(error)
     if why is not None:

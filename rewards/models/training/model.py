@@ -29,8 +29,8 @@ from learner.models.loading import (
     load_critic,
     load_policy,
     load_processor,
-    made_from,
     policy_class,
+    random_model,
 )
 from learner.process.checkpoint import write_checkpoint
 from learner.process.weight_publishing import weights_of
@@ -73,7 +73,7 @@ class RewardModel:
         self.pretrained: PreTrainedModel = load(models, dtype=dtype, device=self.device)
         if config.training.from_scratch and resumed is None:
             kind = (critic_class if is_scalar else policy_class)(self.pretrained.config)
-            made = made_from(
+            made = random_model(
                 kind, self.pretrained.config, trust_remote_code=models.trust_remote_code
             )
             self.pretrained = made.to(dtype).to(self.device)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.kit.arms import MOST, is_missing, new_key, row_of
+from benchmarks.kit.arms import MAX_TRIES, is_missing, new_key, row_of
 
 
 def row(share: float) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def test_a_machine_that_is_never_calm_ends_the_tries_and_the_least_disturbed_cou
     for share in (0.3, 0.1, 0.2):
         assert is_missing("a/1/x", rows)
         add(rows, share)
-    assert len(rows) == MOST
+    assert len(rows) == MAX_TRIES
     assert not is_missing("a/1/x", rows)
     found = row_of("a/1/x", rows)
     assert found is not None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.machine_state import MachineState, Watch
-from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.machine_state import MachineState, MachineWatch
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
+from benchmarks.kit.rows import ResultFile
 
 
 def test_sides_take_turns_at_going_first() -> None:
@@ -34,11 +34,11 @@ def test_the_turn_that_warms_up_does_not_count() -> None:
 def test_ratios_are_of_the_same_turn() -> None:
     found = ratios([2.0, 8.0, 3.0], [1.0, 2.0, 3.0])
     assert spread(found, "speed") == {"speed": 2.0, "speed_min": 1.0, "speed_max": 4.0}
-    assert shown(spread(found)) == "2.000 (1.000 to 4.000)"
+    assert spread_text(spread(found)) == "2.000 (1.000 to 4.000)"
 
 
 def test_a_side_is_timed_on_the_clock_and_on_the_processor() -> None:
-    found = took(lambda: sum(range(10**6)))
+    found = time_call(lambda: sum(range(10**6)))
     assert found.wall_s > 0
     assert found.cpu_s > 0
 
@@ -51,9 +51,11 @@ def test_a_disturbed_result_is_printed_and_becomes_no_row(
     others: float,
     kept: int,
 ) -> None:
-    monkeypatch.setattr(Watch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {}))
+    monkeypatch.setattr(
+        MachineWatch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {})
+    )
     rows = tmp_path / "rows.jsonl"
-    options = argparse.Namespace(json=True, rows=Rows(rows))
+    options = argparse.Namespace(json=True, rows=ResultFile(rows))
     assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0
     said = capsys.readouterr()
     result = json.loads(said.out)

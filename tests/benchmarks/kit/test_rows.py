@@ -8,7 +8,16 @@ import pytest
 
 from benchmarks.evidence import MONTH
 from benchmarks.kit import rows as rows_module
-from benchmarks.kit.rows import DIRTY, FORMAT, RESULTS, UNKNOWN, Rows, commit, result_line, stamped
+from benchmarks.kit.rows import (
+    DIRTY,
+    FORMAT,
+    RESULTS,
+    UNKNOWN,
+    ResultFile,
+    commit,
+    result_line,
+    stamp,
+)
 
 SAID = {"format", "commit", "at", "machine", "load"}
 
@@ -62,14 +71,14 @@ def test_without_git_the_commit_is_unknown(tree: Path, monkeypatch: pytest.Monke
 
 
 def test_every_row_says_format_commit_time_machine_and_load(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = ResultFile(tmp_path / "rows.jsonl")
     rows.add("one", {"figure": 1.5})
     (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
     row = json.loads(line)
     assert set(row) == {"key", "figure", *SAID}
     assert (row["key"], row["figure"], row["format"]) == ("one", 1.5, FORMAT)
     assert row["commit"] == commit()
-    assert Rows(tmp_path / "rows.jsonl").rows == {"one": row}
+    assert ResultFile(tmp_path / "rows.jsonl").rows == {"one": row}
 
 
 def test_a_result_on_one_line_says_the_same() -> None:
@@ -81,14 +90,14 @@ def test_a_tree_that_changed_during_a_measurement_counts_as_dirty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rows_module, "commit", lambda: "b" * 12)
-    assert stamped({}, began_at="a" * 12)["commit"] == "a" * 12 + DIRTY
-    assert stamped({}, began_at="a" * 12 + DIRTY)["commit"] == "a" * 12 + DIRTY
-    assert stamped({}, began_at="b" * 12)["commit"] == "b" * 12
-    assert stamped({})["commit"] == "b" * 12
+    assert stamp({}, began_at="a" * 12)["commit"] == "a" * 12 + DIRTY
+    assert stamp({}, began_at="a" * 12 + DIRTY)["commit"] == "a" * 12 + DIRTY
+    assert stamp({}, began_at="b" * 12)["commit"] == "b" * 12
+    assert stamp({})["commit"] == "b" * 12
 
 
 def test_checked_in_rows_say_their_format_or_lie_under_their_date() -> None:
     """A row of format 1 does not say its commit, so that its place has to say its time."""
     for path in RESULTS.rglob("*.jsonl"):
-        for row in Rows(path).rows.values():
+        for row in ResultFile(path).rows.values():
             assert path.parent == RESULTS / MONTH or {*SAID} <= set(row)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.kit.machine_state import Look, Watch
+from benchmarks.kit.machine_state import MachineSample, MachineWatch
 from benchmarks.kit.run_facts import cpu_at_evaluations, long_prompts, lost_by_tenth
 from tests.storage.samples import write_run
 
@@ -19,8 +19,8 @@ def evaluation(at: float, seconds: float, train_time_s: float, version: int) -> 
 def test_evaluations_and_start_up_are_in_no_cpu_seconds() -> None:
     """Two cores busy all the time: 30 s of start-up, then training 10 s, evaluation 5 s, training
     20 s, evaluation 5 s."""
-    watch = Watch()
-    watch.looks = [Look(float(at), 0.0, 0.0, 2.0 * at) for at in range(0, 101, 10)]
+    watch = MachineWatch()
+    watch.samples = [MachineSample(float(at), 0.0, 0.0, 2.0 * at) for at in range(0, 101, 10)]
     found = [evaluation(45, 5, 10.0, 4), evaluation(70, 5, 30.0, 8)]
     assert cpu_at_evaluations(watch, found, [4, 8]) == pytest.approx([20.0, 60.0])
     # Two evaluations of one version: the later one counts, as it does for accuracy.

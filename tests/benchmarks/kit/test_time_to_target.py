@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.kit.time_to_target import (
     Crossing,
-    Time,
+    TimeToTarget,
     at_place,
     crossing,
     interval,
@@ -18,25 +18,25 @@ from benchmarks.kit.time_to_target import (
     ratio_of_means,
     resolvable,
     restricted_mean,
-    smoothed,
+    smooth,
     survival,
 )
 
 
-def times(*values: float, censored: tuple[float, ...] = ()) -> list[Time]:
-    return [Time(v, True) for v in values] + [Time(v, False) for v in censored]
+def times(*values: float, censored: tuple[float, ...] = ()) -> list[TimeToTarget]:
+    return [TimeToTarget(v, True) for v in values] + [TimeToTarget(v, False) for v in censored]
 
 
 def test_smoothing_is_the_mean_of_three_and_of_two_at_the_ends() -> None:
     points = [(0.0, 0.0), (1.0, 0.3), (2.0, 0.9), (4.0, 0.6)]
-    found = smoothed(points)
+    found = smooth(points)
     assert [at for at, _ in found] == [0.0, 1.0, 2.0, 4.0]
     assert [value for _, value in found] == pytest.approx([0.15, 0.4, 0.6, 0.75])
 
 
 def test_the_largest_fall_is_from_the_best_so_far_on_the_smoothed_line() -> None:
     points = list(enumerate([0.2, 0.4, 0.6, 0.5, 0.1, 0.3, 0.6]))
-    line = [value for _, value in smoothed(points)]
+    line = [value for _, value in smooth(points)]
     assert line == pytest.approx([0.3, 0.4, 0.5, 0.4, 0.3, 1 / 3, 0.45])
     assert largest_fall(points) == pytest.approx(0.2)
     assert largest_fall(points, until=3) == pytest.approx(0.1)
@@ -107,14 +107,17 @@ def test_who_never_crossed_counts_at_least_with_its_whole_time() -> None:
 def test_a_restricted_mean_lies_between_those_without_and_with_patience(
     runs: list[tuple[int, bool]],
 ) -> None:
-    seen = [Time(float(value), reached) for value, reached in runs]
+    seen = [TimeToTarget(float(value), reached) for value, reached in runs]
     mean = sum(time.value for time in seen) / len(seen)
     longest = max(time.value for time in seen)
     assert mean - 1e-9 <= restricted_mean(seen) <= longest + 1e-9
 
 
 def test_an_interval_holds_the_ratio_and_is_the_same_every_time() -> None:
-    pairs = {seed: (Time(30.0 + seed, True), Time(10.0 + seed, True)) for seed in range(5)}
+    pairs = {
+        seed: (TimeToTarget(30.0 + seed, True), TimeToTarget(10.0 + seed, True))
+        for seed in range(5)
+    }
     found = interval(pairs)
     assert found is not None
     low, high = found
@@ -128,19 +131,25 @@ def test_an_interval_holds_the_ratio_and_is_the_same_every_time() -> None:
 
 def test_an_interval_is_of_pairs() -> None:
     """Slow seeds are slow for both: the ratio is the same in each, and so in every resample."""
-    pairs = {seed: (Time(3.0 * 2**seed, True), Time(1.0 * 2**seed, True)) for seed in range(5)}
+    pairs = {
+        seed: (TimeToTarget(3.0 * 2**seed, True), TimeToTarget(1.0 * 2**seed, True))
+        for seed in range(5)
+    }
     same = interval(pairs)
     assert same is not None
     assert same == pytest.approx((3.0, 3.0))
     draw = random.Random(1)
-    mixed = {s: (Time(draw.uniform(20, 40), True), Time(draw.uniform(5, 20), True)) for s in pairs}
+    mixed = {
+        s: (TimeToTarget(draw.uniform(20, 40), True), TimeToTarget(draw.uniform(5, 20), True))
+        for s in pairs
+    }
     found = interval(mixed)
     assert found is not None
     assert found[1] - found[0] > 0.5
 
 
 def test_one_seed_has_no_interval() -> None:
-    assert interval({1: (Time(2.0, True), Time(1.0, True))}) is None
+    assert interval({1: (TimeToTarget(2.0, True), TimeToTarget(1.0, True))}) is None
 
 
 def test_what_an_evaluation_can_tell() -> None:

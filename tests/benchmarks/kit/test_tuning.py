@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.kit.arms import key
-from benchmarks.kit.rows import Rows
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_file import Grid, Point
 from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.tuning import Score, walk
@@ -99,7 +99,7 @@ def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_highe
     assert of(never) < score([{"failed": "no memory"}], target=0.8)
 
 
-def tuned(race: Study, rows: Rows, mode: str) -> None:
+def tuned(race: Study, rows: ResultFile, mode: str) -> None:
     """All that tuning asks for, four optimizer steps being the best."""
     tuning = race.tuning(rows)
     while missing := tuning.walk(mode).missing:
@@ -110,7 +110,7 @@ def tuned(race: Study, rows: Rows, mode: str) -> None:
 
 def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows, start = Rows(race.path("tuning")), start_of(race, "streaming")
+    rows, start = ResultFile(race.path("tuning")), start_of(race, "streaming")
     assert race.best("streaming") == start
     tuned(race, rows, "streaming")
     assert race.best("streaming") == {**start, "steps": 4}
@@ -121,7 +121,7 @@ def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) 
 
 
 def test_tuned_is_said_of_equal_budgets_and_of_other_seeds_alone(tmp_path: Path) -> None:
-    race, rows = small_race(tmp_path), Rows(tmp_path / "rows.jsonl")
+    race, rows = small_race(tmp_path), ResultFile(tmp_path / "rows.jsonl")
     tuning = race.tuning(rows)
     assert not tuning.is_fair([], [1, 2])
     tuned(race, rows, "streaming")
@@ -133,7 +133,7 @@ def test_tuned_is_said_of_equal_budgets_and_of_other_seeds_alone(tmp_path: Path)
 
 
 def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
-    race, rows = small_race(tmp_path), Rows(tmp_path / "rows.jsonl")
+    race, rows = small_race(tmp_path), ResultFile(tmp_path / "rows.jsonl")
     start = start_of(race, "synchronous")
     name = key(race.arm("synchronous", start, tuned=True), 101)
     row = race_row("small/synchronous", 101, rising(0.1), disturbed=True)
@@ -142,7 +142,7 @@ def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
 
 
 def test_budgets_that_differ_are_not_fair(tmp_path: Path) -> None:
-    race, rows = small_race(tmp_path), Rows(tmp_path / "rows.jsonl")
+    race, rows = small_race(tmp_path), ResultFile(tmp_path / "rows.jsonl")
     shorter = Grid(start=dict(start_of(race, "synchronous")), alternatives={"steps": (1, 4)})
     grids = {**race.file.grids, "turns": shorter}
     race = Study(race.name, race.file.model_copy(update={"grids": grids}), "small", tmp_path)

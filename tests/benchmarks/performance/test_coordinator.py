@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from benchmarks.kit.made_server import Used
+from benchmarks.kit.pinned_coordinator import CoordinatorUsage
 from benchmarks.performance.coordinator import CHUNK, bench
 from headrace.protocol.records.record_types import ChunkArrived, WindowsReady
 from storage.journal.store import read_journal
@@ -13,7 +13,7 @@ from storage.journal.store import read_journal
 def test_what_is_measured_is_on_disk(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
 
-    async def measured() -> Used:
+    async def measured() -> CoordinatorUsage:
         async with bench(tmp_path / "run", 4, core=core) as measure:
             return await measure(32, 8)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.made_runs import Living, gauge_names, make_run, update_names
+from benchmarks.kit.synthetic_runs import LiveRun, gauge_names, make_run, update_names
 from benchmarks.performance.dashboard import BATCH, PAGES, main, path_of, rows_of, shape
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
@@ -59,7 +59,7 @@ def test_a_run_that_is_whole_is_not_made_again_and_one_that_is_not_goes_on(tmp_p
 
 def test_a_run_lives_while_it_is_looked_at(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "large", SMALL)
-    with Living(run_dir, SMALL, every_s=0.05, update=2) as living:
+    with LiveRun(run_dir, SMALL, every_s=0.05, update=2) as living:
         began = queries.run_line(run_dir)
         assert began.status == "training"
         while living.samples < 4:

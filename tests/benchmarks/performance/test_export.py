@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from benchmarks.kit.made_runs import make_run
+from benchmarks.kit.synthetic_runs import make_run
 from benchmarks.performance.export import line, main, shape, summary, turns_of
 from storage.audit import recount_ledger
 from storage.exports import export

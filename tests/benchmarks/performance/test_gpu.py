@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.performance.gpu import SIZES, Operations
+from benchmarks.performance.gpu import SIZES, OperationCounter
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.host.install import ROOT
 from learner.batching.layout import layout_of
@@ -27,7 +27,7 @@ def test_operations_are_those_of_matrix_products(reads: int) -> None:
     network = PolicyNetwork(Qwen2ForCausalLM(config))
     parameters = sum(p.numel() for p in network.parameters())
     shape = ModelShape(parameters, 64, 192, 4, 2, 16, 2, 512)
-    counted = Operations([network], shape)
+    counted = OperationCounter([network], shape)
     lengths = [40, 24]
     ids = torch.zeros(64, dtype=torch.int64)
     places = torch.cat([torch.arange(length) for length in lengths])

@@ -13,10 +13,22 @@ import numpy as np
 import psycopg
 import pytest
 
-from benchmarks.robustness.chaos_facts import aged, recoveries, stored_images, trained_again, whole
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, Fault, Kind, draw
-from benchmarks.robustness.chaos_job import Done, descendants, is_reaper, living, waited
-from benchmarks.robustness.chaos_place import open_place
+from benchmarks.robustness.chaos_figures import (
+    recoveries,
+    stale_tokens,
+    stored_images,
+    total_figures,
+    trained_again,
+)
+from benchmarks.robustness.chaos_job import (
+    FaultEvent,
+    descendants,
+    is_reaper,
+    living,
+    wait_until,
+)
+from benchmarks.robustness.chaos_testbed import open_testbed
 from headrace.data.media import MediaStore
 from headrace.protocol.records.record_types import (
     BatchTaken,
@@ -53,8 +65,8 @@ def test_every_fault_reaches_every_role_and_only_what_can_be_made_is_drawn() -> 
     assert {fault.kind for fault in draw(0, 200, few, children=("reward",))} == {"kill", "stop"}
 
 
-def _fault(kind: Kind, role: str, began: float, over: float) -> Done:
-    return Done(Fault(kind, role, 0, over - began, settled=True, wait_s=0.0), began, over, 1)
+def _fault(kind: Kind, role: str, began: float, over: float) -> FaultEvent:
+    return FaultEvent(Fault(kind, role, 0, over - began, settled=True, wait_s=0.0), began, over, 1)
 
 
 def test_a_recovery_is_from_a_kill_or_from_the_end_of_a_stop_to_the_next_update() -> None:
@@ -109,8 +121,8 @@ def test_tokens_left_out_for_their_age_are_said_by_the_fault_that_held_them_up()
             at=at, update=1, lineage=0, version=0, windows=[window], value_trajectories=[]
         )
 
-    def done(kind: Kind, began: float, over: float) -> Done:
-        return Done(Fault(kind, "learner", 0, over - began, True, 0.0), began, over, 1)
+    def done(kind: Kind, began: float, over: float) -> FaultEvent:
+        return FaultEvent(Fault(kind, "learner", 0, over - began, True, 0.0), began, over, 1)
 
     records: list[Record] = [
         *(_closed(key, 10) for key in (1, 2, 3, 4)),
@@ -121,10 +133,10 @@ def test_tokens_left_out_for_their_age_are_said_by_the_fault_that_held_them_up()
         taken(45.0, 4, 0),
     ]
     faults = [done("stop", 10.0, 11.0), done("kill", 29.0, 29.0)]
-    found = aged(records, faults, [4.0, 11.5, 13.0, 31.0, 44.0, 46.0])
+    found = stale_tokens(records, faults, [4.0, 11.5, 13.0, 31.0, 44.0, 46.0])
     assert found == {"none": [2, 20], "stop": [3, 10], "kill": [10, 10]}
     row = {"aged": found, "dropped": {}, "generated": 1, "recovery_s": {}, "exit_code": 0}
-    both = whole([row, row])
+    both = total_figures([row, row])
     assert both["stale_share_quiet"] == 0.1
     assert both["stale_share_after"] == {"stop": 0.3, "kill": 1.0}
 
@@ -165,12 +177,12 @@ def test_runs_are_counted_together() -> None:
         "trained_again": 49, "recovery_s": {"learner": [1.0, 4.0]}, "exit_code": 130,
         "dropped": {"stale": 4, "value_warmup": 1},
     }  # fmt: skip
-    both = whole([row, row | {"recovery_s": {"learner": [2.0]}, "lost": 1, "exit_code": 1}])
+    both = total_figures([row, row | {"recovery_s": {"learner": [2.0]}, "lost": 1, "exit_code": 1}])
     assert (both["failed_ends"], both["stale_share"]) == (1, 0.4)
     assert (both["runs"], both["faults"], both["lost"], both["resumes"]) == (2, 6, 1, 2)
     assert both["rolled_back_trained_again"] == 0.98
     assert both["recovery_s"] == {"learner": {"median": 2.0, "max": 4.0, "count": 3}}
-    assert whole([row | {"rolled_back": 0}])["rolled_back_trained_again"] is None
+    assert total_figures([row | {"rolled_back": 0}])["rolled_back_trained_again"] is None
 
 
 def test_what_a_process_started_is_found_in_whatever_group_it_is() -> None:
@@ -191,7 +203,7 @@ def test_what_a_process_started_is_found_in_whatever_group_it_is() -> None:
     assert living({child}) == [child]
     assert not is_reaper(child)
     child.kill()
-    assert waited(lambda: living({child}), 10.0) == []
+    assert wait_until(lambda: living({child}), 10.0, some=False) == []
 
 
 _TALKERS = """
@@ -214,11 +226,11 @@ for connection in (told, kept):
 
 
 def test_a_frozen_server_answers_again_afterwards() -> None:
-    with open_place() as place:
-        if place.database is None:
-            pytest.skip(place.missing["freeze_sql"])
-        url = place.database.url.replace("+psycopg", "")
-        freezer = threading.Thread(target=place.database.freeze, args=(1.5,))
+    with open_testbed() as testbed:
+        if testbed.database is None:
+            pytest.skip(testbed.missing["freeze_sql"])
+        url = testbed.database.url.replace("+psycopg", "")
+        freezer = threading.Thread(target=testbed.database.freeze, args=(1.5,))
         freezer.start()
         time.sleep(0.3)
         began = time.monotonic()
@@ -229,18 +241,18 @@ def test_a_frozen_server_answers_again_afterwards() -> None:
 
 
 def test_connections_with_a_port_are_reset_and_others_stay() -> None:
-    with open_place() as place:
-        if "reset" in place.missing:
-            pytest.skip(place.missing["reset"])
-        command = place.command([sys.executable, "-c", _TALKERS])
+    with open_testbed() as testbed:
+        if "reset" in testbed.missing:
+            pytest.skip(testbed.missing["reset"])
+        command = testbed.command([sys.executable, "-c", _TALKERS])
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            assert place.network is not None
-            place.network.reset(process.pid, port, 0.0)
+            assert testbed.network is not None
+            testbed.network.reset(process.pid, port, 0.0)
             process.stdin.write("\n")
             process.stdin.flush()
             said = process.stdout.read().split()

@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.robustness.math_verifier import Case, figures, main, read_cases
+from benchmarks.robustness.math_verifier import VerifierCase, figures, main, read_cases
 from headrace.errors import UserError
 
 
 def test_figures() -> None:
     cases = [
-        Case("1", "1", True),
-        Case("1", "2", False),
-        Case("1", "3", False),
-        Case("1", "", True),
+        VerifierCase("1", "1", True),
+        VerifierCase("1", "2", False),
+        VerifierCase("1", "3", False),
+        VerifierCase("1", "", True),
     ]
     assert figures(cases, [True, True, False, False]) == {
         "accuracy": 0.5,

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.robustness.fleet import measure, summary
-from benchmarks.robustness.soak import Look, growth, run
+from benchmarks.robustness.soak import MemorySample, growth, run
 
 
 def test_growth_is_the_end_of_a_stretch_over_its_second_third() -> None:
-    flat = [Look(n, 100.0 if n < 30 else 200.0) for n in range(101)]
-    growing = [Look(n, 100.0 + n) for n in range(100, 201)]
+    flat = [MemorySample(n, 100.0 if n < 30 else 200.0) for n in range(101)]
+    growing = [MemorySample(n, 100.0 + n) for n in range(100, 201)]
     found = growth([flat, growing])
     first = found["memory"][0]
     assert (first["from"], first["to"], first["warm_mb"], first["end_mb"]) == (0, 100, 200.0, 200.0)
@@ -24,7 +24,7 @@ def test_growth_is_the_end_of_a_stretch_over_its_second_third() -> None:
 
 
 def test_a_stretch_that_was_over_at_once_has_its_end() -> None:
-    (line,) = growth([[Look(7, 50.0)]])["memory"]
+    (line,) = growth([[MemorySample(7, 50.0)]])["memory"]
     assert (line["from"], line["to"], line["warm_mb"], line["end_mb"]) == (7, 7, 50.0, 50.0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.studies.positions import (
-    Answer,
+    TrainedAnswer,
     advantages_of,
     by_tenth,
     early_positions,
@@ -33,7 +33,7 @@ def test_the_mean_of_the_tenths_is_the_mean_of_the_tokens(figures: list[float]) 
 
 
 def test_a_constant_value_leaves_the_decayed_reward() -> None:
-    answer = Answer(np.full(30, 0.25), 1.0)
+    answer = TrainedAnswer(np.full(30, 0.25), 1.0)
     expected = 0.75 * 0.95 ** np.arange(29, -1, -1)
     assert advantages_of(answer, 0.95) == pytest.approx(expected)
 
@@ -41,7 +41,7 @@ def test_a_constant_value_leaves_the_decayed_reward() -> None:
 def test_values_that_rise_make_early_tokens_look_good() -> None:
     """The mechanism of VC-PPO's section 3: nothing was won, the reward is what the last value
     said, and the first tokens have the largest advantage."""
-    found = positions([Answer(np.linspace(-1.5, 1.0, 60), 1.0)] * 2, 0.95)
+    found = positions([TrainedAnswer(np.linspace(-1.5, 1.0, 60), 1.0)] * 2, 0.95)
     assert (found["answers"], found["reward"]) == (2, 1.0)
     assert found["value"] == sorted(found["value"])
     assert found["advantage"] == sorted(found["advantage"], reverse=True)

@@ -9,9 +9,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from benchmarks.studies import reward_model
 from benchmarks.studies.reward_model import (
-    Judged,
+    LabelledAnswer,
     end_scores,
-    judged_answers,
+    labelled_answers,
     train,
     write_reward_model,
 )
@@ -33,7 +33,7 @@ def _model() -> Any:
 
 def test_answers_are_judged_and_none_is_to_a_held_out_prompt() -> None:
     tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    judged = judged_answers(POLICY, tokenizer, seed=0, count=64)
+    judged = labelled_answers(POLICY, tokenizer, seed=0, count=64)
     assert {one.right for one in judged} == {True, False}
     for one in judged:
         assert one.ids[-1] == tokenizer.eos_token_id
@@ -41,7 +41,10 @@ def test_answers_are_judged_and_none_is_to_a_held_out_prompt() -> None:
 
 
 def test_scores_are_read_at_the_end_token_whatever_stands_beside(model: Any) -> None:
-    short, long = Judged([5, 6, 7, 2], 2, True), Judged([5, 6, 7, 8, 9, 10, 2], 2, False)
+    short, long = (
+        LabelledAnswer([5, 6, 7, 2], 2, True),
+        LabelledAnswer([5, 6, 7, 8, 9, 10, 2], 2, False),
+    )
     together = end_scores(model, [short, long])
     alone = torch.cat([end_scores(model, [one]) for one in (short, long)])
     assert torch.allclose(together, alone, atol=1e-5)
@@ -51,7 +54,9 @@ def test_training_tells_right_from_wrong(model: Any, monkeypatch: pytest.MonkeyP
     """Answers whose last step is 7 are right, those with 8 wrong."""
     monkeypatch.setattr(reward_model, "STEPS", 12)
     monkeypatch.setattr(reward_model, "BATCH", 16)
-    judged = [Judged([5, 6, digit, 2], 2, digit == 7) for digit in (7, 8) for _ in range(16)]
+    judged = [
+        LabelledAnswer([5, 6, digit, 2], 2, digit == 7) for digit in (7, 8) for _ in range(16)
+    ]
     train(model, judged, seed=0)
     right, wrong = end_scores(model, [judged[0], judged[-1]]).tolist()
     assert right > wrong + 1

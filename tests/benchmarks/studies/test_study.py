@@ -10,9 +10,9 @@ import pytest
 from benchmarks.kit import study_file
 from benchmarks.kit.arm_run import area, figures, metric_of
 from benchmarks.kit.arms import Arm, key, rows_of
-from benchmarks.kit.rows import Rows
-from benchmarks.kit.run_facts import written
-from benchmarks.kit.study_file import Column, StudyFile, filled, value_of
+from benchmarks.kit.rows import ResultFile
+from benchmarks.kit.run_facts import program_figures
+from benchmarks.kit.study_file import StudyColumn, StudyFile, filled, value_of
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_runs import Runner, core_shares, prepare
 from benchmarks.kit.study_table import arms_table, figure_of, lines_of
@@ -114,8 +114,8 @@ def test_what_runs_need_is_made_once_and_a_failure_is_told(
 ) -> None:
     monkeypatch.setattr("benchmarks.kit.study_runs.ROOT", tmp_path)
     needed = [
-        study_file.Prepared(makes="a/made.txt", module="shutil", arguments=()),
-        study_file.Prepared(makes="a/other.txt", module="no_such_module", arguments=()),
+        study_file.Preparation(makes="a/made.txt", module="shutil", arguments=()),
+        study_file.Preparation(makes="a/other.txt", module="no_such_module", arguments=()),
     ]
     with pytest.raises(RunFailedError, match="no_such_module"):
         prepare(needed)
@@ -215,7 +215,7 @@ def test_a_run_that_others_disturbed_is_made_again(tmp_path: Path) -> None:
         row: dict[str, Any] = row_of(arm, seed, [(0, 0.0, 0.2), (4, 1.0, 0.6)])
         return {**row, "others_cpu_share": share, "disturbed": share > 0.05}
 
-    rows = Rows(tmp_path / "rows.jsonl")
+    rows = ResultFile(tmp_path / "rows.jsonl")
     assert Runner("s", rows, run).run_all([(one, 0, 0)]) == []
     assert [row["others_cpu_share"] for row in rows.rows.values()] == [0.4, 0.2, 0.01]
     assert rows_of(one, rows.rows)[0]["others_cpu_share"] == 0.01
@@ -224,7 +224,7 @@ def test_a_run_that_others_disturbed_is_made_again(tmp_path: Path) -> None:
 def test_table_is_over_the_seeds_that_are_there() -> None:
     """The difference to the reference is over the seeds that both have."""
     arm, other = Arm("one", "recipes/quickstart.toml"), Arm("two", "recipes/quickstart.toml")
-    columns = (Column(title="updates", figure="updates", form=".0f"),)
+    columns = (StudyColumn(title="updates", figure="updates", form=".0f"),)
     points = [(0, 0.0, 0.2), (4, 1.0, 0.6)]
     found = {
         "one": {seed: row_of(arm, seed, points) for seed in (0, 2)},
@@ -268,8 +268,8 @@ def test_answers_are_told_by_their_lines() -> None:
         row(8, True, lines=8, neutral=0),
         row(7, None),
     ]
-    assert written(rows) == {"short": 0.5, "long": 0.3333, "lines": 5.0, "neutral": 0.1}
-    assert written([])["long"] == 0.0
+    assert program_figures(rows) == {"short": 0.5, "long": 0.3333, "lines": 5.0, "neutral": 0.1}
+    assert program_figures([])["long"] == 0.0
 
 
 def test_metrics_are_counted_from_the_first_update_of_the_policy() -> None:

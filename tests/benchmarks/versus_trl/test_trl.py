@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kit.arms import Arm
-from benchmarks.kit.rows import Rows, read_rows
+from benchmarks.kit.rows import ResultFile, read_rows
 from benchmarks.kit.study_file import Grid, Point
 from benchmarks.versus_trl import trl, trl_arms
 from benchmarks.versus_trl.trl import (
@@ -23,7 +23,7 @@ from benchmarks.versus_trl.trl import (
     SPEED,
     STREAMING,
     SYNCHRONOUS,
-    Comparison,
+    TrlComparison,
     score,
 )
 from benchmarks.versus_trl.trl_arms import (
@@ -35,7 +35,7 @@ from benchmarks.versus_trl.trl_arms import (
     trl_command,
     trl_environment_of,
 )
-from benchmarks.versus_trl.trl_job import Job, is_correct
+from benchmarks.versus_trl.trl_job import TrlJob, is_correct
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.reward import RewardConfig
@@ -50,14 +50,14 @@ from tests.benchmarks.race_rows import race_row, rising
 from tests.rewards.answers.test_math_answer import RIGHT, WRONG
 from tests.rewards.items import item
 
-FOUND = Comparison({})
+FOUND = TrlComparison({})
 GRIDS = FOUND.tuning.grids
 RECIPE = "recipes/algorithms/grpo.toml"
 START = GRIDS[TRL].start
 
 
 def arm_of(part: str, mode: str, point: Point, *, updates: int = 24) -> Arm:
-    return Comparison({}, updates).arm(part, mode, point)
+    return TrlComparison({}, updates).arm(part, mode, point)
 
 
 def points(grid: Grid) -> Iterator[Point]:
@@ -71,7 +71,7 @@ def config_of(arm: Arm, seed: int = 0) -> RunConfig:
     return load_recipe(ROOT / arm.recipe, [f"seed={seed}", *arm.overrides])
 
 
-def trl_job(part: str, point: Point) -> Job:
+def trl_job(part: str, point: Point) -> TrlJob:
     return job_of(config_of(arm_of(part, TRL, point), 3), point, Path("folder"))
 
 
@@ -419,7 +419,7 @@ def test_a_whole_bench_and_its_result(bench: Bench, tmp_path: Path) -> None:
     assert arms[STREAMING]["against_trl"]["seconds"]["ratio"] == pytest.approx(3.0)
     assert arms[TRL]["against_trl"]["seconds"]["ratio"] == 1.0
     assert (arms[TRL]["censored"], arms[TRL]["disturbed"], arms[TRL]["prompts"]) == (0, 0, 1024)
-    rows = Rows(tmp_path / "rows.jsonl").rows.values()
+    rows = ResultFile(tmp_path / "rows.jsonl").rows.values()
     assert {row["study"] for row in rows} == {"trl"}
     # Both parts of all arms in an order drawn for the seed.
     assert sorted(row["place"] for row in rows if row["seed"] == 0) == list(range(6))
@@ -431,7 +431,7 @@ def test_the_table_has_a_line_for_each_arm_and_the_rows_a_plot(
     rows = tmp_path / "rows.jsonl"
     assert trl.plots(rows) == {}
     bench(Measured(), "--seeds", "2")
-    found = trl.Comparison(read_rows(rows))
+    found = trl.TrlComparison(read_rows(rows))
     result = trl.summarise(found, range(2))
     text = trl.arms_table(result).markdown()
     assert "| trl | 2, 2 | 100 | 20.01 | 30.0 | 60.0 | 1.00 (1.00 to 1.00) | 1.00 (" in text
@@ -445,7 +445,7 @@ def test_the_table_has_a_line_for_each_arm_and_the_rows_a_plot(
 
 def test_the_table_says_who_never_got_there(bench: Bench, tmp_path: Path) -> None:
     bench(Measured(top=0.7), "--reduced")
-    found = trl.Comparison(read_rows(tmp_path / "rows.jsonl"))
+    found = trl.TrlComparison(read_rows(tmp_path / "rows.jsonl"))
     assert "| trl | 2, 2 (0 crossed) |" in trl.arms_table(trl.summarise(found, range(2))).markdown()
 
 
@@ -461,7 +461,7 @@ def test_a_run_that_others_disturbed_is_made_again(bench: Bench, tmp_path: Path)
     assert bench(measured, "--seeds", "1")["arms"][TRL]["disturbed"] == 0
     assert measured.asked[0] == measured.asked[1]
     assert len(measured.asked) == 3 * 8 + 6 + 1
-    (kept,) = (row for row in Rows(tmp_path / "rows.jsonl").rows.values() if row["disturbed"])
+    (kept,) = (row for row in ResultFile(tmp_path / "rows.jsonl").rows.values() if row["disturbed"])
     assert kept["key"].endswith("/disturbed-0")
 
 
@@ -469,7 +469,7 @@ def test_settings_that_fail_are_tried_and_never_chosen(bench: Bench, tmp_path: P
     result = bench(Measured(failing="continuous_batching"), "--seeds", "1")
     assert result["tuned"]
     assert result["arms"][TRL]["point"]["continuous_batching"] == 0
-    rows = Rows(tmp_path / "rows.jsonl").rows.values()
+    rows = ResultFile(tmp_path / "rows.jsonl").rows.values()
     (failed,) = (row for row in rows if "failed" in row)
     assert (failed["seed"], failed["failed"]) == (100, "it cannot do that")
     assert score([failed]) > score([race_row("speed/trl", 100, rising(0.01, until=1000.0))])

@@ -24,8 +24,8 @@ from headrace.config.sections.model import ModelConfig
 from headrace.data.image_processor import ImageProcessor, placeholder_ids
 from headrace.data.media import MediaStore, open_rgb
 from headrace.protocol.token_spans import MediaRun
-from learner.batching.token_reads import Reads
-from learner.device import Place
+from learner.batching.token_reads import TokenReads
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.forward import PolicyNetwork
 from learner.models.images import ImageInputs, VisionTower
@@ -100,7 +100,7 @@ class Asked:
         network, inputs = self.learner(version)
         ids = [np.array(a.opening + a.before + a.tokens, np.int32) for a in answers]
         begins = [len(a.opening) + len(a.before) for a in answers]
-        reads = Reads(
+        reads = TokenReads(
             trajectories=list(range(len(ids))),
             token_ids=ids,
             sequence_of=np.repeat(np.arange(len(ids)), [len(a.tokens) for a in answers]),
@@ -113,7 +113,7 @@ class Asked:
             openings=[len(a.opening) for a in answers],
             media=list(media) or [tuple(a.media) for a in answers],
         )
-        place = Place(device=CPU, images=inputs, budget=1024)
+        place = RankContext(device=CPU, images=inputs, budget=1024)
         found = infer(network, reads, range(len(ids)), place, log=StepLog())
         return np.asarray(found.numpy())
 

@@ -11,8 +11,8 @@ import pytest
 from coordinator.training.batches import PreparedBatch
 from headrace.run_files.checked_lines import checked_line, whole_lines
 from headrace.run_files.update_log import compare
-from learner.batching.shards import merged
-from learner.process.update_log import AppliedLog
+from learner.batching.shards import merge_shards
+from learner.process.update_log import UpdateLog
 from storage.journal.store import Journal
 from tests.coordinator.world import World, make_config
 
@@ -30,7 +30,7 @@ class Written(World):
             )
         )
         self.run_dir = run_dir
-        self._logs = [AppliedLog(run_dir, rank=rank) for rank in range(RANKS)]
+        self._logs = [UpdateLog(run_dir, rank=rank) for rank in range(RANKS)]
         self._out: PreparedBatch | None = None
 
     def take(self, **_: Any) -> PreparedBatch | None:
@@ -42,7 +42,7 @@ class Written(World):
         after = self.state.line[self.state.committed]
         taken = self.taken()
         for log, shards in zip(self._logs, self._out.parts, strict=True):
-            log.write(taken, merged(shards), after=after, skipped=how.get("skipped"))  # type: ignore[arg-type]
+            log.write(taken, merge_shards(shards), after=after, skipped=how.get("skipped"))  # type: ignore[arg-type]
         super().commit(**how)
 
     def live(self, seed: int, steps: int = 60) -> "Written":
@@ -125,7 +125,7 @@ def test_a_torn_line_is_none_and_the_next_one_stands_by_itself(tmp_path: Path) -
     whole = log.read_bytes()
     log.write_bytes(whole + b'{"at": 1.0, "batch')
     assert compare(tmp_path).problems == []
-    AppliedLog(tmp_path, rank=0)
+    UpdateLog(tmp_path, rank=0)
     assert log.read_bytes() == whole
     assert compare(tmp_path).problems == []
 

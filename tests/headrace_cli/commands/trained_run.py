@@ -18,10 +18,10 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import Batch, BatchPart, Shutdown, UpdateDone
 from headrace.protocol.records.record_types import CheckpointWritten, UpdateCommitted
-from learner.batching.shards import merged
+from learner.batching.shards import merge_shards
 from learner.loop import run_loop
 from learner.models.deepspeed_engine import join_ranks
-from learner.process.rank_broadcast import Relay
+from learner.process.rank_broadcast import RankRelay
 from learner.process.trainer import Trainer
 from learner.run import REPRODUCIBLE
 from storage.run_store import RunStore
@@ -72,7 +72,7 @@ def generate(world: World) -> None:
             world.chunk(trajectory, 0, "held")
 
 
-def train(world: World, relay: Relay, trainer: Trainer, prepared: PreparedBatch) -> None:
+def train(world: World, relay: RankRelay, trainer: Trainer, prepared: PreparedBatch) -> None:
     """One update, and what the coordinator notes of it."""
     taken = prepared.taken
     batch = Batch(
@@ -93,7 +93,7 @@ def train(world: World, relay: Relay, trainer: Trainer, prepared: PreparedBatch)
     relay.share(batch)
     own = relay.deliver(batch, parts.__next__)
     assert isinstance(own, list)
-    reports = relay.collect(trainer.train(batch, merged(own), None))
+    reports = relay.collect(trainer.train(batch, merge_shards(own), None))
     done = trainer.report(cast(list[UpdateDone], reports))
     world.commit(skipped=done.skipped)
     place = max(i for i, x in enumerate(world.records) if isinstance(x, UpdateCommitted))
@@ -110,11 +110,11 @@ def train(world: World, relay: Relay, trainer: Trainer, prepared: PreparedBatch)
     )
 
 
-def joined(config: RunConfig, run_dir: Path, *, rank: int, port: int) -> tuple[Relay, Trainer]:
+def joined(config: RunConfig, run_dir: Path, *, rank: int, port: int) -> tuple[RankRelay, Trainer]:
     """A rank among the others."""
     torch.set_num_threads(config.learner.threads)
     join_ranks(rank=rank, world_size=config.learner.ranks, port=port, device=CPU)
-    relay = Relay(rank=rank, world=config.learner.ranks)
+    relay = RankRelay(rank=rank, world=config.learner.ranks)
     return relay, Trainer(config, run_dir, rank=rank, device=CPU)
 
 

@@ -14,8 +14,8 @@ from headrace.protocol.messages.batches import (
 )
 from headrace.protocol.token_spans import Reward, Span
 from learner.algorithms.registry import Algorithm, build_algorithm
-from learner.batching.batch import PolicyHalf, policy_half, value_half
-from learner.device import Place
+from learner.batching.batch import PolicyBatch, policy_batch, value_batch
+from learner.device import RankContext
 from learner.models.microbatches import micro_batches
 
 CPU = torch.device("cpu")
@@ -61,11 +61,11 @@ def window(start: int, end: int, *, finished: bool) -> PolicyWindow:
     )
 
 
-def half(window: PolicyWindow) -> PolicyHalf:
+def half(window: PolicyWindow) -> PolicyBatch:
     made = algorithm()
     scores, lengths = np.ones(1, np.float32), np.array([window.end], np.int32)
     group = GroupScores(group_id=0, trajectory_ids=[0], scores=scores, lengths=lengths)
-    return policy_half(
+    return policy_batch(
         Shard(sequences=[answer(window.end)], windows=[window], values=[], groups=[group]),
         version=0, lambdas=made.lambdas, shape=made.shape_rewards, kl_coef=0.0, device=CPU,
     )  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_overlong_penalty_is_from_the_length_of_the_whole_answer(
         logprobs=np.zeros(0, np.float32),
     )
     shard = Shard(sequences=[answer(end)], windows=[], values=[whole])
-    values = value_half(shard, shape=algorithm().shape_rewards, kl_coef=0.0, device=CPU)
+    values = value_batch(shard, shape=algorithm().shape_rewards, kl_coef=0.0, device=CPU)
     assert values.rewards.tolist() == pytest.approx([0.0] * (end - 1) + [expected])
 
 
@@ -123,7 +123,7 @@ def test_the_overlong_penalty_is_from_the_length_of_the_whole_answer(
 def test_frozen_is_all_before_the_token_that_predicts_the_first(start: int, end: int) -> None:
     """The last token before the window is where its first is predicted: its keys and values are
     the window's own, those of what stands before it are not."""
-    place = Place(device=CPU, frozen_context=True)
+    place = RankContext(device=CPU, frozen_context=True)
     ((pack, _),) = micro_batches(half(window(start, end, finished=False)).reads, [0], place)
     assert pack.layout.frozen is not None
     kept = PROMPT + start - 1

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from headrace.protocol.messages.batches import Shard
 from learner.batching.packing import balanced_parts, pack_sequences, ranges
-from learner.batching.token_reads import Reads, reads_of, sampled_answers, sampled_windows
-from learner.device import Place
-from learner.models.microbatches import MicroBatch, Steps, micro_batches
+from learner.batching.token_reads import TokenReads, reads_of, sampled_answers, sampled_windows
+from learner.device import RankContext
+from learner.models.microbatches import MicroBatch, OptimizerSteps, micro_batches
 from tests.learner.recorded import batch_of, record
 from tests.learner.test_golden import Meeting, ThreadPlace
 
@@ -69,10 +69,10 @@ def test_every_trained_token_once_on_one_rank(
         meeting = Meeting(ranks)
 
         def steps_of(
-            rank: int, everyone: list[Reads] = reads_of_ranks, meeting: Meeting = meeting
+            rank: int, everyone: list[TokenReads] = reads_of_ranks, meeting: Meeting = meeting
         ) -> tuple[dict[int, int], list[list[MicroBatch]]]:
             place = ThreadPlace(CPU, rank=rank, world=ranks, budget=budget, meeting=meeting)
-            steps = Steps(everyone[rank], place, parts=parts)
+            steps = OptimizerSteps(everyone[rank], place, parts=parts)
             dealt = steps.deal(seed=[seed])
             return dealt, steps.cut(dealt)
 
@@ -85,12 +85,12 @@ def test_every_trained_token_once_on_one_rank(
             assert sorted(tokens.tolist()) == list(range(reads.position_of.size))
 
 
-def of_windows(shard: Shard) -> Reads:
+def of_windows(shard: Shard) -> TokenReads:
     sampled = sampled_windows(shard.sequences, shard.windows)
     return reads_of(shard.sequences, shard.windows, sampled)
 
 
-def of_answers(shard: Shard) -> Reads:
+def of_answers(shard: Shard) -> TokenReads:
     sampled = sampled_answers(shard.sequences, shard.values)
     return reads_of(shard.sequences, shard.values, sampled)
 
@@ -101,7 +101,7 @@ def test_reads_look_at_the_token_before(turns: bool) -> None:
     token itself; what was inserted is nobody's target."""
     shard = record(seed=3, turns=turns)
     reads = of_windows(shard)
-    micros = micro_batches(reads, range(len(reads.token_ids)), Place(device=CPU, budget=64))
+    micros = micro_batches(reads, range(len(reads.token_ids)), RankContext(device=CPU, budget=64))
     places = [
         (s.token_ids, s.opening + p)
         for w in shard.windows

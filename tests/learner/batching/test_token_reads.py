@@ -5,9 +5,9 @@ import torch
 from msgspec.structs import replace
 
 from headrace.protocol.messages.batches import PolicyWindow, Shard
-from learner.batching.batch import policy_half, totals_of, value_half
+from learner.batching.batch import loss_counts, policy_batch, value_batch
 from learner.batching.token_reads import is_right, reads_of, sampled_windows, with_earlier_tokens
-from learner.device import Place
+from learner.device import RankContext
 from tests.learner.recorded import record
 
 CPU = torch.device("cpu")
@@ -15,12 +15,12 @@ CPU = torch.device("cpu")
 
 def positive_tokens(shard: Shard) -> int:
     """Tokens of right answers, as the learner counts them."""
-    windows = policy_half(
+    windows = policy_batch(
         shard, version=1, lambdas=lambda length, _: length.double(), shape=lambda r, _: r,
         kl_coef=0.0, device=CPU,
     )  # fmt: skip
-    values = value_half(shard, shape=lambda r, _: r, kl_coef=0.0, device=CPU)
-    return totals_of(windows, values, Place(device=CPU)).positive_tokens
+    values = value_batch(shard, shape=lambda r, _: r, kl_coef=0.0, device=CPU)
+    return loss_counts(windows, values, RankContext(device=CPU)).positive_tokens
 
 
 @pytest.mark.parametrize(

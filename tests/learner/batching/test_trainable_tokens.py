@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from headrace.protocol.messages.batches import PolicyWindow, Shard, ValueTrajectory
 from headrace.protocol.token_spans import Coefficient, Mark, Reward
-from learner.batching.batch import PolicyHalf, groups_of, policy_half, value_half
-from learner.batching.shards import merged
+from learner.batching.batch import PolicyBatch, groups_of, policy_batch, value_batch
+from learner.batching.shards import merge_shards
 from learner.batching.trainable_tokens import count_before, runs_between
 from tests.learner.recorded import alone, cut, record
 
@@ -27,8 +27,8 @@ def shape(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return rewards - PENALTY * lengths.to(rewards.dtype)
 
 
-def half_of(shard: Shard) -> PolicyHalf:
-    return policy_half(
+def half_of(shard: Shard) -> PolicyBatch:
+    return policy_batch(
         shard, version=1, lambdas=lambda length, _: length.double(), shape=shape, kl_coef=0.1,
         device=CPU,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def test_no_reward_of_an_answer_is_lost(seed: int) -> None:
     value half; the windows have the same but for what was paid at a window's beginning before its
     first sampled token."""
     shard = record(seed=seed, trajectories=5, turns=True, unfinished=0.0)
-    half = value_half(shard, shape=shape, kl_coef=0.1, device=CPU)
+    half = value_batch(shard, shape=shape, kl_coef=0.1, device=CPU)
     stops = half.segments.cu_lengths.tolist()
     for i, value in enumerate(shard.values):
         own = own_of(shard.sequences[value.sequence].sampled)
@@ -110,7 +110,7 @@ def test_what_is_paid_to_a_tool_is_earned_by_the_token_before() -> None:
     )  # fmt: skip
     points = [Reward(9.0, 0), Reward(1.0, 1), Reward(2.0, 4), Reward(4.0, 5), Reward(8.0, 6)]
     value = replace(shard.values[0], length=3, rewards=points)
-    half = value_half(
+    half = value_batch(
         replace(shard, sequences=[sequence], windows=[], values=[value]),
         shape=shape, kl_coef=0.0, device=CPU,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_parts_make_the_whole(seed: int, parts: int, turns: bool) -> None:
     """One sequence a trajectory, the longest; the same windows, answers and groups in another
     order."""
     shard = alone(record(seed=seed, trajectories=5, turns=turns))
-    made = merged(cut(shard, parts))
+    made = merge_shards(cut(shard, parts))
     assert len({s.trajectory_id for s in made.sequences}) == len(made.sequences)
     assert sorted(w.window_id for w in made.windows) == [w.window_id for w in shard.windows]
     assert {v.trajectory_id for v in made.values} == {v.trajectory_id for v in shard.values}

@@ -14,14 +14,14 @@ from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
 from headrace.protocol.token_spans import Reward, Span, TurnRun
 from learner.algorithms.registry import Algorithm, build_algorithm
-from learner.algorithms.segment_advantages import judge
+from learner.algorithms.segment_advantages import window_advantages
 from learner.algorithms.value_targets import monte_carlo_returns
-from learner.batching.batch import policy_half, totals_of, value_half
-from learner.device import Place
+from learner.batching.batch import loss_counts, policy_batch, value_batch
+from learner.device import RankContext
 from tests.learner.test_golden import Meeting, ThreadPlace
 
 CPU = torch.device("cpu")
-PLACE = Place(device=CPU, dtype=torch.float64)
+PLACE = RankContext(device=CPU, dtype=torch.float64)
 INSERTED = 2
 """Tokens between two turns."""
 VALUES = [0.4, 0.5, 0.6, 0.7, 0.5, 0.8]
@@ -95,10 +95,10 @@ def advantages(
     at_cut: float = 0.0,
 ) -> list[float]:  # fmt: skip
     shard = episode.shard(window, by_turn=by_turn)
-    half = policy_half(
+    half = policy_batch(
         shard, version=0, lambdas=made.lambdas, shape=made.shape_rewards, kl_coef=0.0, device=CPU
     )
-    found = judge(
+    found = window_advantages(
         made, PLACE, half,
         values=torch.tensor(values, dtype=torch.float64),
         at_cuts=torch.full((len(shard.windows),), at_cut, dtype=torch.float64),
@@ -176,18 +176,18 @@ def test_targets_and_counts_are_those_of_turns() -> None:
     ):
         shard = episode.shard(4, by_turn=by_turn)
         shape = made.shape_rewards
-        half = policy_half(
+        half = policy_batch(
             shard, version=0, lambdas=made.lambdas, shape=shape, kl_coef=0.0, device=CPU
         )
-        finished = value_half(shard, shape=shape, kl_coef=0.0, device=CPU)
-        totals = totals_of(half, finished, PLACE)
+        finished = value_batch(shard, shape=shape, kl_coef=0.0, device=CPU)
+        totals = loss_counts(half, finished, PLACE)
         assert (totals.policy_tokens, totals.value_tokens) == (6, 6)
         assert (totals.policy_samples, totals.value_samples) == samples
         found = monte_carlo_returns(finished.rewards, finished.segments, gamma=1.0).targets
         assert found.tolist() == returns
         assert finished.answers == [0, 6]
     assert half.segments.length_so_far.tolist() == [4, 6]
-    by_turns = policy_half(
+    by_turns = policy_batch(
         episode.shard(4, by_turn=True), version=0, lambdas=made.lambdas, shape=shape,
         kl_coef=0.0, device=CPU,
     )  # fmt: skip
@@ -212,11 +212,11 @@ def test_each_act_is_whitened_by_itself() -> None:
     acts = [structs.replace(turn, act=i % 2) for i, turn in enumerate(window.turns)]
     for flat in (False, True):
         values = [*VALUES[:2], 0.5, 0.5, *VALUES[4:]] if flat else VALUES
-        half = policy_half(
+        half = policy_batch(
             structs.replace(shard, windows=[structs.replace(window, turns=acts)]),
             version=0, lambdas=made.lambdas, shape=made.shape_rewards, kl_coef=0.0, device=CPU,
         )  # fmt: skip
-        found = judge(
+        found = window_advantages(
             made, PLACE, half, values=torch.tensor(values, dtype=torch.float64), at_cuts=None,
             penalty=torch.zeros(6, dtype=torch.float64),
         ).advantages.tolist()  # fmt: skip
@@ -236,7 +236,7 @@ def test_an_act_is_whitened_over_all_ranks() -> None:
         (window,) = shard.windows
         turns = [structs.replace(t, act=a) for t, a in zip(window.turns, numbers, strict=True)]
         halves.append(
-            policy_half(
+            policy_batch(
                 structs.replace(shard, windows=[structs.replace(window, turns=turns)]),
                 version=0,
                 lambdas=made.lambdas,
@@ -250,7 +250,7 @@ def test_an_act_is_whitened_over_all_ranks() -> None:
 
     def rank_of(rank: int) -> list[float]:
         place = ThreadPlace(CPU, rank=rank, world=2, dtype=torch.float64, meeting=meeting)
-        found = judge(
+        found = window_advantages(
             made, place, halves[rank], values=values[rank], at_cuts=None,
             penalty=torch.zeros_like(values[rank]),
         )  # fmt: skip

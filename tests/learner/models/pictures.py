@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.token_spans import MediaRun
-from learner.batching.token_reads import Reads
+from learner.batching.token_reads import TokenReads
 
 CPU = torch.device("cpu")
 SIDES = (56, 28, 56)
@@ -76,7 +76,7 @@ class Asked:
                 media.append(tuple(self._runs(opening == image_token, [digests[i] for i in shown])))
                 self.inputs.append(made | {"input_ids": torch.from_numpy(whole[None]).long()})
         lengths = [x.size - n for x, n in zip(ids, openings, strict=True)]
-        self.reads = Reads(
+        self.reads = TokenReads(
             trajectories=list(range(len(ids))),
             token_ids=ids,
             sequence_of=np.repeat(np.arange(len(ids)), lengths),

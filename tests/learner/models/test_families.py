@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM
 from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
 from learner.batching.layout import layout_of
-from learner.batching.token_reads import Reads
-from learner.device import Place
+from learner.batching.token_reads import TokenReads
+from learner.device import RankContext
 from learner.models import forward
 from learner.models.attention import packed_attention
 from learner.models.deepspeed_engine import StepLog
 from learner.models.family_check import check_folder, may_share_rows
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.inference import infer
-from learner.models.loading import as_in_files, load_critic, load_policy
+from learner.models.loading import file_weights, load_critic, load_policy
 from learner.process.weight_publishing import weights_of
 from tests.learner.models.families import FAMILIES, VOCABULARY, save_family
 
@@ -33,12 +33,12 @@ LENGTHS, OPENING = (40, 31, 23), 7
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
-def answers() -> Reads:
+def answers() -> TokenReads:
     """Three sequences with one opening, all tokens after it read."""
     rng = np.random.default_rng(0)
     opening = rng.integers(3, VOCABULARY, OPENING)
     ids = [np.append(opening, rng.integers(3, VOCABULARY, n - OPENING)) for n in LENGTHS]
-    return Reads(
+    return TokenReads(
         trajectories=list(range(len(ids))),
         token_ids=[x.astype(np.int32) for x in ids],
         sequence_of=np.repeat(np.arange(len(ids)), [n - OPENING for n in LENGTHS]),
@@ -48,13 +48,13 @@ def answers() -> Reads:
     )
 
 
-def computed(network: Any, reads: Reads, *, shares: bool) -> Tensor:
+def computed(network: Any, reads: TokenReads, *, shares: bool) -> Tensor:
     """As an update computes them."""
-    place = Place(device=CPU, budget=200 if shares else 1, shares_openings=shares)
+    place = RankContext(device=CPU, budget=200 if shares else 1, shares_openings=shares)
     return infer(network, reads, range(len(reads.token_ids)), place, log=StepLog())
 
 
-def by_its_own_code(model: Any, reads: Reads) -> Tensor:
+def by_its_own_code(model: Any, reads: TokenReads) -> Tensor:
     """Logprobs of the reads by the family's own class, one sequence at a time."""
     found = []
     for ids in reads.token_ids:
@@ -84,7 +84,7 @@ def test_a_family_is_right_or_refused(name: str, tmp_path: Path) -> None:
     reads = answers()
     found = computed(PolicyNetwork(policy), reads, shares=shares)
     torch.testing.assert_close(found, by_its_own_code(own, reads), rtol=0, atol=1e-4)
-    published = weights_of(as_in_files(policy), dtype=None)
+    published = weights_of(file_weights(policy), dtype=None)
     file = load_file(tmp_path / "model.safetensors")
     assert published.keys() == file.keys()
     for key, tensor in file.items():

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import PolicyWindow, Shard
-from learner.batching.token_reads import Reads, reads_of, sampled_windows
-from learner.device import Place
+from learner.batching.token_reads import TokenReads, reads_of, sampled_windows
+from learner.device import RankContext
 from learner.models.forward import Pack, PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
 from learner.models.microbatches import micro_batches
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(path=str(save_tiny_model(tmp_path_factory.mktemp("model"))))
 
 
-def reads_in(shard: Shard, windows: list[PolicyWindow]) -> Reads:
+def reads_in(shard: Shard, windows: list[PolicyWindow]) -> TokenReads:
     """The sampled tokens of windows of a shard."""
     return reads_of(shard.sequences, windows, sampled_windows(shard.sequences, windows))
 
@@ -36,7 +36,7 @@ def pack_of(seed: int) -> Pack:
     """All windows of a recorded batch in one pack."""
     shard = record(seed=seed)
     reads = reads_in(shard, shard.windows)
-    place = Place(device=CPU, budget=100_000)
+    place = RankContext(device=CPU, budget=100_000)
     ((pack, _),) = micro_batches(reads, range(len(reads.token_ids)), place)
     return pack
 
@@ -136,7 +136,7 @@ def test_frozen_context_is_a_cache_without_gradient(model: ModelConfig) -> None:
     windows = {w.trajectory_id: w for w in shard.windows}
     assert {bool(w.start) for w in windows.values()} == {False, True}
     reads = reads_in(shard, list(windows.values()))
-    place = Place(device=CPU, budget=100_000, frozen_context=True)
+    place = RankContext(device=CPU, budget=100_000, frozen_context=True)
     ((pack, tokens),) = micro_batches(reads, range(len(reads.token_ids)), place)
     weights = torch.linspace(-1, 2, tokens.numel(), dtype=torch.float64)
     made = torch.empty_like(weights).index_copy(0, tokens, ours(pack).logprobs)

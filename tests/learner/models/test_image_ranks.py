@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.model import ModelConfig
 from headrace.host.hardware import free_port
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.forward import PolicyNetwork
 from learner.models.images import ImageInputs, VisionTower
 from learner.models.loading import load_policy
@@ -24,16 +24,18 @@ Stage = Literal[0, 2, 3]
 STEP = OptimizerConfig(lr=1e-3, warmup_steps=0, grad_clip=0.5)
 
 
-def network_of(folder: Path, *, freeze: bool, stage: int) -> tuple[PolicyNetwork, Asked, Place]:
+def network_of(
+    folder: Path, *, freeze: bool, stage: int
+) -> tuple[PolicyNetwork, Asked, RankContext]:
     config = ModelConfig(path=str(folder), freeze_vision=freeze)
     asked = Asked(folder)
     network = PolicyNetwork(load_policy(config, dtype=torch.float32, device=CPU))
     inputs = ImageInputs(asked.files.__getitem__, asked.processor, network.model)
     network.vision = VisionTower(network.model, inputs, in_step=stage == 3)
-    return network, asked, Place(device=CPU, images=inputs)
+    return network, asked, RankContext(device=CPU, images=inputs)
 
 
-def loss_of(engine: Any, asked: Asked, place: Place, *, has_work: bool) -> Tensor:
+def loss_of(engine: Any, asked: Asked, place: RankContext, *, has_work: bool) -> Tensor:
     pack, tokens = empty_micro_batch(place)
     if has_work:
         ((pack, tokens),) = micro_batches(asked.reads, range(4), place)

@@ -15,13 +15,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from headrace.config.sections.model import ModelConfig
 from headrace.data.image_processor import placeholder_ids
 from headrace.errors import UserError
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.family_check import check_folder, may_share_rows
 from learner.models.forward import NEVER, PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower, is_frozen, tower_of
 from learner.models.inference import infer
-from learner.models.loading import as_in_files, critic_class, load_critic, load_policy
+from learner.models.loading import critic_class, file_weights, load_critic, load_policy
 from learner.models.microbatches import empty_micro_batch, micro_batches
 from learner.models.prefix_cache import PrefixCache
 from learner.process.weight_publishing import weights_of
@@ -52,7 +52,7 @@ def policy_of(folder: Path, asked: Asked, *, freeze: bool = True) -> tuple[Any, 
 
 def computed(network: Any, asked: Asked, inputs: ImageInputs, **settings: Any) -> Tensor:
     """As an update computes them."""
-    place = Place(device=CPU, images=inputs, **settings)
+    place = RankContext(device=CPU, images=inputs, **settings)
     everything = range(len(asked.reads.token_ids))
     return infer(network, asked.reads, everything, place, log=StepLog())
 
@@ -142,7 +142,7 @@ def test_a_gradient_reaches_a_tower_that_is_trained(folder: Path, freeze: bool, 
     if isinstance(network, ValueNetwork):
         nn.init.normal_(model.score.weight)
     inputs = seeing(network, asked)
-    place = Place(device=CPU, images=inputs)
+    place = RankContext(device=CPU, images=inputs)
     ((pack, _),) = micro_batches(asked.reads, range(4), place)
     output = network(pack)
     (output if isinstance(output, Tensor) else output.logprobs).sum().backward()
@@ -166,7 +166,7 @@ def test_names_and_weights_are_those_of_the_files(folder: Path) -> None:
     policy = load_policy(config, dtype=torch.float32, device=CPU)
     assert may_share_rows(PolicyNetwork(policy))
     published, file = (
-        weights_of(as_in_files(policy), dtype=None),
+        weights_of(file_weights(policy), dtype=None),
         load_file(folder / "model.safetensors"),
     )
     assert published.keys() == file.keys()
@@ -204,7 +204,7 @@ def test_a_sampled_image_token_changes_no_place(folder: Path) -> None:
     untouched = reads.sequence_of != 1
     torch.testing.assert_close(after[untouched], before[untouched], rtol=0, atol=1e-5)
     assert after.isfinite().all()
-    place = Place(device=CPU, images=inputs)
+    place = RankContext(device=CPU, images=inputs)
     ((pack, _),) = micro_batches(reads, range(4), place)
     scores = policy(pack._replace(targets=torch.full_like(pack.targets, token)))
     assert (scores.logprobs < NEVER / 2).all()
@@ -215,7 +215,7 @@ def test_a_sampled_image_token_changes_no_place(folder: Path) -> None:
 def test_shared_openings_are_as_unshared(folder: Path) -> None:
     asked = Asked(folder, answers=3)
     policy, inputs = policy_of(folder, asked)
-    shared = Place(device=CPU, images=inputs, shares_openings=True)
+    shared = RankContext(device=CPU, images=inputs, shares_openings=True)
     everything = range(len(asked.reads.token_ids))
     packs = [
         micro_batches(asked.reads, everything, place)[0].pack
@@ -239,7 +239,7 @@ def test_carried_keys_belong_to_their_images(folder: Path) -> None:
     asked = Asked(folder)
     policy, inputs = policy_of(folder, asked)
     expected = computed(policy, asked, inputs)
-    place = Place(device=CPU, images=inputs)
+    place = RankContext(device=CPU, images=inputs)
     carried, everything = PrefixCache(bound=1 << 30), range(4)
     ends = np.array([x.size for x in asked.reads.token_ids])
     early = asked.reads.position_of < (ends - 2)[asked.reads.sequence_of]

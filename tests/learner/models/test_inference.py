@@ -6,18 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.batching.token_reads import Reads
-from learner.device import Place
+from learner.batching.token_reads import TokenReads
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.forward import Pack
 from learner.models.inference import infer
 
-PLACE = Place(device=torch.device("cpu"), dtype=torch.float64)
+PLACE = RankContext(device=torch.device("cpu"), dtype=torch.float64)
 
 
-def three_sequences() -> Reads:
+def three_sequences() -> TokenReads:
     """Two reads in each of three sequences of three tokens; flat order is not that of sequences."""
-    return Reads(
+    return TokenReads(
         trajectories=[7, 8, 9],
         token_ids=[np.arange(3, dtype=np.int32) + 10 * s for s in range(3)],
         sequence_of=np.array([2, 0, 0, 1, 1, 2]),

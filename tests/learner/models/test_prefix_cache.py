@@ -17,11 +17,11 @@ from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import Shard
 from learner.algorithms.registry import build_algorithm
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
-from learner.models.prefix_cache import PrefixCache, Source
-from learner.updates.update import Outcome, Updater
+from learner.models.prefix_cache import CacheSource, PrefixCache
+from learner.updates.update import UpdateOutcome, Updater
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of, record, save_tiny_model, streamed
 from tests.metric_values import number
@@ -85,10 +85,10 @@ class Learner:
         config = LearnerConfig(
             policy=steps, value=steps, context=context, carried_gib=(bound + 1) * models / 2**30
         )
-        place = Place(device=CPU, dtype=torch.float64, budget=budget, shares_openings=shares)
+        place = RankContext(device=CPU, dtype=torch.float64, budget=budget, shares_openings=shares)
         self.updater = Updater(slots, self.policy, self.critic, config, place, reference=reference)
 
-    def run(self, shard: Shard, update: int = 1, lineage: int = 0) -> Outcome:
+    def run(self, shard: Shard, update: int = 1, lineage: int = 0) -> UpdateOutcome:
         sent = batch_of(shard, update=update, lineage=lineage)
         return self.updater.run(sent.batch, sent.shards[0])
 
@@ -96,7 +96,7 @@ class Learner:
         return self.updater.carried[name]
 
 
-def assert_same(found: Outcome, expected: Outcome) -> None:
+def assert_same(found: UpdateOutcome, expected: UpdateOutcome) -> None:
     """What is said of each token and of the update; the models' norms work in float32."""
     for a, b in zip(found.diagnostics, expected.diagnostics, strict=True):
         for name in ("learner_logprobs", "values", "advantages"):
@@ -323,7 +323,7 @@ def test_bfloat16_products_carry_bfloat16(model: ModelConfig) -> None:
         config = LearnerConfig.model_validate({"context": context})
         policy = PlainEngine(PolicyNetwork(load_policy(model, **kind), **products), lr=0.0)
         critic = PlainEngine(ValueNetwork(load_critic(model, **kind), **products), lr=0.0)
-        updater = Updater(slots, policy, critic, config, Place(device=CPU))
+        updater = Updater(slots, policy, critic, config, RankContext(device=CPU))
         columns = []
         for update, part in enumerate(one_by_one(shard), start=1):
             sent = batch_of(part, update=update)
@@ -353,12 +353,14 @@ def computed(
 ) -> None:
     """One update that computes tokens up to some end of some trajectories."""
     store.begin_update(update, ())
-    sources: list[Source] = []
+    sources: list[CacheSource] = []
     place = 0
     for trajectory, end in trajectories.items():
         ids = np.arange(end, dtype=np.int32)
         begin = store.usable(trajectory, ids, end - 1, opening=1)
-        sources.append(Source(trajectory, ids, begin, end, (slice(place, place + end - begin),)))
+        sources.append(
+            CacheSource(trajectory, ids, begin, end, (slice(place, place + end - begin),))
+        )
         place += end - begin
     past = store.past(sources, CPU)
     past.add_layer(0, *keys(sum(s.end - s.begin for s in sources), of))
@@ -401,7 +403,7 @@ def test_pieces_are_read_in_order_and_once() -> None:
     ids = np.arange(20, dtype=np.int32)
     assert store.usable(1, ids, 6, opening=1) == 6
     for again in (3.0, 4.0):
-        past = store.past([Source(1, ids, 6, 12, (slice(0, 6),))], CPU)
+        past = store.past([CacheSource(1, ids, 6, 12, (slice(0, 6),))], CPU)
         key, value = past.read(0)
         assert key[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2]
         assert torch.equal(value, -key)

@@ -10,7 +10,7 @@ from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.control import CheckpointRequest, Hello, Message, Welcome
 from headrace.protocol.transport.sockets import Link, Router
 from learner.process import inbox as inbox_module
-from learner.process.inbox import Inbox, Weights
+from learner.process.inbox import Inbox, WeightOrigin
 
 
 async def hellos(router: Router, count: int) -> list[tuple[str, Hello]]:
@@ -35,7 +35,9 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
     router = Router("127.0.0.1", 0, max_bytes=1 << 20)
     loop = asyncio.get_running_loop()
     link = Link.from_config(transport, router.address)
-    box = Inbox(link, transport, weights=lambda: Weights(7, 70, "step_7"), work=ProgressReporter())
+    box = Inbox(
+        link, transport, weights=lambda: WeightOrigin(7, 70, "step_7"), work=ProgressReporter()
+    )
 
     def listen() -> list[Message]:
         heard: list[Message] = []

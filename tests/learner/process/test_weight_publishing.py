@@ -14,14 +14,14 @@ from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
 from learner.process import weight_publishing
-from learner.process.weight_publishing import Publisher, weights_of
+from learner.process.weight_publishing import WeightPublisher, weights_of
 from tests.small_disk import small_disk
 
 
 def publisher(
     tmp_path: Path, *, num_bytes: int = 64, tell: Callable[[str], None] = print
-) -> Publisher:
-    return Publisher(
+) -> WeightPublisher:
+    return WeightPublisher(
         tmp_path.name,
         tmp_path,
         TransportConfig(),

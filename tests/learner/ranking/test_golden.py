@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ir_measures import RR, Qrel, ScoredDoc, calc_aggregate, nDCG
 
 from headrace.data.sessions import NO_CLICK
-from learner.ranking.encoding import END, MARKS, SessionEncoder, padded
+from learner.ranking.encoding import END, MARKS, SessionEncoder, pad_rows
 from learner.ranking.losses import contrastive, pointwise
 from learner.ranking.metrics import ndcg, rank_figures, reciprocal_rank
 from learner.ranking.sessions import (
@@ -170,7 +170,7 @@ def test_rows_are_no_longer_than_their_limit_and_keep_what_is_newest(
     asked = made.candidate(pairs[:-1], pairs[-1][0], pairs[-1][1])
     assert len(asked.ids) == len(asked.segments) <= longest
     assert sorted(asked.segments) == asked.segments
-    batch = padded([row, asked], pad=0)
+    batch = pad_rows([row, asked], pad=0)
     assert batch["attention_mask"].sum(1).tolist() == [len(row.ids), len(asked.ids)]
 
 

@@ -16,11 +16,11 @@ from headrace.protocol.token_spans import Float32
 from headrace.trajectory.logprob_statistics import START, before_each, state_after
 from learner.algorithms.least_squares import LeastSquaresHead
 from learner.algorithms.registry import build_algorithm
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.feature_network import FeatureEngine, FeatureNetwork
 from learner.models.forward import PolicyNetwork
 from learner.models.loading import load_critic, load_policy
-from learner.updates.update import Outcome, Updater
+from learner.updates.update import UpdateOutcome, Updater
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of, record, save_tiny_model, with_value_logprobs
 from tests.learner.test_golden import Meeting, ThreadPlace
@@ -62,7 +62,7 @@ class Learner:
     """A policy that steps and a critic that is fitted, both in float64."""
 
     def __init__(
-        self, model: ModelConfig, *, place: Place | None = None, most: int = 512,
+        self, model: ModelConfig, *, place: RankContext | None = None, most: int = 512,
         boundary: str = "copy", layers: int | None = None,
     ) -> None:  # fmt: skip
         frozen = load_critic(model, **DOUBLE, layers=layers)  # type: ignore[arg-type]
@@ -74,15 +74,15 @@ class Learner:
             PlainEngine(PolicyNetwork(load_policy(model, **DOUBLE))),  # type: ignore[arg-type]
             self.critic,
             LearnerConfig(),
-            place or Place(device=CPU, dtype=torch.float64, budget=4096),
+            place or RankContext(device=CPU, dtype=torch.float64, budget=4096),
         )
 
-    def run(self, shard: Shard, update: int = 1) -> Outcome:
+    def run(self, shard: Shard, update: int = 1) -> UpdateOutcome:
         sent = batch_of(shard, update=update)
         return self.updater.run(sent.batch, sent.shards[0])
 
 
-def values_of(outcome: Outcome) -> dict[int, list[float]]:
+def values_of(outcome: UpdateOutcome) -> dict[int, list[float]]:
     return {d.window_id: d.columns["values"].tolist() for d in outcome.diagnostics}
 
 
@@ -151,7 +151,7 @@ def test_neither_micro_batches_nor_ranks_change_it(model: ModelConfig, boundary:
     shards = [with_statistics(record(seed=s, trajectories=30)) for s in (1, 2)]
     wide, narrow = (
         Learner(model, most=12, boundary=boundary,
-                place=Place(device=CPU, dtype=torch.float64, budget=budget))
+                place=RankContext(device=CPU, dtype=torch.float64, budget=budget))
         for budget in (100_000, 60)
     )  # fmt: skip
     meeting = Meeting(2)

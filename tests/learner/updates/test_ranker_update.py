@@ -12,10 +12,10 @@ from torch import Tensor
 
 from headrace.config.sections.learner import RankerTraining
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, part_bytes
-from learner.device import Place
+from learner.device import RankContext
 from learner.ranking.model import SessionRanker, digest_of
 from learner.ranking.versions import publish
-from learner.updates.ranker_update import RankerPart, RankerUpdate, clicked_lists
+from learner.updates.ranker_update import RankerSetup, RankerUpdate, clicked_lists
 from tasks.procedural.base import prompt_row
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tasks.procedural.search_world import REWRITING
@@ -52,22 +52,22 @@ def shard_of(count: int, *, rows: bool = True, first: int = 0) -> Shard:
     return Shard(sequences=sequences, windows=windows, values=[])
 
 
-def fresh(**settings: Any) -> RankerPart:
+def fresh(**settings: Any) -> RankerSetup:
     torch.manual_seed(0)
     ranker = SessionRanker.load(START, CPU, longest=128)
     ranker.model.classifier.reset_parameters()
     config = RankerTraining.model_validate(settings)
-    return RankerPart(
+    return RankerSetup(
         ranker, PlainEngine(ranker.model, lr=3e-3), config, TOKENIZER.decode, reads_history=True
     )
 
 
-def weights(part: RankerPart) -> Tensor:
+def weights(part: RankerSetup) -> Tensor:
     return torch.cat([p.detach().flatten() for p in part.ranker.model.parameters()])
 
 
-def trained(part: RankerPart, shard: Shard, *, sound: bool = True) -> dict[str, float]:
-    update = RankerUpdate(part, Place(device=CPU), shard, update=3)
+def trained(part: RankerSetup, shard: Shard, *, sound: bool = True) -> dict[str, float]:
+    update = RankerUpdate(part, RankContext(device=CPU), shard, update=3)
     update.train(sound=sound)
     return update.figures()
 
@@ -116,7 +116,7 @@ def test_parts_of_a_batch_make_one_gradient() -> None:
     both_shards = [*shard.sequences, *others.sequences]
     whole = Shard(sequences=both_shards, windows=[*shard.windows, *moved], values=[])
 
-    class Two(Place):
+    class Two(RankContext):
         """One of two ranks; the other has as many candidates."""
 
         def total(self, x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def test_parts_of_a_batch_make_one_gradient() -> None:
         gradients.append(part.engine.gradients)  # type: ignore[attr-defined]
     part = fresh()
     part.ranker.model.dropout.p = 0.0
-    RankerUpdate(part, Place(device=CPU), whole, update=1).train(sound=True)
+    RankerUpdate(part, RankContext(device=CPU), whole, update=1).train(sound=True)
     for name, value in part.engine.gradients.items():  # type: ignore[attr-defined]
         both = gradients[0][name] + gradients[1][name]
         assert torch.allclose(value, both, atol=1e-6), name
@@ -152,6 +152,6 @@ def test_what_cannot_be_learnt_from_changes_nothing() -> None:
     assert torch.equal(before, weights(part))
     with torch.no_grad():
         next(part.ranker.model.parameters()).fill_(float("nan"))
-    update = RankerUpdate(part, Place(device=CPU), shard, update=1)
+    update = RankerUpdate(part, RankContext(device=CPU), shard, update=1)
     update.train(sound=True)
     assert (update.log.dropped, update.log.applied) == (1, 0), "the update is broken off"

@@ -26,12 +26,12 @@ from learner.algorithms.registry import Algorithm, build_algorithm
 from learner.batching.group_statistics import Groups
 from learner.batching.segments import Segments
 from learner.batching.token_reads import reads_of, sampled_windows
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.inference import infer
 from learner.models.loading import load_critic, load_policy
-from learner.updates.update import Outcome, Updater
+from learner.updates.update import UpdateOutcome, Updater
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import (
     Sent,
@@ -76,7 +76,7 @@ class Learner:
         minibatches: int = 1,
         context: Literal["full", "frozen"] = "full",
         lr: float = 1e-2,
-        place: Place | None = None,
+        place: RankContext | None = None,
     ) -> None:
         kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
         network = PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk)
@@ -87,7 +87,7 @@ class Learner:
         self.critic = PlainEngine(ValueNetwork(critic), lr=lr)
         settings = OptimizerConfig(minibatches=minibatches)
         config = LearnerConfig(policy=settings, value=settings, context=context)
-        place = place or Place(device=CPU, dtype=torch.float64, budget=budget)
+        place = place or RankContext(device=CPU, dtype=torch.float64, budget=budget)
         has_critic = algorithm.value is not None
         self.reference = None
         if algorithm.kl is not None:
@@ -100,7 +100,7 @@ class Learner:
             reference=self.reference,
         )  # fmt: skip
 
-    def run(self, sent: Sent) -> Outcome:
+    def run(self, sent: Sent) -> UpdateOutcome:
         return self.updater.run(sent.batch, sent.shards[0])
 
     def weights(self) -> Tensor:
@@ -504,7 +504,7 @@ def test_a_divergence_in_the_reward_is_paid_by_the_tokens_before_it(model: Model
     learner = Learner(model, penalised)
     outcome = learner.run(batch_of(shard))
     assert number(outcome.metrics["actor/reference_kl"]) > 0
-    place = Place(device=CPU, dtype=torch.float64)
+    place = RankContext(device=CPU, dtype=torch.float64)
     sampled = sampled_windows(shard.sequences, shard.windows)
     reads = reads_of(shard.sequences, shard.windows, sampled)
     assert learner.reference is not None

@@ -33,10 +33,10 @@ from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shar
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.token_spans import Reward
 from learner.algorithms.registry import build_algorithm
-from learner.device import Place
+from learner.device import RankContext
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
-from learner.updates.update import Outcome, Updater
+from learner.updates.update import UpdateOutcome, Updater
 from tests.learner import reference
 from tests.learner.algorithms.test_advantages import f64
 from tests.learner.plain_engine import PlainEngine
@@ -389,7 +389,7 @@ class Learner:
             build_algorithm(r.config, window=r.window, max_length=LONGEST, fire=r.fire),
             self.policy, self.critic,
             LearnerConfig(policy=settings, value=OptimizerConfig(minibatches=value_parts)),
-            Place(device=CPU, dtype=torch.float64, budget=100),
+            RankContext(device=CPU, dtype=torch.float64, budget=100),
             reference=self.reference if r.config.kl is not None else None,
         )  # fmt: skip
 
@@ -538,7 +538,7 @@ def header_and_shard(shard: Shard, epochs: int) -> tuple[Batch, Shard]:
 
 
 def by_position(
-    outcome: Outcome,
+    outcome: UpdateOutcome,
     shard: Shard,
     start: Sequence[list[float]],
     known: Sequence[list[float]],

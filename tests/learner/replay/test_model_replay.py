@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import RunFailedError, UserError
-from learner.replay import rerun
+from learner.replay import model_replay
 from tests.coordinator.world import make_config
 from tests.learner.recorded import batch_of, record
 
@@ -13,12 +13,12 @@ from tests.learner.recorded import batch_of, record
 def test_ranks_that_lack_a_gpu_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rerun, "_room_for_ranks", lambda config: 2)
+    monkeypatch.setattr(model_replay, "_room_for_ranks", lambda config: 2)
     model = {"path": str(tmp_path)}
     cut = make_config(model=model, learner={"ranks": 4, "zero_stage": 2})
-    assert "this machine has 2" in str(rerun.obstacle(cut, tmp_path, 1, None))
+    assert "this machine has 2" in str(model_replay.replay_obstacle(cut, tmp_path, 1, None))
     whole = make_config(model=model, learner={"ranks": 4, "precision": "float32"})
-    assert rerun.obstacle(whole, tmp_path, 1, None) is None
+    assert model_replay.replay_obstacle(whole, tmp_path, 1, None) is None
 
 
 @pytest.mark.slow
@@ -37,11 +37,13 @@ def test_a_rank_that_fails_ends_all_of_them(
     text: str,
 ) -> None:
     """The model's folder is empty; or the ranks do not find their configuration."""
-    monkeypatch.setattr(rerun, "RESOLVED", written)
+    monkeypatch.setattr(model_replay, "RESOLVED", written)
     learner = {"ranks": 2, "device": "cpu"}
     config = make_config(model={"path": str(tmp_path)}, learner=learner)
     sent = batch_of(record(seed=1, trajectories=3), update=1, version=0, ranks=2, value_epochs=1)
     beside = tmp_path / "beside"
     beside.mkdir()
     with pytest.raises(error, match=text):
-        rerun.rerun(config, tmp_path, sent.batch, [[shard] for shard in sent.shards], beside)
+        model_replay.replay_update(
+            config, tmp_path, sent.batch, [[shard] for shard in sent.shards], beside
+        )

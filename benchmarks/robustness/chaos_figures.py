@@ -1,7 +1,7 @@
-"""What became of a run that faults were done to.
+"""Figures of a chaos run: losses, doubled training, stale tokens, recovery times.
 
-In: its folder and course. Out: figures, from the audit (which shares no code with the coordinator),
-from the learner's own notes of what is in its weights, and from the journal.
+In: its folder and history. Out: figures, from the audit (which shares no code with the
+coordinator), from the learner's own log of updates in its weights, and from the journal.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.robustness.chaos_faults import KILLS, Kind
-from benchmarks.robustness.chaos_job import ENDED, Course, Done
+from benchmarks.robustness.chaos_job import ENDED, FaultEvent, JobHistory
 from headrace.protocol.records import record_types as r
 from headrace.run_files.run_folder import MEDIA
 from headrace.run_files.update_log import compare, read_applied
@@ -25,11 +25,12 @@ DOUBLED: Final = "trained_twice"
 NO_FAULT: Final = "none"
 
 
-def facts(run_dir: Path, course: Course) -> Figures:
-    """The figures of one run, as `benchmarks.robustness.chaos` explains them; also `refusals`, why
-    chunks were refused, in the coordinator's words, and `recovery_kill_s`, after kills alone. Of
-    `died`, tokens that their generator came back with count too; of `rolled_back`, those that wait
-    for an update do not."""
+def facts(run_dir: Path, history: JobHistory) -> Figures:
+    """Return the figures of one run, which `benchmarks.robustness.chaos` explains.
+
+    Also `refusals`, the coordinator's reasons for refused chunks, and `recovery_kill_s`, after
+    kills alone. `died` includes tokens that their generator came back with; `rolled_back` excludes
+    those that wait for an update."""
     report = audit_run(run_dir)
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)
@@ -62,21 +63,22 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "generated": report.counts["generated"],
         "trained": report.counts["trained_policy"],
         "dropped": report.counts["dropped"],
-        "aged": aged(records, course.done, applied),
+        "aged": stale_tokens(records, history.faults, applied),
         "updates": weights.updates,
         "rolled_back": rolled_back,
         "trained_again": again,
         "images": images,
         "images_astray": astray,
-        "recovery_s": recoveries(course.done, applied),
-        "recovery_kill_s": recoveries(course.done, applied, of=KILLS),
+        "recovery_s": recoveries(history.faults, applied),
+        "recovery_kill_s": recoveries(history.faults, applied, of=KILLS),
     }
 
 
 def stored_images(folder: Path, records: Iterable[r.Record]) -> tuple[int, int]:
-    """(images that the journal names, files of the folder that are astray: not under the SHA-256 of
-    their bytes, as parts of files are; or not named, but for those of one group, which was drawn
-    when the last coordinator was killed)."""
+    """Return the numbers of images that the journal names, and of stray files.
+
+    Stray: not under the SHA-256 of their bytes, like partial files; or not named, except those of
+    one group, which was drawn when the last coordinator was killed."""
     named, most = set[str](), 0
     for record in records:
         if isinstance(record, r.GroupIssued):
@@ -93,8 +95,9 @@ def stored_images(folder: Path, records: Iterable[r.Record]) -> tuple[int, int]:
 
 
 def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
-    """(tokens that rollbacks undid and that were trained again or dropped since, of them those that
-    are in the surviving weights)."""
+    """Return undone tokens that were trained again or dropped, and those in weights.
+
+    Undone by rollbacks; the weights are the surviving ones."""
     sizes: dict[int, int] = {}
     trained: set[int] = set()
     undone: set[int] = set()
@@ -114,12 +117,13 @@ def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
     return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
 
 
-def aged(
-    records: Iterable[r.Record], done: Sequence[Done], updates: Sequence[float]
+def stale_tokens(
+    records: Iterable[r.Record], done: Sequence[FaultEvent], updates: Sequence[float]
 ) -> dict[str, list[int]]:
-    """By kind of fault, [tokens left out for their age, tokens taken] of the batches from each
-    fault to the second update after its end, whose windows waited for it; `NO_FAULT`: of the
-    others. A batch that several faults could have held up counts for the last of them."""
+    """Return [tokens left out for age, tokens taken] of batches, by kind of fault.
+
+    Of the batches from each fault to the second update after its end, whose windows waited for it;
+    `NO_FAULT`: of the others. A batch that several faults may have delayed counts for the last."""
     ordered = sorted(updates)
     covers = []
     for one in done:
@@ -147,11 +151,12 @@ def aged(
 
 
 def recoveries(
-    done: Sequence[Done], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
+    done: Sequence[FaultEvent], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
 ) -> dict[str, list[float]]:
-    """By whom it was done to, the seconds from each fault (from its end, where it lasted) to the
-    next update that is in the weights; faults that another one followed before are left out. `of`:
-    these kinds only."""
+    """Return the seconds from each fault to the next update in the weights, by role.
+
+    From its end, where it lasted; faults that another one followed before are left out, and all
+    but the kinds `of`."""
     found: dict[str, list[float]] = defaultdict(list)
     ordered = sorted(updates)
     begins = [one.began for one in done[1:]] + [float("inf")]
@@ -163,20 +168,20 @@ def recoveries(
     return dict(found)
 
 
-def alone(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of runs beside which the benchmark made no other."""
+def single_job_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of runs without parallel jobs."""
     return [row for row in rows if row.get("jobs", 1) == 1]
 
 
 def ended_badly(row: Mapping[str, Any]) -> bool:
-    """Whether the run's last exit code is neither 0 nor a Ctrl-C's."""
+    """Return whether the run's last exit code is neither 0 nor a Ctrl-C's."""
     return row["exit_code"] not in ENDED
 
 
-def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
-    """The figures of all runs together. `recovery_s` is of those that had the machine alone."""
+def total_figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
+    """Return figures of all runs together; `recovery_s`: without parallel jobs."""
     recovery: dict[str, list[float]] = defaultdict(list)
-    for row in alone(rows):
+    for row in single_job_rows(rows):
         for role, seconds in row["recovery_s"].items():
             recovery[role] += seconds
 

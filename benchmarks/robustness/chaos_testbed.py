@@ -1,13 +1,13 @@
-"""Where runs live that are hurt: a small disk and a network of their own.
+"""Test bed of chaos runs: a small disk and a network of their own.
 
-In: root's rights. Out: `Network`, the run's host and others, whose wires can be cut and slowed;
-`Place`, with the folder for runs, how to start a job in it, and the faults of disk and network.
-Promise: nothing outside is touched, and all is gone with the block. Where rights or tools are
-missing, `missing` says which faults cannot be made, and why.
+In: root's rights. Out: `NamespaceNetwork`, the run's host and others, whose wires can be cut and
+slowed; `Testbed`, with the folder for runs, the command of a job, and the faults of disk and
+network. Promise: nothing outside is touched, and all is removed with the block. Where rights or
+tools are missing, `missing` says which faults are impossible, and why.
 
 The disk is a file system in a file (ext4 on a loop device): it is filled to the last byte, or
-frozen again and again. A host is a network namespace: its link is taken down, or gets a token
-bucket, or the kernel ends connections in it with RST.
+frozen repeatedly. A host is a network namespace: its link is taken down, or gets a token bucket, or
+the kernel ends connections in it with RST.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from benchmarks.robustness.chaos_faults import Kind
 
 DISK_MIB = 1024
 SLOW_RATE = "2mbit"
-"""Of the slowed network: some hundred thousand bytes a second."""
+"""Rate of the slowed network: some hundred thousand bytes per second."""
 _THAW_S, _FROZEN_S = 0.2, 0.6
 _RESET_EVERY_S = 0.3
-_TRIED = """
+_RESET_CHECK = """
 import socket, subprocess
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname())
@@ -39,12 +39,13 @@ subprocess.run(["ss", "--kill", f"sport = :{client.getsockname()[1]}"], check=Tr
 client.settimeout(1.0)
 client.recv(1)
 """
-"""Says by an error what became of a connection that was to be ended."""
+"""Program whose error shows whether the kernel ended a connection."""
 
 
-class Network:
-    """The run's host (0) and others, joined by a bridge in the run's own namespace. Addresses are
-    10.77.0.1 and up; nothing of it is seen from outside."""
+class NamespaceNetwork:
+    """Network namespaces of the run's host (0) and others, joined by a bridge in (0).
+
+    Addresses are 10.77.0.1 and up; nothing of it is visible from outside."""
 
     def __init__(self, hosts: int = 0) -> None:
         tag = f"hr{os.getpid()}"
@@ -76,19 +77,19 @@ class Network:
         _run("ip", "-n", name, "link", "set", device, "up")
 
     def address(self, host: int) -> str:
-        """A host's address."""
+        """Return a host's address."""
         return f"10.77.0.{host + 1}"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """The command that runs on a host."""
+        """Return the command that runs on a host."""
         return ["ip", "netns", "exec", self.names[host], *argv]
 
     def run(self, host: int, *argv: str) -> str:
-        """What a command says on a host."""
+        """Run a command on a host; return its output."""
         return _run(*self.command(host, argv))
 
     def cut(self, host: int, seconds: float) -> None:
-        """Nothing reaches the host, and nothing leaves it, for so long."""
+        """Cut the host's link in both directions for some seconds."""
         link = ("ip", "-n", self.names[0], "link", "set", f"wire{host}" if host else "lo")
         _run(*link, "down")
         try:
@@ -97,7 +98,7 @@ class Network:
             _run(*link, "up")
 
     def slow(self, host: int, seconds: float) -> None:
-        """What leaves the host waits for a token bucket for so long."""
+        """Slow the host's outgoing traffic by a token bucket for some seconds."""
         device = ("dev", "eth0" if host else "lo", "root")
         bucket = ("tbf", "rate", SLOW_RATE, "burst", "32kb", "latency", "500ms")
         self.run(host, "tc", "qdisc", "add", *device, *bucket)
@@ -107,8 +108,9 @@ class Network:
             self.run(host, "tc", "qdisc", "del", *device)
 
     def reset(self, pid: int, port: int, seconds: float) -> None:
-        """Again and again for so long, all connections of process `pid` of the run's host with
-        owners or users of this port end with RST; what lay in their buffers is gone."""
+        """Repeatedly end the port's connections of process `pid` of host 0 with RST.
+
+        For some seconds; their buffers are lost."""
         end = time.monotonic() + seconds
         while True:
             if ours := self._connections(pid, port):
@@ -120,30 +122,30 @@ class Network:
             time.sleep(_RESET_EVERY_S)
 
     def _connections(self, pid: int, port: int) -> set[int]:
-        """Local ports of a process's connections from or to a port."""
+        """Return local ports of a process's connections from or to a port."""
         which = f"( sport = :{port} or dport = :{port} )"
-        told = self.run(0, "ss", "-tnpH", "state", "established", which)
-        # Bytes that wait on both sides, this end, the other end, who has it.
-        rows = (line.split() for line in told.splitlines() if f"pid={pid}," in line)
+        output = self.run(0, "ss", "-tnpH", "state", "established", which)
+        # Bytes that wait on both sides, this end, the other end, the process.
+        rows = (line.split() for line in output.splitlines() if f"pid={pid}," in line)
         return {int(row[2].rsplit(":", 1)[1]) for row in rows}
 
     def resets(self) -> bool:
-        """Whether the kernel ends connections when it is asked to."""
+        """Return whether the kernel supports ending connections."""
         try:
-            self.run(0, sys.executable, "-c", _TRIED)
+            self.run(0, sys.executable, "-c", _RESET_CHECK)
         except subprocess.CalledProcessError as error:
-            said = str(error.stderr)
-            return "ConnectionAbortedError" in said or "ConnectionResetError" in said
+            text = str(error.stderr)
+            return "ConnectionAbortedError" in text or "ConnectionResetError" in text
         return False
 
     def close(self) -> None:
-        """The hosts are gone, their wires with them."""
+        """Delete the hosts and their wires."""
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-class Database:
-    """A PostgreSQL server on a Unix socket in a new folder, which other networks reach too."""
+class PostgresServer:
+    """A PostgreSQL server on a Unix socket, which other networks reach, too."""
 
     def __init__(self, folder: Path) -> None:
         found = shutil.which("initdb") or max(
@@ -166,7 +168,7 @@ class Database:
         self._call("-l", f"{self._folder}/log", "-o", f"-k {self._folder} -h '' -F", "start")
 
     def close(self) -> None:
-        """It is gone, at once."""
+        """Stop the server at once."""
         self._call("-m", "immediate", "stop")
 
     def _call(self, *arguments: str) -> None:
@@ -174,13 +176,13 @@ class Database:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def away(self, seconds: float) -> None:
-        """It is killed, and there again after so long."""
+        """Kill the server, and start it again after some seconds."""
         self.close()
         time.sleep(seconds)
         self._start()
 
     def freeze(self, seconds: float) -> None:
-        """All its processes stand still for so long."""
+        """Stop all its processes for some seconds."""
         server = psutil.Process(int((self._folder / "data/postmaster.pid").read_text().split()[0]))
         server.suspend()  # it starts no others, and those that end stay zombies
         processes = [*server.children(recursive=True), server]
@@ -194,20 +196,20 @@ class Database:
 
 
 @dataclass
-class Place:
-    """See the module's docstring. `root`: the folder for runs."""
+class Testbed:
+    """Test bed of one job after the other. `root`: the folder for runs."""
 
     root: Path
-    network: Network | None
+    network: NamespaceNetwork | None
     missing: dict[Kind, str] = field(default_factory=dict)
-    database: Database | None = None
+    database: PostgresServer | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command that starts a job here."""
+        """Return the command that starts a job here."""
         return self.network.command(0, argv) if self.network else list(argv)
 
     def disk_full(self, seconds: float) -> None:
-        """No byte is free for so long."""
+        """Fill the disk to the last byte for some seconds."""
         filler = self.root.parent / "filler"
         for size in (1 << 20, 1):
             with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
@@ -219,7 +221,7 @@ class Place:
             filler.unlink()
 
     def slow_disk(self, seconds: float) -> None:
-        """Writers wait most of the time."""
+        """Freeze the disk most of the time, for some seconds."""
         mount, end = str(self.root.parent), time.monotonic() + seconds
         while time.monotonic() < end:
             _run("fsfreeze", "--freeze", mount)
@@ -231,8 +233,8 @@ class Place:
 
 
 @contextlib.contextmanager
-def open_place() -> Iterator[Place]:
-    """A place for one job after the other; what cannot be had is in `missing`."""
+def open_testbed() -> Iterator[Testbed]:
+    """Create a test bed; `missing` has the faults that cannot be applied here."""
     base = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
     missing: dict[Kind, str] = {}
     with contextlib.ExitStack() as stack:
@@ -243,7 +245,7 @@ def open_place() -> Iterator[Place]:
         if problem := network_problem():
             missing |= {"cut_network": problem, "slow_network": problem, "reset": problem}
         else:
-            network = stack.enter_context(contextlib.closing(Network()))
+            network = stack.enter_context(contextlib.closing(NamespaceNetwork()))
             if shutil.which("tc") is None:
                 missing["slow_network"] = "there is no tc"
             if shutil.which("ss") is None:
@@ -252,26 +254,24 @@ def open_place() -> Iterator[Place]:
                 missing["reset"] = "the kernel does not end connections for `ss --kill`"
         database = None
         try:
-            database = stack.enter_context(contextlib.closing(Database(base / "sql")))
+            database = stack.enter_context(contextlib.closing(PostgresServer(base / "sql")))
         except (OSError, subprocess.CalledProcessError) as error:
             missing |= {"freeze_sql": str(error), "lose_sql": str(error)}
         root = base / "disk" / "runs"
         root.mkdir(parents=True)
-        yield Place(root, network, missing, database)
+        yield Testbed(root, network, missing, database)
 
 
 def network_problem() -> str:
-    """Why there can be no network of one's own here, or an empty text."""
+    """Say why no network namespace can be created here, or return an empty text."""
     if os.geteuid() != 0:
         return "only root may make a network"
     name = f"hr{os.getpid()}-try"
-    if problem := _problem("ip", "netns", "add", name):
-        return problem
-    return _problem("ip", "netns", "del", name)
+    return _problem("ip", "netns", "add", name) or _problem("ip", "netns", "del", name)
 
 
 def _disk(base: Path, stack: contextlib.ExitStack) -> str:
-    """Mount a small file system at base/disk; why it cannot be, or an empty text."""
+    """Mount a small file system at base/disk; return why that fails, or an empty text."""
     if os.geteuid() != 0:
         return "only root may mount a disk"
     image, mount = base / "image", base / "disk"
@@ -286,7 +286,7 @@ def _disk(base: Path, stack: contextlib.ExitStack) -> str:
 
 
 def _problem(*argv: str) -> str:
-    """Why a command cannot be done here, in a line, or an empty text."""
+    """Run a command; return a line that says why it fails, or an empty text."""
     if shutil.which(argv[0]) is None:
         return f"there is no {argv[0]}"
     done = subprocess.run(argv, capture_output=True, text=True)

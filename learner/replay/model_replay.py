@@ -1,9 +1,8 @@
-"""An update, computed again with its models: forward passes, losses, gradients, optimizer steps.
+"""Replay of an update with its models, from forward passes to optimizer steps.
 
 In: a run's configuration, the batch as its ranks got it, the checkpoint from before the update.
-Out: what the learner reports of it and the weights afterwards. Promises: the trainer of the run
-does it, on as many ranks as then, each a process of its own, beside the run's folder: nothing in
-the run changes.
+Out: the learner's report and the weights afterwards. Promises: the run's trainer does it, on as
+many ranks as then, each a process of its own, beside the run's folder: nothing in the run changes.
 """
 
 import logging
@@ -30,28 +29,26 @@ from headrace.protocol.transport.codec import message_codec
 from headrace.run_files.run_folder import MEDIA, read_manifest
 from learner.process.checkpoint import CRITIC, POLICY, mismatch
 
-Weights = Mapping[str, Mapping[str, Tensor]]
+ModelWeights = Mapping[str, Mapping[str, Tensor]]
 """By model, by the tensor's name."""
-Share = Sequence[Shard]
-"""What a rank gets, in parts."""
+RankShare = Sequence[Shard]
+"""A rank's share of a batch, in parts."""
 RESOLVED, REPORT, WEIGHTS = "resolved.json", "report", "weights"
-"""What is in the folder in which ranks compute: the configuration, each rank's report, and from
-rank 0 the models' weights."""
+"""Files of a replay: configuration, each rank's report, weights (by rank 0)."""
 _UNBOUNDED = 1 << 40
 """Bytes: a file that a process of ours wrote has no limit."""
 
 
-class Recomputation(NamedTuple):
-    """An update computed again: its report, the weights behind it, and the kind of device."""
+class ReplayedUpdate(NamedTuple):
+    """A replayed update: its report, the weights behind it, and the kind of device."""
 
     done: UpdateDone
-    weights: Weights
+    weights: ModelWeights
     device: str
 
 
-def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -> str | None:
-    """Why an update cannot be computed again with its models; None where it can. `after`: the batch
-    that was the last one in the weights."""
+def replay_obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -> str | None:
+    """Say why an update cannot be replayed, or None; `after`: the batch before it."""
     ranks, room = config.learner.ranks, _room_for_ranks(config)
     if config.learner.zero_stage and ranks > room:
         return (
@@ -78,8 +75,7 @@ def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -
 
 
 def _starting_models(config: RunConfig, update: int) -> list[str]:
-    """What is read besides a checkpoint: for update 1 instead of one, as the base of adapters, and
-    as a reference."""
+    """Return the models read besides a checkpoint: starting models, a base, a reference."""
     path, critic = config.model.path, config.model.critic_path
     kl, found = config.algorithm.kl, []
     if update == 1 or config.learner.lora is not None:
@@ -88,12 +84,12 @@ def _starting_models(config: RunConfig, update: int) -> list[str]:
 
 
 def checkpoint_before(run_dir: Path, update: int) -> Path:
-    """Where the weights of an update's start are, if anybody kept them."""
+    """Return the path of an update's starting weights, whether or not they were kept."""
     return run_dir / "checkpoints" / f"step_{update - 1}"
 
 
-def weights_after(run_dir: Path, update: int, batch_id: int | None) -> Weights:
-    """The weights behind an update; empty where no checkpoint has them."""
+def weights_after(run_dir: Path, update: int, batch_id: int | None) -> ModelWeights:
+    """Read the weights behind an update; empty where no checkpoint has them."""
     path = run_dir / "checkpoints" / f"step_{update}"
     if not path.is_dir() or mismatch(path) or read_manifest(path).get("batch_id") != batch_id:
         return {}
@@ -104,14 +100,13 @@ def weights_after(run_dir: Path, update: int, batch_id: int | None) -> Weights:
     return found
 
 
-def rerun(
-    config: RunConfig, run_dir: Path, batch: Batch, shares: Sequence[Share], beside: Path
-) -> Recomputation:
-    """Compute an update again that has no `obstacle`, in the empty folder `beside`.
+def replay_update(
+    config: RunConfig, run_dir: Path, batch: Batch, shares: Sequence[RankShare], beside: Path
+) -> ReplayedUpdate:
+    """Replay an update that has no `replay_obstacle`, in the empty folder `beside`.
 
     `shares` are those of all ranks. Where the machine has too few GPUs for them, one rank computes
-    everything. UserError where a model cannot be had, RunFailedError where a rank fails.
-    """
+    everything. UserError where a model cannot be loaded, RunFailedError where a rank fails."""
     if len(shares) > _room_for_ranks(config):
         shares = [[shard for share in shares for shard in share]]
     (beside / "checkpoints").mkdir()
@@ -136,7 +131,7 @@ def rerun(
     diagnostics = [row for report in (first, *others) for row in report.diagnostics]
     weights = {path.stem: load_file(path) for path in (beside / WEIGHTS).iterdir()}
     done = replace(first, diagnostics=diagnostics)
-    return Recomputation(done, weights, "cuda" if _on_gpus(config) else "cpu")
+    return ReplayedUpdate(done, weights, "cuda" if _on_gpus(config) else "cpu")
 
 
 def _on_gpus(config: RunConfig) -> bool:
@@ -144,12 +139,12 @@ def _on_gpus(config: RunConfig) -> bool:
 
 
 def _room_for_ranks(config: RunConfig) -> int:
-    """How many ranks this machine can have: two of them cannot share a GPU, and all share cores."""
+    """Return the machine's maximum number of ranks: one per GPU, any number on a CPU."""
     return torch.cuda.device_count() if _on_gpus(config) else sys.maxsize
 
 
-def _run_ranks(config: RunConfig, folder: Path, batch: Batch, shares: Sequence[Share]) -> None:
-    """Run all ranks to their end, or none any longer once one has failed."""
+def _run_ranks(config: RunConfig, folder: Path, batch: Batch, shares: Sequence[RankShare]) -> None:
+    """Run all ranks to their end, or end them once one has failed."""
     logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)
     arguments = (folder, free_port(), batch, shares)
     # A process that asked CUDA cannot fork one that uses it; elsewhere what all ranks import is
@@ -169,12 +164,12 @@ def _run_ranks(config: RunConfig, folder: Path, batch: Batch, shares: Sequence[S
         ) from error
 
 
-def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[Share]) -> None:
-    """The update on one rank, in a process of its own; it writes down what came of it."""
+def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[RankShare]) -> None:
+    """Run the update on one rank, in a process of its own; write report and weights."""
     with (folder / f"rank-{rank}.log").open("wb") as log:
         os.dup2(log.fileno(), 1)  # What libraries print is not the answer.
         os.dup2(log.fileno(), 2)
-    from learner.batching.shards import merged
+    from learner.batching.shards import merge_shards
     from learner.device import choose_device
     from learner.models.deepspeed_engine import join_ranks
     from learner.process.trainer import Trainer
@@ -189,7 +184,7 @@ def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[
     join_ranks(rank=rank, world_size=len(shares), port=port, device=device)
     try:
         trainer = Trainer(config, folder, rank=rank, device=device)
-        done = trainer.train(batch, merged(shares[rank]), None)
+        done = trainer.train(batch, merge_shards(shares[rank]), None)
         frames = message_codec(max_bytes=_UNBOUNDED).encode(done)
         (folder / f"{REPORT}-{rank}").write_bytes(msgspec.msgpack.encode(frames))
         weights = trainer.models.whole_weights()

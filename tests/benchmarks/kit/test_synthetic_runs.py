@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.made_runs import Shape, make_run
+from benchmarks.kit.synthetic_runs import RunShape, make_run
 from storage.audit import audit_run
 
 SHAPES = {
-    "dashboard": Shape(512, metric_rows=4_000, batch=64, group=8, figures=1.0, mishaps=True),
-    "export": Shape(512, (160, 160), window=128, chunk=64, masked=4, figures=1.0),
-    "restart": Shape(512, (1, 64), figures=1.0, late=True),
+    "dashboard": RunShape(512, metric_rows=4_000, batch=64, group=8, figures=1.0, mishaps=True),
+    "export": RunShape(512, (160, 160), window=128, chunk=64, masked=4, figures=1.0),
+    "restart": RunShape(512, (1, 64), figures=1.0, late=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""A made server: a real coordinator's process, scripted peers around it, and what it uses.
+"""A real coordinator's process on one core, its scripted peers, and its usage.
 
 In: a run folder and its configuration. Out: the coordinator on a core of its own, peers that join
 it from this process, seconds of the processor and the clock. Promises: a peer that fails ends the
@@ -23,13 +23,14 @@ from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.sockets import Link
 from tests.coordinator.peers import CoordinatorProcess, ScriptedPeer
 
-FILES = 16
-"""Descriptors of a peer, and some."""
+FILES_PER_PEER = 16
+"""File descriptors per peer, with some to spare."""
 
 
-class Used(NamedTuple):
-    """Seconds on the clock; of the processor, by the coordinator's event loop, its recorder and its
-    sockets, and by this process, which has the peers."""
+class CoordinatorUsage(NamedTuple):
+    """Wall-clock seconds, and CPU seconds of the coordinator's threads and the peers.
+
+    By its event loop, its recorder and its sockets; the peers are in this process."""
 
     wall_s: float
     loop_s: float
@@ -42,13 +43,13 @@ class Used(NamedTuple):
         """Processor seconds of the coordinator."""
         return self.loop_s + self.recorder_s + self.sockets_s
 
-    def since(self, before: Self) -> "Used":
-        """What was used since then."""
-        return Used(*(now - then for now, then in zip(self, before, strict=True)))
+    def since(self, before: Self) -> "CoordinatorUsage":
+        """Return the usage since then."""
+        return CoordinatorUsage(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-class Server(CoordinatorProcess):
-    """A coordinator's process; `core`: the one that it runs on alone."""
+class PinnedCoordinator(CoordinatorProcess):
+    """A coordinator's process; `core`: its own core."""
 
     def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
         super().__init__(run_dir, config)
@@ -65,13 +66,13 @@ class Server(CoordinatorProcess):
         return psutil.Process(self.process.pid)
 
     def peak_mb(self) -> float:
-        """The most memory that was resident, in millions of bytes."""
+        """Return the peak of resident memory, in millions of bytes."""
         status = Path(f"/proc/{self.seen.pid}/status").read_text().splitlines()
         peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
         return int(peak) * 1024 / 1e6
 
-    def used(self) -> Used:
-        """So far; the rest of the coordinator's threads is the recorder."""
+    def used(self) -> CoordinatorUsage:
+        """Return the usage so far; all other threads of the coordinator are the recorder."""
         loop = sockets = whole = 0.0
         process = self.seen
         for thread in process.threads():
@@ -84,11 +85,11 @@ class Server(CoordinatorProcess):
                 sockets += seconds
         own = os.times()
         recorder = whole - loop - sockets
-        return Used(time.perf_counter(), loop, recorder, sockets, own.user + own.system)
+        return CoordinatorUsage(time.perf_counter(), loop, recorder, sockets, own.user + own.system)
 
     @contextlib.asynccontextmanager
     async def joined(self, peers: Sequence[ScriptedPeer]) -> AsyncIterator[None]:
-        """All peers, as long as the body runs; one that fails ends it."""
+        """Run all peers as long as the body; a peer that fails ends it."""
         body = asyncio.current_task()
         assert body is not None
 
@@ -110,7 +111,7 @@ class Server(CoordinatorProcess):
                 peer.dealer.close()
 
     async def _live(self, peers: Sequence[ScriptedPeer]) -> None:
-        """Signs of life of everybody; what peers remember is let go."""
+        """Send all peers' heartbeats, and clear their received messages."""
         while True:
             for peer in peers:
                 await peer.dealer.send(Heartbeat())
@@ -120,7 +121,7 @@ class Server(CoordinatorProcess):
 
 @contextlib.contextmanager
 def sockets_for(address: str, peers: int) -> Iterator[dict[str, Any]]:
-    """What the peers share: one context of their sockets."""
+    """Open the peers' shared settings: address, and one context of their sockets."""
     context = zmq.asyncio.Context()
     context.max_sockets = peers + 16
     try:
@@ -131,7 +132,7 @@ def sockets_for(address: str, peers: int) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Processes begun inside run on this core alone; None: where they may."""
+    """Restrict processes started inside to this core; None: do not."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before if core is None else {core})
     try:
@@ -141,7 +142,7 @@ def on_core(core: int | None) -> Iterator[None]:
 
 
 def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
-    """The coordinator's core and that of the peers; the user's mistake where there is only one."""
+    """Return the coordinator's and the peers' core; a usage error with only one."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("coordinator and peers need a core each")
@@ -151,7 +152,7 @@ def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
 def allow_files(peers: int) -> None:
     """Raise this process's file limit for this many peers, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = peers * FILES + 256
+    wanted = peers * FILES_PER_PEER + 256
     if soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -1,10 +1,10 @@
-"""Runs that nobody trains: a script plays their processes, or writes what they would have written.
+"""Synthetic runs without training: for scripted peers, or as run folders.
 
-In: a configuration's own keys (`stream`); for a run folder, a `Shape`. Out: a configuration, of
+In: a configuration's own keys (`stream`); for a run folder, a `RunShape`. Out: a configuration, of
 whose model nothing but the tokenizer is ever read; a run folder with journal, token diagnostics and
 SQL, written by the real store. Promises: the records go through the coordinator's own state and
-rules, so that windows, batches and ledger are what they would be; a run that was begun goes on
-where it stopped, and one that is whole is not made again.
+rules, so that windows, batches and ledger are realistic; a partial run goes on where it stopped,
+and a complete one is reused.
 """
 
 import json
@@ -39,14 +39,14 @@ from storage import queries
 from storage.run_store import RunStore
 
 MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
-STARTED = 1_767_268_800.0
-SECONDS = 20.0
-"""Of an update."""
-RECORDS = 8_000
+STARTED_AT = 1_767_268_800.0
+UPDATE_SECONDS = 20.0
+"""Duration of an update."""
+RECORDS_PER_APPEND = 8_000
 """Approximate number of records per append."""
 CHECKPOINT_EVERY = 20
 EVALUATIONS = 10
-"""While a run goes on."""
+"""Number of evaluations during a run."""
 TOKENS = (3, 18)
 """Ids of the demonstration's tokens."""
 GENERATORS = tuple(f"generator-{number}" for number in range(4))
@@ -55,8 +55,9 @@ _GAUGES = ("schedule/", "idle/", "ledger/")
 
 
 def stream(**own: Any) -> RunConfig:
-    """A stream of windows with a critic, on the demonstration's task and model; `own`: keys and
-    tables of a recipe that stand over its own."""
+    """Configure streaming with a critic, on the demonstration's task and model.
+
+    `own`: keys and tables of a recipe that override these."""
     table: dict[str, Any] = {
         "model": {"path": str(MODEL)},
         "task": {"kind": "chain_sums"},
@@ -68,13 +69,14 @@ def stream(**own: Any) -> RunConfig:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a made run shall have: `trajectories` in updates of `batch`, rounded up, in groups of
-    `group`; answers within the token limits `lengths`, in chunks of `chunk` and windows of
-    `window`, of which the last `masked` are not trained where the answer goes on. `figures`: the
-    share of the updates, the newest, of whose tokens the learner's figures are kept. `mishaps`:
-    some answers fail, some scores are lost, some windows are dropped. `late`: the first answer of
-    each group ends only in the next update."""
+class RunShape:
+    """Size and contents of a synthetic run.
+
+    `trajectories` in updates of `batch`, rounded up, in groups of `group`; answers within the token
+    limits `lengths`, in chunks of `chunk` and windows of `window`, of which the last `masked` are
+    not trained where the answer goes on. `figures`: the share of the updates, the newest, that have
+    token diagnostics. `mishaps`: some answers fail, some scores are lost, some windows are dropped.
+    `late`: the first answer of each group ends only in the next update."""
 
     trajectories: int
     lengths: tuple[int, int] = (4, 128)
@@ -90,17 +92,17 @@ class Shape:
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run."""
+        """Number of updates of the whole run."""
         return -(-self.trajectories // self.batch)
 
     @property
     def samples(self) -> int:
-        """Samples of the gauges in each update."""
+        """Number of samples of the gauges in each update."""
         of_updates = self.updates * len(update_names())
         return max(1, round((self.metric_rows - of_updates) / self.updates / len(gauge_names())))
 
     def config(self) -> RunConfig:
-        """The configuration of such a run, in which nobody gives up."""
+        """Return the configuration of such a run, without short time-outs."""
         most = self.lengths[1] * (1 + self.late)
         return stream(
             name="made",
@@ -117,23 +119,23 @@ class Shape:
 
 
 def update_names() -> list[str]:
-    """Metrics that each update has."""
+    """Return the metrics that each update has."""
     plain = [name for name, info in METRICS.items() if not info.bins and "NAME" not in name]
     sources = [name for name in METRICS if name.startswith("rewards/NAME/")]
     return [*plain, *(name.replace("NAME", "default") for name in sources)]
 
 
 def gauge_names() -> list[str]:
-    """Metrics that each sample between updates has."""
+    """Return the metrics that each sample between updates has."""
     gauges = [n for n, info in METRICS.items() if n.startswith(_GAUGES) and not info.bins]
     of_processes = [f"{kind}/{name}" for kind in ("heartbeat", "memory") for name in PROCESSES]
     return [*gauges, *of_processes, "rewards/default/queue", "rewards/default/in_flight"]
 
 
-class MadeRun:
-    """A run folder whose run is made, its store and its state. Close the store when done."""
+class SyntheticRun:
+    """A synthetic run's folder, store and state. Close the store when done."""
 
-    def __init__(self, run_dir: Path, shape: Shape) -> None:
+    def __init__(self, run_dir: Path, shape: RunShape) -> None:
         self.shape = shape
         if (run_dir / "journal").exists():
             self.store = RunStore.open(run_dir)
@@ -149,27 +151,26 @@ class MadeRun:
         self._rng = np.random.default_rng(0)
 
     def grow(self, updates: int) -> None:
-        """Go on until this many updates are written."""
-        said = time.monotonic()
+        """Write updates until there are this many."""
+        printed_at = time.monotonic()
         records: list[r.Record] = []
         for number in range(self.state.committed + 1, updates + 1):
             records += self.update(number)
-            if len(records) >= RECORDS or number == updates:
+            if len(records) >= RECORDS_PER_APPEND or number == updates:
                 self.store.append(records)
                 records = []
                 if self.store.wants_snapshot and (found := self._snapshot()):
                     records.append(found)
-            if time.monotonic() - said > 10.0:
+            if time.monotonic() - printed_at > 10.0:
                 print(f"update {number:,} of {updates:,} is made")
-                said = time.monotonic()
+                printed_at = time.monotonic()
         self.store.append(records)
 
     def update(self, number: int) -> list[r.Record]:
-        """All that happens in an update, its own commit among the last records. Updates must be
-        asked for in order."""
+        """Return the records of an update, its commit among the last. Call this in order."""
         shape, self._records = self.shape, []
         self._rng = np.random.default_rng(number)
-        began = STARTED + 60.0 + SECONDS * (number - 1)
+        began = STARTED_AT + 60.0 + UPDATE_SECONDS * (number - 1)
         if number == 1:
             self._beginning()
         ended = [t for t in self.state.account.active.values() if not t.ended]
@@ -181,12 +182,12 @@ class MadeRun:
         for trajectory in ended:
             self._answered(trajectory, began + 1.0)
         for record in self._settlement.next_records([*late, *ended]):
-            self._note(replace(record, at=began + SECONDS / 2))
+            self._note(replace(record, at=began + UPDATE_SECONDS / 2))
         self._trained(number, began)
         return self._records
 
     def sample(self, at: float) -> r.MetricsSampled:
-        """Gauges between updates."""
+        """Return a sample of the gauges between updates."""
         figures = self._figures(gauge_names())
         for name in PROCESSES:
             figures[f"memory/{name}"] = 4e8 + 1e8 * float(self._rng.random())
@@ -205,16 +206,16 @@ class MadeRun:
         self._records.append(record)
 
     def _beginning(self) -> None:
-        self._note(r.RunPhase(at=STARTED, phase="starting"))
+        self._note(r.RunPhase(at=STARTED_AT, phase="starting"))
         for pid, (name, role) in enumerate(PROCESSES.items(), 4000):
             self._note(
                 r.ProcessChanged(
-                    at=STARTED + 1, name=name, role=role, pid=pid, host="node-a", state="up"
+                    at=STARTED_AT + 1, name=name, role=role, pid=pid, host="node-a", state="up"
                 )
             )
-        self._publish(STARTED + 2)
-        self._evaluate("before", STARTED + 50.0, 0.2)
-        self._note(r.RunPhase(at=STARTED + 55.0, phase="training"))
+        self._publish(STARTED_AT + 2)
+        self._evaluate("before", STARTED_AT + 50.0, 0.2)
+        self._note(r.RunPhase(at=STARTED_AT + 55.0, phase="training"))
 
     def _issued(self, at: float) -> list[Trajectory]:
         state, ids = self.state, list[int]()
@@ -243,7 +244,7 @@ class MadeRun:
         return [state.account.trajectories[key] for key in ids]
 
     def _sampled(self, trajectory: Trajectory, at: float, finish: Finish | None) -> None:
-        """Tokens of a drawn number, in chunks; the last chunk has `finish`."""
+        """Sample a drawn number of tokens, in chunks; the last chunk has `finish`."""
         least, most = self.shape.lengths
         left, version = int(self._rng.integers(least, most + 1)), self.state.versions.current
         lease_id, generator = self.state.leases[trajectory.trajectory_id]
@@ -266,7 +267,7 @@ class MadeRun:
         self._sampled(trajectory, at, "failed" if failed else "stop")
         full = trajectory.length >= self.shape.lengths[1] and self.shape.mishaps
         status: r.TrajectoryStatus = "truncated" if full else "finished"
-        at += trajectory.length * SECONDS / (4.0 * self.shape.lengths[1])
+        at += trajectory.length * UPDATE_SECONDS / (4.0 * self.shape.lengths[1])
         self._note(
             r.TrajectoryEnded(
                 at=at, trajectory_id=key, status="failed" if failed else status,
@@ -288,8 +289,8 @@ class MadeRun:
         )  # fmt: skip
 
     def _trained(self, number: int, began: float) -> None:
-        """A batch of all that is ready, gauges meanwhile, and the new weights."""
-        state, account, at = self.state, self.state.account, began + SECONDS / 2
+        """Train a batch of all ready windows, with gauges meanwhile and new weights."""
+        state, account, at = self.state, self.state.account, began + UPDATE_SECONDS / 2
         stale = [key for key in account.ready if self.shape.mishaps and self._rng.random() < 0.02]
         if stale:
             self._note(r.WindowsDropped(at=at, window_ids=stale, reason="stale"))
@@ -301,10 +302,10 @@ class MadeRun:
         taken = [r.TakenWindow(window_id=w.window_id, masked=self._masked(w)) for w in windows]
         self._note(r.BatchTaken(at=at, windows=taken, **shared))
         for step in range(self.shape.samples):
-            self._note(self.sample(began + step * SECONDS / self.shape.samples))
+            self._note(self.sample(began + step * UPDATE_SECONDS / self.shape.samples))
         seen = number > self.shape.updates * (1.0 - self.shape.figures)
         commit = r.UpdateCommitted(
-            at=began + SECONDS, train_time_s=number * SECONDS,
+            at=began + UPDATE_SECONDS, train_time_s=number * UPDATE_SECONDS,
             trained_tokens=int(account.ledger.accounts["trained_policy"]),
             window_ids=[w.window_id for w in windows], metrics={},
             diagnostics=[self._seen(w) for w in windows if seen], **shared,
@@ -315,11 +316,11 @@ class MadeRun:
             if info.bins:
                 metrics[name] = (self._rng.random(len(info.bins)) * 0.1).tolist()
         self._records.append(replace(commit, metrics=metrics))
-        self._publish(began + SECONDS)
+        self._publish(began + UPDATE_SECONDS)
         if number % max(1, self.shape.updates // EVALUATIONS) == 0:
-            self._evaluate("during", began + SECONDS + 0.5, 0.2 + 0.65 * self._skill)
+            self._evaluate("during", began + UPDATE_SECONDS + 0.5, 0.2 + 0.65 * self._skill)
         if number % CHECKPOINT_EVERY == 0:
-            at, path = began + SECONDS + 0.6, f"checkpoints/step_{number}"
+            at, path = began + UPDATE_SECONDS + 0.6, f"checkpoints/step_{number}"
             self._note(r.CheckpointWritten(at=at, update=number, lineage=state.lineage, path=path))
             self._note(r.Forgotten(at=at, update=state.checkpoints[-self._keep :][0]))
 
@@ -349,7 +350,7 @@ class MadeRun:
 
     @property
     def _skill(self) -> float:
-        """How far the policy has come, 0 to 1."""
+        """The policy's progress, 0 to 1."""
         return min(1.0, self.state.update / self.shape.updates)
 
     def _masked(self, window: Window) -> list[r.MaskedRun]:
@@ -359,7 +360,7 @@ class MadeRun:
         return [r.MaskedRun("boundary_mask", window.end - size, window.end, size)]
 
     def _figures(self, names: Sequence[str]) -> dict[str, float]:
-        """Metrics around 1, shares around 0.02, and the ledger as it is."""
+        """Draw metrics around 1 and shares around 0.02; the ledger is the real one."""
         shares = {name for name, info in METRICS.items() if info.unit == "share"}
         noise = (1.0 + 0.08 * self._rng.standard_normal(len(names))).tolist()
         found = {n: 0.02 * x if n in shares else x for n, x in zip(names, noise, strict=True)}
@@ -377,15 +378,15 @@ class MadeRun:
         )  # fmt: skip
 
 
-def make_run(run_dir: Path, shape: Shape) -> Path:
-    """A whole run that has ended, made as far as it is missing; `latest` names it."""
+def make_run(run_dir: Path, shape: RunShape) -> Path:
+    """Write a finished run, or the missing rest of it; `latest` names it."""
     line = queries.run_line(run_dir) if (run_dir / "journal").exists() else None
     if line is not None and line.status == "finished" and line.updates >= shape.updates:
         return run_dir
-    made = MadeRun(run_dir, shape)
+    made = SyntheticRun(run_dir, shape)
     try:
         made.grow(shape.updates)
-        at = STARTED + 61.0 + SECONDS * shape.updates
+        at = STARTED_AT + 61.0 + UPDATE_SECONDS * shape.updates
         made.store.append([r.RunPhase(at=at, phase="finished", detail="updates")])
     finally:
         made.store.close()
@@ -393,12 +394,13 @@ def make_run(run_dir: Path, shape: Shape) -> Path:
     return run_dir
 
 
-class Living:
-    """Let a complete run go on inside the block: one sample per second, an update every few, as its
-    coordinator would write them. `samples` counts what was written."""
+class LiveRun:
+    """A complete run that goes on inside the block, as its coordinator would write it.
+
+    One sample per second, an update every few samples. `samples` counts those written."""
 
     def __init__(
-        self, run_dir: Path, shape: Shape, *, every_s: float = 1.0, update: int = 5
+        self, run_dir: Path, shape: RunShape, *, every_s: float = 1.0, update: int = 5
     ) -> None:
         self._run_dir, self._shape = run_dir, shape
         self._every_s, self._each = every_s, update
@@ -407,8 +409,8 @@ class Living:
 
     def __enter__(self) -> Self:
         line = queries.run_line(self._run_dir)
-        self._at = (line.started_at or STARTED) + line.wall_s
-        self._made = MadeRun(self._run_dir, self._shape)
+        self._at = (line.started_at or STARTED_AT) + line.wall_s
+        self._made = SyntheticRun(self._run_dir, self._shape)
         (self._run_dir / COORDINATOR_FILE).write_text(json.dumps({"pid": os.getpid()}))
         self._made.store.append([r.RunPhase(at=self._at, phase="training")])
         self._life = self._lives.submit(self._live)
