@@ -188,7 +188,9 @@ class ModelSet:
         return ranker
 
     def published_weights(self) -> dict[str, Tensor]:
-        """Return the policy's weights by file names and in generators' dtype, on rank 0."""
+        """Return the policy's weights by its files' names, on rank 0. A collective.
+
+        In the generators' dtype."""
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
             return self._copied(
