@@ -62,7 +62,7 @@ def moment(at: float) -> str:
 def series_words(
     frame: Any, axis: str, unit: str, label: Callable[[str], str] | None = None
 ) -> str:
-    """What a chart of series (columns x, name, value) shows, for who cannot see it: of each its
+    """Description of a chart of series (columns x, name, value) for screen readers: of each its
     first, last, least and largest value. `label` writes a name; None: as metrics are written."""
     write: Write = share if unit == "share" else number
     parts = []
@@ -76,7 +76,7 @@ def series_words(
 
 
 def metric_caption(names: Sequence[str]) -> str:
-    """What the metrics of one chart mean and what healthy looks like, in Markdown."""
+    """Meaning and healthy range of a chart's metrics, in Markdown."""
     lines = []
     for name in names:
         info = info_of(name)
@@ -195,7 +195,7 @@ def without_template(prompts: Sequence[str]) -> list[str]:
 
 
 def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str] | None:
-    """How near the run is to its first stop condition, as a number from 0 to 1 and in words; None
+    """Progress towards the run's first stop condition, as a number from 0 to 1 and in words; None
     without a condition."""
     accuracy = next((row["accuracy"] for row in reversed(summary["evaluations"])), None)
     trained = summary["tokens"]["trained_policy"]

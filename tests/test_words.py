@@ -72,5 +72,20 @@ def test_docstrings_and_help_have_no_figures_of_speech() -> None:
     assert len(found) <= MOST, "\n".join(["write these out:", *found])
 
 
+def test_first_lines_name_a_thing_or_an_act() -> None:
+    """Not "What the learner read", but "Tokens that the learner read"."""
+    asking = ("What", "Who", "Where", "How", "Whether", "When", "Which")
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+        if text.split()[0] in asking
+    ]
+    assert found == []
+
+
 if __name__ == "__main__":
     print(*(found := findings()), f"{len(found)} figures of speech", sep="\n")

@@ -77,7 +77,7 @@ def compact(frame: pd.DataFrame, read_by: str = "") -> pd.DataFrame:
 
 
 def _reads(spec: str, name: str) -> bool:
-    """Whether a specification reads a column: as a field, or of a datum."""
+    """Return whether a specification reads a column: as a field, or of a datum."""
     plain = re.escape(name)
     ways = (
         rf'"field": "{plain}"',
@@ -104,7 +104,7 @@ def _column(values: "pd.Series[Any]") -> Any:
 
 
 def _is_coarse(numbers: Any) -> bool:
-    """Whether single precision is enough."""
+    """Return whether single precision is enough."""
     known = numbers[np.isfinite(numbers)]
     if not len(known):
         return True

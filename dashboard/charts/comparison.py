@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Line:
-    """What is drawn as one: a run, or several seeds. `key` is the name of its first run."""
+    """A run, or several seeds, drawn as one line. `key` is the name of its first run."""
 
     key: str
     label: str
@@ -127,7 +127,7 @@ def divergences(
 
 
 def metric_margin(frame: pd.DataFrame) -> float:
-    """How far apart two lines of a metric have to be, from the range of them all."""
+    """Minimum distance of two lines of a metric, from the range of them all."""
     known = frame["smooth"].dropna()
     return RANGE_SHARE * float(known.max() - known.min()) if len(known) else 0.0
 
@@ -142,5 +142,5 @@ def place(x: float, axis: str) -> str:
 
 
 def difference(gap: float, *, points: bool) -> str:
-    """How far one line is from another, without a sign; accuracies in points of a hundred."""
+    """Distance of two lines, without a sign; accuracies in percentage points."""
     return f"{100 * abs(gap):.1f} points" if points else number(abs(gap))

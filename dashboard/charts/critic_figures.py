@@ -90,7 +90,7 @@ def tenths_chart(frame: pd.DataFrame, names: Mapping[str, str], height: int = HE
 
 
 def numbers_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
-    """What was assumed at the first, second, ... cut of an answer, against what came, with one
+    """Assumed value at the first, second, ... cut of an answer, against what came, with one
     standard error of the difference."""
     order = list(frame["cut"])
     across = alt.X("cut:O", sort=order, title="cut of the answer", axis=_categories())

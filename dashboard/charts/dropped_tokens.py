@@ -1,4 +1,4 @@
-"""What answers of each length lost, as a chart.
+"""Chart of the tokens that answers of each length lost.
 
 In: the frame of `storage.queries.losses_by_length`; not empty. Out: an Altair chart. Pure, like
 `figures`.

@@ -221,7 +221,7 @@ def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT)
 
 
 def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 150) -> Chart:
-    """How often each range of `column` comes, among the rows given."""
+    """Count of rows in each range of `column`."""
     chart: alt.Chart = (
         alt.Chart(values.dropna(subset=[column]))
         .mark_bar(color=TEAL, cornerRadiusEnd=2)

@@ -1,4 +1,4 @@
-"""Who did what when, as a chart with a lane for each process.
+"""Chart of the processes' activities over time, one lane per process.
 
 In: the frame of `storage.queries.activity`; not empty. Out: an Altair chart, as wide as the span
 whatever its length. Pure, like `figures`.

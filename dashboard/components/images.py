@@ -30,7 +30,7 @@ Places = Sequence[Sequence[float]]
 
 
 class Marks(NamedTuple):
-    """What is drawn, from 0 to `largest` both ways."""
+    """Shapes drawn on an image, with coordinates from 0 to `largest`."""
 
     given: Places
     wanted: Places
@@ -38,7 +38,7 @@ class Marks(NamedTuple):
 
 
 def marks_of(detail: TrajectoryDetail, source: SourceConfig | None) -> Marks | None:
-    """What an answer of one turn names and what is right; None where its reward is about no
+    """Shapes that an answer names, and the right ones; None where its reward is about no
     places, or the row has none."""
     if (
         source is None

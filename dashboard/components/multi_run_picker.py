@@ -1,4 +1,4 @@
-"""Which runs are compared: a choice of several, kept across pages and in the page's address.
+"""Choice of the runs to compare, kept across pages and in the page's address.
 
 In: the folder of runs, the address, what was chosen before. Out: lines of runs that can be
 compared; of the others it is said why they cannot. Without a choice it is the run at the left with
@@ -52,7 +52,7 @@ def choose_runs(root: Path, left: str | None) -> list[RunLine]:
 
 
 def suggested(lines: Sequence[RunLine], left: str | None) -> list[str]:
-    """What to compare where nothing was chosen: the run at the left, or the newest that trained,
+    """Runs to compare by default: the run at the left, or the newest that trained,
     and the newest others of its recipe; where there are none, the newest of another."""
     trained = [
         line

@@ -338,7 +338,7 @@ def _wrong_answers(run: RunData, rows: pd.DataFrame) -> str:
 
 
 def answers_name(evaluation: int | None) -> str:
-    """What the pages, and their addresses, call the answers of training (None) or an evaluation."""
+    """Name of the answers of training (None) or of an evaluation, in pages and addresses."""
     return TRAINING if evaluation is None else f"evaluation {evaluation}"
 
 

@@ -106,7 +106,7 @@ def html_of(part: Part, results: str = "") -> str:
 
 
 def results_html(detail: TrajectoryDetail) -> str:
-    """What the source of rewards said of the answer part by part, tests among them."""
+    """Parts of the answer's score by its reward source, tests among them, as HTML."""
     rows = "".join(
         f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{number(value)}</dd>"
         for name, value in detail.reward_parts.items()

@@ -1,4 +1,4 @@
-"""Which run is looked at: a choice at the left, kept across pages and in the page's address.
+"""Choice of the run at the left, kept across pages and in the page's address.
 
 In: the folder of runs, the address, what was chosen before. Out: a `Choice`. The address always
 names a run by its folder, so that a link shows to others what it shows to you; a viewer of `latest`

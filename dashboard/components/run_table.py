@@ -35,7 +35,7 @@ SORTS: dict[str, Order] = {
 
 @dataclass(frozen=True)
 class Filter:
-    """What is asked for. `text`: words that all have to stand somewhere in the line; of the others
+    """Filter of the list of runs. `text`: words that a line must all contain; of the others
     an empty tuple lets everything through."""
 
     text: str = ""
@@ -93,7 +93,7 @@ def run_rows(lines: Sequence[RunLine]) -> pd.DataFrame:
 
 
 def _how(line: RunLine) -> str:
-    """What a run does, and how."""
+    """Kind of a run, with its algorithm and mode."""
     parts = [line.algorithm, line.mode] if line.kind == "training" else [line.kind, line.algorithm]
     return ", ".join(filter(None, parts))
 

@@ -82,7 +82,7 @@ def texts(detail: TrajectoryDetail) -> list[str]:
 
 
 def columns(detail: TrajectoryDetail) -> dict[str, list[Any]]:
-    """What is known of each token, by name; columns of which nothing is known are left out."""
+    """Recorded columns of the tokens, by name; empty columns are left out."""
     t = detail.tokens
     is_sampled = t.versions >= 0
     found: dict[str, list[Any]] = {

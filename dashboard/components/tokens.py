@@ -1,4 +1,4 @@
-"""What the tokens of one response can be coloured by, and where two responses differ.
+"""Colours of a response's tokens, and where two responses differ.
 
 In: a trajectory's detail. Out: arrays, CSS and HTML. A response is untrusted: whatever of it gets
 into HTML is escaped. Colour says how much or which; the exact numbers are those of `token_facts`.
@@ -147,13 +147,13 @@ def background(value: float, by: str, scale: Scale) -> str | None:
 
 
 def window_cuts(detail: TrajectoryDetail) -> list[Cut]:
-    """Where windows begin, and what became of each."""
+    """Starts of windows, and the fate of each."""
     rows = detail.windows.to_dict("records")
     return [Cut(int(w["start"]), f"window {w['index']}: {fate(w)}") for w in rows]
 
 
 def fate(window: dict[Any, Any]) -> str:
-    """What became of a window so far."""
+    """Fate of a window so far."""
     match window["state"]:
         case "trained":
             return f"trained in update {int(window['update'])}"
@@ -235,7 +235,7 @@ def difference(left: Sequence[int], right: Sequence[int]) -> Difference:
 
 
 def difference_text(found: Difference, left: int, right: int) -> str:
-    """What differs between trajectories `left` and `right`, in a sentence."""
+    """Sentence on how trajectories `left` and `right` differ."""
     only_left, only_right = int(found.left.sum()), int(found.right.sum())
     if not only_left and not only_right:
         return f"Both say the same, all {found.same:,} tokens."

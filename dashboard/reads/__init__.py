@@ -1,1 +1,1 @@
-"""What views read of a run, cached, through `storage.queries` alone."""
+"""Cached reads of a run for the views, through `storage.queries` alone."""

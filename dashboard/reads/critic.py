@@ -1,4 +1,4 @@
-"""What a sample of tokens says about the value model.
+"""Figures of the value model, from a sample of tokens.
 
 In: a `storage.queries.CriticSample`, discount and boundary rule of the run. Out: a `CriticReport`
 of small frames. Pure: numbers in, numbers out. V is the value before a token, R what came from it
@@ -44,7 +44,7 @@ class Worth(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticReport:
-    """What is known of the updates from `first` to `last`, from `answers` of `of` answers.
+    """Figures of the updates from `first` to `last`, from `answers` of `of` answers.
 
     Attributes:
         tokens, cuts: how many the figures are of. explained: 1 - Var(R - V) / Var(R) over tokens;
@@ -104,7 +104,7 @@ def report(sample: CriticSample, *, gamma: float, boundary: str) -> CriticReport
 
 
 def assumed(cuts: pd.DataFrame, rule: str) -> Floats:
-    """What a rule takes for what comes after each cut; NaN where that was not recorded."""
+    """Value that a rule assumes behind each cut; NaN where it was not recorded."""
     match rule:
         case "copy":
             return _floats(cuts["value"])
@@ -208,7 +208,7 @@ def rules(cuts: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs(tokens: pd.DataFrame, cuts: pd.DataFrame, *, gamma: float) -> pd.DataFrame:
-    """What the assumption at a cut did to the advantages before it, by tokens left in the window:
+    """Effect of the assumption at a cut on the advantages before it, by tokens left in the window:
     columns left (text), bias, rmse, noise, tokens.
 
     With R in the place of what was assumed, EGAE gives a token with k tokens left in its window an
@@ -243,8 +243,8 @@ def ends(tokens: pd.DataFrame) -> pd.DataFrame:
 
 
 def worth(tokens: pd.DataFrame) -> Worth:
-    """How the mean advantage of a window that closed while its answer went on, which the value
-    model alone estimates, goes with its tokens' final mean return."""
+    """Correlation of a window's mean advantage, which the value model alone estimated because the
+    window closed before its answer ended, with the final mean return of its tokens."""
     guessed = tokens[~tokens["finished"] & tokens["in_loss"]]
     means = guessed.groupby(["trajectory_id", "window"])[["advantage", "return"]].mean()
     if len(means) < 3 or means.std().min() <= _NOTHING:

@@ -18,7 +18,7 @@ TAKES = {
 
 
 def verdict(found: CriticReport) -> str:
-    """What the critic does, in a sentence or two."""
+    """Summary of the critic, in a sentence or two."""
     said = [f"In updates {count(found.first)} to {count(found.last)} {_explains(found)}"]
     said.append(f"On average they were {_off(found.bias)}.")
     if found.cuts:
@@ -46,7 +46,7 @@ def _explains(found: CriticReport) -> str:
 
 
 def _off(bias: Mean) -> str:
-    """How far from zero, where that is more than chance."""
+    """Distance from zero, where it is more than chance."""
     if not math.isfinite(bias.error) or abs(bias.mean) <= 2 * bias.error:
         return f"neither too high nor too low ({bias.mean:+.2g}{_margin(bias)})"
     direction = "high" if bias.mean > 0 else "low"

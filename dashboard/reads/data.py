@@ -68,7 +68,7 @@ def runs(root: str) -> list[RunLine]:
 
 @st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
 def run_line(run_dir: str) -> RunLine:
-    """How one run stands now, readable or not."""
+    """Present line of one run, readable or not."""
     return shown(queries.any_line(Path(run_dir)))
 
 
@@ -84,12 +84,12 @@ def stamp_of(line: RunLine) -> str:
 
 
 def is_live(line: RunLine) -> bool:
-    """Whether the run will write more."""
+    """Return whether the run will write more."""
     return line.status not in FINAL
 
 
 def quantum(length: float) -> int:
-    """How much longer something of this length must get until it looks longer: a power of two, less
+    """Growth after which something of this length looks longer: a power of two, less
     than a point of a chart, and at least 1."""
     return int(2 ** max(0, math.floor(math.log2(max(1.0, length / POINTS)))))
 
@@ -136,7 +136,7 @@ class RunData:
         return folder, f"{now} {samples}"
 
     def _paced(self, ask: Callable[..., T], *wanted: Any, stamp: str = "") -> T:
-        """What a read of the folder gives; of a live run it may be a little older, where it takes
+        """Result of a read of the folder; of a live run it may be a little older, where it takes
         long."""
         folder, newest = self._at
         key = (folder, ask.__name__, *wanted)
@@ -149,7 +149,7 @@ class RunData:
     def _kept(
         self, ask: Callable[..., T], *wanted: Any, at: tuple[str, str] | None = None, **how: Any
     ) -> T:
-        """What a read of the folder gives, kept as long as the run's stamp, or `at`, stays."""
+        """Result of a read of the folder, kept as long as the run's stamp, or `at`, stays."""
         folder, stamp = at or self._at
         found: T = _read(folder, stamp, ask.__name__, wanted, how, ask)
         return found
@@ -235,8 +235,8 @@ class RunData:
         """One row a process, see `storage.queries.process_health`."""
         return _health(self._at[0])
 
-    def last_word(self) -> CoordinatorStatus | None:
-        """How the coordinator last said that the run is."""
+    def coordinator_status(self) -> CoordinatorStatus | None:
+        """Status of the run that the coordinator wrote last."""
         return queries.coordinator_status(self.line.run_dir)
 
     def stacks(self) -> dict[str, StackDump]:
@@ -283,7 +283,7 @@ class RunData:
         return self._paced(queries.losses_by_length)
 
     def critic(self, first: int, last: int) -> CriticReport | None:
-        """What the value model said in these updates; None where no values were recorded. It is not
+        """Values of the value model in these updates; None where none were recorded. It is not
         read again for every token of a live run: what an update trained stays as it is."""
         kept = f"{self.line.status} {self.line.lineage}"
         return _critic(self._at[0], kept, first, last)

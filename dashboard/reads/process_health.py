@@ -1,4 +1,4 @@
-"""How a run's processes are, in a sentence and as a table.
+"""Health of a run's processes, in a sentence and as a table.
 
 Pure: rows of `storage.queries.process_health`, the run's line and the coordinator's last word in;
 text and frames out.
@@ -106,7 +106,7 @@ def health_rows(rows: pd.DataFrame, look: Look) -> pd.DataFrame:
 
 
 def _troubles(rows: pd.DataFrame, look: Look) -> list[str]:
-    """What is wrong now. Where the coordinator is silent or lost, nobody knows of the others."""
+    """Present problems. Where the coordinator is silent or lost, nothing is known of the others."""
     found: dict[str, str] = {}
     for row in _records(rows):
         state, name = look.state(row), row["name"]
@@ -119,7 +119,7 @@ def _troubles(rows: pd.DataFrame, look: Look) -> list[str]:
 
 
 def _deaths(rows: pd.DataFrame) -> list[str]:
-    """Who died, how often, and how the last time."""
+    """Processes that died, how often, and how the last time."""
     return [
         f"{row['name']} died {_times(row['deaths'])} ({row['last_death']})"
         for row in _records(rows)

@@ -168,7 +168,7 @@ def _over_updates(detail: TrajectoryDetail, history: pd.DataFrame) -> None:
 
 
 def _group_words(rows: pd.DataFrame) -> str:
-    """What a group's answers earned, and when."""
+    """Rewards of a group's answers, and when they came."""
     first = rows.iloc[0]
     when = "update -" if pd.isna(first["update"]) else f"update {int(first['update'])}"
     number_of = first["evaluation"]

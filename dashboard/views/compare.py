@@ -86,7 +86,7 @@ _CAPTIONS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was chosen above the charts. `margin` is an accuracy."""
+    """Choices above the charts. `margin` is an accuracy."""
 
     axis: Axis
     smoothing: float
@@ -230,7 +230,7 @@ def _apart(metric: str, frame: pd.DataFrame, wanted: Wanted) -> dict[str, Diverg
 
 
 def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
-    """Which line is better in held-out accuracy, and since when: of lines with two evaluations at
+    """Line that is better in held-out accuracy, and since when: of lines with two evaluations at
     least."""
     apart = _apart(ACCURACY, frame, wanted)
     evaluations = frame.groupby("label")["x"].nunique()

@@ -109,7 +109,7 @@ def _body(run: RunData) -> None:
 
 
 def without_critic(algorithm: Mapping[str, Any]) -> str:
-    """What to say of a run whose advantages ask no value model; empty where they ask one."""
+    """Text for a run whose advantages use no value model; empty where they use one."""
     if algorithm["advantages"]["kind"] == "egae" and algorithm["value"] is not None:
         return ""
     if algorithm["value"] is None:
@@ -147,7 +147,7 @@ def newest_update(updates: int) -> int:
 
 
 def chosen_updates(first: int | None, last: int | None, newest: int) -> tuple[int, int]:
-    """What was asked for, within what there is; by default the newest quarter, and at least
+    """Chosen updates, within those there are; by default the newest quarter, and at least
     LEAST_UPDATES."""
     end = newest if last is None else min(int(last), max(newest, 1))
     if first is not None:

@@ -119,7 +119,7 @@ def _meaning(reason: str) -> str:
 
 
 def verdict_html(counts: dict[str, int], ledger: dict[str, int], *, live: bool) -> str:
-    """Whether the windows say what the ledger says, to the token."""
+    """Verdict whether the windows agree with the ledger to the token."""
     known = {reason: tokens for reason, tokens in ledger.items() if tokens}
     total, said = sum(counts.values()), sum(known.values())
     if counts == known:

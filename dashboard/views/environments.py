@@ -68,7 +68,7 @@ def _body(run: RunData) -> None:
 
 
 def _is_of(name: str, what: str) -> bool:
-    """Whether a metric counts that of all tools, or of one."""
+    """Return whether a metric counts that of all tools, or of one."""
     _, _, said = name.partition("/")
     return said == what or said.startswith(f"{what}_")
 

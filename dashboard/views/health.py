@@ -57,7 +57,7 @@ _MEMORY = (
 def _look(run: RunData) -> Look:
     beat_s = run.config().get("transport", {}).get("heartbeat_s") or 0.0
     silent_s = max(_LEAST_SILENCE_S, _BEATS * float(beat_s))
-    return Look(run.line, run.last_word(), time.time(), silent_s)
+    return Look(run.line, run.coordinator_status(), time.time(), silent_s)
 
 
 def _processes(run: RunData, rows: pd.DataFrame, look: Look) -> None:

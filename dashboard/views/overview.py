@@ -233,7 +233,7 @@ def _clock(at: float) -> str:
 
 
 def _others(root: Path) -> None:
-    """Where all runs are."""
+    """Link to all runs."""
     lines = [line for line in data.runs(str(root)) if not line.notes.archived]
     broken = sum(line.status == UNREADABLE for line in lines)
     st.html(
@@ -242,7 +242,7 @@ def _others(root: Path) -> None:
 
 
 def others_html(number_of: int, broken: int) -> str:
-    """How many runs there are, with a link to them."""
+    """Number of runs, with a link to them."""
     said = "1 run" if number_of == 1 else f"{count(number_of)} runs"
     unreadable = f" ({count(broken)} cannot be read)" if broken else ""
     return f'<a href="runs">{said}</a>{unreadable}'

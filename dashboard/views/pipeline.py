@@ -112,7 +112,7 @@ def _body(run: RunData) -> None:
 
 
 def _sentence(run: RunData) -> None:
-    """What binds now; of a run that has ended, what bound in its last minute of training."""
+    """Bottleneck now; of a run that has ended, in its last minute of training."""
     phase = run.line.status
     if phase == "evaluating":
         st.info("An evaluation is under way: training stands still, and its clock.")

@@ -227,7 +227,7 @@ def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int 
 
 
 def _links(run: RunData, rows: pd.DataFrame, evaluation: int | None) -> list[str]:
-    """What a source's figures are of, as items of a list: scorings that failed, disagreements."""
+    """Links from a source's figures to their answers, as list items."""
     found = []
     for row in rows.to_dict("records"):
         for column, what, filters in LINKED:
@@ -243,7 +243,7 @@ def _failure(what: str, error: str) -> str:
 
 
 def scorings_of(found: Scorings) -> str:
-    """How many scorings the sample has, in words."""
+    """Number of scorings in the sample, in words."""
     return f"{count(found.number)} scorings"
 
 

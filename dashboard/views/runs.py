@@ -161,7 +161,7 @@ def _picked(key: str, names: list[str]) -> None:
 
 
 def _chosen(lines: list[RunLine], tags: list[str], turn: Turn) -> None:
-    """What can be done with the runs that are chosen."""
+    """Actions on the chosen runs."""
     names = [line.run_dir.name for line in lines]
     with st.container(border=True):
         panels.card_title("Chosen")

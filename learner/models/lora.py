@@ -114,7 +114,7 @@ def _load(model: nn.Module, folder: Path) -> None:
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What trains, by the names of peft's files."""
+    """Trained parameters by the names of peft's files."""
     return {
         "base_model.model." + name.replace(f".{_NAME}.", "."): parameter
         for name, parameter in model.named_parameters()

@@ -9,16 +9,15 @@ are those of docs/metrics.md everywhere, a step is the number of an update.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from environments.protocol import NoEnvironmentError, thing_of
 from headrace.errors import RunFailedError, UserError
 from headrace.host.install import EXTRAS, require
 from headrace.metrics.registry import METRICS
@@ -181,32 +180,21 @@ SINKS: dict[str, type[Sink]] = {
 def sink_of(name: str) -> Sink:
     """Return a sink by its name or file (`my_sink.py`, with a class `Sink`); UserError: none."""
     if name.endswith(".py"):
-        made = getattr(_module_of(Path(name)), "Sink", None)
-    elif name in SINKS:
-        if name in EXTRAS:
-            require(name)
-        made = SINKS[name]
-    else:
+        try:
+            return cast(Sink, thing_of(f"{name}:Sink")())
+        except NoEnvironmentError as error:
+            raise UserError(f"no sink: {error}") from error
+        except Exception as error:  # a sink is somebody else's code
+            line = " ".join(str(error).split())
+            raise UserError(f"{name} cannot be loaded: {type(error).__name__}: {line}") from error
+    if name not in SINKS:
         raise UserError(
             f"no sink {name!r}: take {', '.join(SINKS)}, or a file such as my_sink.py with a class "
             "Sink"
         )
-    if made is None:
-        raise UserError(f"{name} has no class Sink")
-    return cast(Sink, made())
-
-
-def _module_of(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"no sink: there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # a sink is somebody else's code
-        line = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be loaded: {type(error).__name__}: {line}") from error
-    return module
+    if name in EXTRAS:
+        require(name)
+    return SINKS[name]()
 
 
 if TYPE_CHECKING:

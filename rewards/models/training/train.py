@@ -186,7 +186,7 @@ class TrainingLoop:
         return self._finished(before)
 
     def _is_over(self) -> bool:
-        """Whether the held-out loss has not fallen for as long as the recipe waits."""
+        """Return whether the held-out loss has not fallen for `patience` evaluations."""
         patience = self._config.training.patience
         return patience is not None and self._evaluations_since_best() >= patience
 
