@@ -148,7 +148,7 @@ class FileDataConfig(_DataConfig):
     """Examples in files."""
 
     kind: Literal["file"]
-    """JSON lines, JSON or Parquet; docs/reward-kinds.md has the columns."""
+    """JSON lines, JSON or Parquet; columns: docs/reward-kinds.md, docs/algorithms.md (sft)."""
 
     path: str
     """A file or a glob."""
