@@ -61,8 +61,9 @@ def test_the_learner_claims_its_memory_first(tmp_path: Path) -> None:
 
 
 @needs(1, vllm=False)
-def test_the_learner_alone(start: list[Run], tmp_path: Path) -> None:
-    trained(start, tmp_path, *PLAIN)
+@pytest.mark.parametrize("more", [(), ("learner.lora.rank=4",)], ids=["weights", "adapters"])
+def test_the_learner_alone(start: list[Run], tmp_path: Path, more: tuple[str, ...]) -> None:
+    trained(start, tmp_path, *PLAIN, *more)
 
 
 @needs(1)
