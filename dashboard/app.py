@@ -14,7 +14,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.components.run_picker import PARAMETER, Choice, choose_run, offer_runs
+from dashboard.components.run_picker import PARAMETER, RunChoice, choose_run, offer_runs
 from dashboard.palette import STYLE
 from dashboard.reads.data import RunData
 from dashboard.views import (
@@ -36,7 +36,7 @@ from headrace.errors import UserError
 from storage.queries import WITHOUT_UPDATES
 
 _STATIC = Path(__file__).parent / "static"
-Render = Callable[[RunData, Path], None]
+Render = Callable[[RunData], None]
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
@@ -50,7 +50,7 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Query", ":material/database_search:", query.render),
 )
 # Pages of all runs, which no run has to be chosen for.
-OVER_RUNS: tuple[tuple[str, str, Callable[[Path, Choice, runs.Turn], None]], ...] = (
+OVER_RUNS: tuple[tuple[str, str, Callable[[Path, RunChoice, runs.Turn], None]], ...] = (
     ("Runs", ":material/table_rows:", lambda root, _, turn: runs.render(root, turn)),
     ("Compare", ":material/compare_arrows:", lambda root, choice, _: compare.render(root, choice)),
 )
@@ -63,7 +63,7 @@ def main(root: Path, served_by: str = "") -> None:
     choice = choose_run(root)
     pages = [
         st.Page(
-            partial(show, render, root, choice),
+            partial(show, render, choice),
             title=title,
             url_path=title.lower(),
             default=title == PAGES[0][0],
@@ -93,14 +93,14 @@ def main(root: Path, served_by: str = "") -> None:
     page.run()
 
 
-def show(render: Render, root: Path, choice: Choice) -> None:
+def show(render: Render, choice: RunChoice) -> None:
     """One page for the run that is chosen."""
     if choice.line is None:
         panels.empty(choice.trouble)
         return
     draw = reward_model.render if choice.line.kind in WITHOUT_UPDATES else render
     try:
-        draw(RunData(choice.line), root)
+        draw(RunData(choice.line))
     except UserError as error:
         panels.empty(str(error))
 

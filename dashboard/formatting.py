@@ -59,6 +59,11 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def clock(at: float) -> str:
+    """Seconds since the epoch as time of day of this place."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
 def series_words(
     frame: Any, axis: str, unit: str, label: Callable[[str], str] | None = None
 ) -> str:
@@ -137,8 +142,10 @@ def what_binds(
     scoring: float = 0.0,
     live: float = 0.0,
 ) -> str:
-    """One sentence on who waits for whom and what would help, from the idle shares of a stretch of
-    time (`over` names it), and from how many answers wait for a score and are being generated."""
+    """Return one sentence on the bottleneck of a run, and on what would help.
+
+    `learner`, `generators`: their idle shares in a stretch of time, which `over` names. `scoring`,
+    `live`: numbers of answers that wait for a score and that are being generated."""
     waits_l, waits_g = learner or 0.0, generators or 0.0
     if max(waits_l, waits_g) < 0.05:
         return f"Nobody waits: generators and learner kept each other busy {over}."
@@ -216,10 +223,24 @@ def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str]
 
 
 def answers_address(run: str, **filters: Any) -> str:
-    """The address of the page Trajectories of a run, by its folder's name, with filters of the page
-    by their names there; those that are None are left out."""
+    """The address of the page Trajectories of a run, by its folder's name.
+
+    `filters`: of the page, by their names there; those that are None are left out."""
     chosen = {name: value for name, value in filters.items() if value is not None}
     return f"trajectories?{urlencode({'run': run, **chosen}, doseq=True)}"
+
+
+def bars_html(rows: Sequence[tuple[str, int, str, str, str]]) -> str:
+    """Rows of (name, number, its share as HTML, colour, meaning), with a bar for each number."""
+    most = max((number for _, number, *_ in rows), default=1) or 1
+    bars = "".join(
+        f'<div class="hr-reason"><b>{escape(name)}</b><span>{count(number)}</span>'
+        f"<span>{part}</span><i><i style="
+        f'"width:{100 * number / most:.1f}%;background:{colour}"></i></i>'
+        f"<em>{escape(meaning)}</em></div>"
+        for name, number, part, colour, meaning in rows
+    )
+    return f'<div class="hr-reasons">{bars}</div>'
 
 
 def link_html(address: str, text: str) -> str:

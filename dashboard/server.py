@@ -23,7 +23,7 @@ _ROOT = "<script>window.__streamlit={BACKEND_BASE_URL:new URL('.',location.href)
 page's own address first, and gets a 404."""
 
 
-class Rooted:
+class PagesWithRoot:
     """Pages that know where their server is."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -50,7 +50,7 @@ def main() -> None:
     host, port, *sys.argv[1:] = sys.argv[1:]
     if len(sys.argv) == 2:
         threading.Thread(target=read_ahead, args=(runtime.exists,), daemon=True).start()
-    pages = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(Rooted)])
+    pages = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(PagesWithRoot)])
     pages.run(config={"server.address": host, "server.port": int(port)})
 
 

@@ -108,9 +108,7 @@ def add_data(command: CommandMaker) -> None:
         "--limit", type=int, default=100, metavar="N",
         help="rows of a table at most (100); 0: all",
     )  # fmt: skip
-    sql.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="time limit (60)"
-    )  # fmt: skip
+    sql.add_argument("--seconds", type=float, default=60.0, metavar="S", help="time limit (60)")
     sql.add_argument(
         "--memory", type=int, default=1024, metavar="MIB", help="memory limit in MiB (1024)"
     )  # fmt: skip
@@ -148,9 +146,7 @@ def add_data(command: CommandMaker) -> None:
     sink.add_argument(
         "sink", metavar="SINK", help=f"{', '.join(SINKS)}, or a file of your own: my_sink.py"
     )
-    sink.add_argument(
-        "--out", type=Path, metavar="DIR", help="the sink's folder (RUN/sinks/SINK)"
-    )  # fmt: skip
+    sink.add_argument("--out", type=Path, metavar="DIR", help="the sink's folder (RUN/sinks/SINK)")
     sink.add_argument("--once", action="store_true", help="send all present metrics, then end")
 
 

@@ -1,8 +1,8 @@
 """Runs side by side: which of them make one line, and the lines of a metric.
 
-In: what is known of each run, and its curves. Out: `Line`s and frames for `comparison_charts`. A
-line is a run, or the seeds of one recipe and configuration: the median of those that are known at
-an x, within the least and the largest. Pure.
+In: what is known of each run, and its curves. Out: `ComparedLine`s and frames for
+`run_comparison`. A line is a run, or the seeds of one recipe and configuration: the median of those
+that are known at an x, within the least and the largest. Pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Read = Callable[[str], pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Member:
+class ComparedRun:
     """A run that is compared. `name` is its folder's."""
 
     name: str
@@ -37,18 +37,18 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedLine:
     """A run, or several seeds, drawn as one line. `key` is the name of its first run."""
 
     key: str
     label: str
-    members: tuple[Member, ...]
+    members: tuple[ComparedRun, ...]
 
 
-def lines_of(members: Sequence[Member], *, bands: bool) -> list[Line]:
+def lines_of(members: Sequence[ComparedRun], *, bands: bool) -> list[ComparedLine]:
     """The lines in the order of their first runs. With `bands`, runs of one recipe that differ in
     nothing but the seed, and in what does not change how they learn, are one."""
-    groups: dict[tuple[str, str], list[Member]] = {}
+    groups: dict[tuple[str, str], list[ComparedRun]] = {}
     for member in members:
         same = same_but_seed(member.config) if bands else member.name
         groups.setdefault((member.recipe, same), []).append(member)
@@ -60,18 +60,19 @@ def lines_of(members: Sequence[Member], *, bands: bool) -> list[Line]:
         for label, group in zip(labels, found, strict=True)
     ]
     return [
-        Line(group[0].name, label, tuple(group)) for group, label in zip(found, labels, strict=True)
+        ComparedLine(group[0].name, label, tuple(group))
+        for group, label in zip(found, labels, strict=True)
     ]
 
 
-def _told(group: Sequence[Member], groups: Sequence[Sequence[Member]]) -> str:
+def _told(group: Sequence[ComparedRun], groups: Sequence[Sequence[ComparedRun]]) -> str:
     """Its difference from other groups of its recipe."""
     rivals = [other for other in groups if other[0].recipe == group[0].recipe]
     words = distinctions([other[0].config for other in rivals])[rivals.index(group)]
     return f", {words}" if words else ""
 
 
-def _label(group: Sequence[Member]) -> str:
+def _label(group: Sequence[ComparedRun]) -> str:
     """Recipe and seed, and of a single run the end of its name."""
     recipe, seeds = group[0].recipe, sorted({m.seed for m in group if m.seed is not None})
     said = ", ".join(map(str, seeds))
@@ -81,7 +82,9 @@ def _label(group: Sequence[Member]) -> str:
     return f"{recipe} seed {said} ({end})" if seeds else f"{recipe} ({end})"
 
 
-def metric_lines(lines: Sequence[Line], read: Read, *, smoothing: float = 0.0) -> pd.DataFrame:
+def metric_lines(
+    lines: Sequence[ComparedLine], read: Read, *, smoothing: float = 0.0
+) -> pd.DataFrame:
     """Columns label, x, value, low, high, runs, smooth: every line of one metric, in order. `low`
     and `high` are the ends of a band (of a single run `value`). `smooth` is `value`, or with
     `smoothing` its running mean over that share of the points."""
@@ -111,8 +114,9 @@ def _smoothed(frame: pd.DataFrame, share: float) -> pd.DataFrame:
 def divergences(
     frame: pd.DataFrame, against: str, margin: float, *, lasts: float = 0.0
 ) -> dict[str, Divergence | None]:
-    """For each other line of `metric_lines` with this label: from where on it is apart from it for
-    good; its `gap` is how much that other line is above."""
+    """For each line of `metric_lines`, the point from which on it is apart from `against`.
+
+    By label; its `gap` is how much that line is above the line `against` at the end."""
     curves = {
         str(label): pd.DataFrame({"x": rows["x"], "value": rows["smooth"]})
         for label, rows in frame.groupby("label", sort=False)

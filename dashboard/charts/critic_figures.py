@@ -15,10 +15,11 @@ from dashboard.reads.critic import ALL, LESS, MORE, distance_order
 
 _OUTCOMES = {MORE: BLUE, LESS: ORANGE, ALL: TEAL}
 _CAME, _ASSUMED = "what came", "what was assumed"
+TALL = 300
 _LEFT = "tokens left in the window"
 
 
-def along_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
+def along_chart(frame: pd.DataFrame) -> Chart:
     """Values along the answer, by outcome: a line with the middle half of the values as a band, and
     what came as a dashed line."""
     names = [name for name in _OUTCOMES if name in set(frame["which"])]
@@ -43,10 +44,10 @@ def along_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
     band = base.mark_area(opacity=0.16).encode(y=_up("low"), y2="high:Q")
     line = base.mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=46, filled=True))
     came = base.mark_line(strokeWidth=1.6, strokeDash=[5, 4]).encode(y=_up("came"))
-    return layered(band, came, line.encode(y=_up("value"))).properties(height=height)
+    return layered(band, came, line.encode(y=_up("value"))).properties(height=TALL)
 
 
-def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
+def calibration_chart(frame: pd.DataFrame) -> Chart:
     """Predicted against actual values: a dot per bin with one standard error, its size the tokens,
     and the line of equality."""
     ends = [
@@ -78,18 +79,16 @@ def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
     dots = base.mark_point(color=BLUE, filled=True, opacity=1).encode(
         y=up, size=alt.Size("tokens:Q", legend=None, scale=alt.Scale(range=[30, 420]))
     )
-    return layered(ideal, whiskers, dots).properties(height=height)
+    return layered(ideal, whiskers, dots).properties(height=TALL)
 
 
-def tenths_chart(frame: pd.DataFrame, names: Mapping[str, str], height: int = HEIGHT) -> Chart:
+def tenths_chart(frame: pd.DataFrame, names: Mapping[str, str]) -> Chart:
     """Columns of the frame over the tenths of the answer; `names` are the columns' labels."""
     data = _long(frame, "tenth", names)
-    return _lines(data, "tenth", "tenth of the answer", list(names.values())).properties(
-        height=height
-    )
+    return _lines(data, "tenth", "tenth of the answer", list(names.values()))
 
 
-def numbers_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
+def numbers_chart(frame: pd.DataFrame) -> Chart:
     """Assumed value at the first, second, ... cut of an answer, against what came, with one
     standard error of the difference."""
     order = list(frame["cut"])
@@ -123,20 +122,20 @@ def numbers_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
             tooltip=[*tooltip[:1], alt.Tooltip("name:N"), alt.Tooltip("value:Q", format=".4~g")],
         )
     )
-    return layered(gap, whiskers, dots).properties(height=height)
+    return layered(gap, whiskers, dots).properties(height=HEIGHT)
 
 
-def before_ends_chart(frame: pd.DataFrame, names: Mapping[str, str], height: int = HEIGHT) -> Chart:
+def before_ends_chart(frame: pd.DataFrame, names: Mapping[str, str]) -> Chart:
     """Columns over the tokens left in the window, the window's end at the right."""
     data, order = _long(frame, "left", names), distance_order(list(frame["left"]))
-    return _lines(data, "left", _LEFT, list(names.values()), order).properties(height=height)
+    return _lines(data, "left", _LEFT, list(names.values()), order)
 
 
-def ends_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
+def ends_chart(frame: pd.DataFrame) -> Chart:
     """`before_ends_chart` of the frame of `critic.ends`, a line a kind of window."""
     data = frame.rename(columns={"which": "name", "strength": "value"})
     order = distance_order(list(frame["left"]))
-    return _lines(data, "left", _LEFT, sorted(set(data["name"])), order).properties(height=height)
+    return _lines(data, "left", _LEFT, sorted(set(data["name"])), order)
 
 
 # -- shared parts ----------------------------------------------------------------------------------
@@ -160,9 +159,9 @@ def _lines(
     )
     lines = base.mark_line(strokeWidth=2.2, point=alt.OverlayMarkDef(size=46, filled=True))
     if float(data["value"].min()) >= 0:
-        return layered(lines)
+        return layered(lines).properties(height=HEIGHT)
     zero = alt.Chart(pd.DataFrame({"value": [0.0]})).mark_rule(color=GREY, opacity=0.6)
-    return layered(zero.encode(y="value:Q"), lines)
+    return layered(zero.encode(y="value:Q"), lines).properties(height=HEIGHT)
 
 
 def _long(frame: pd.DataFrame, key: str, names: Mapping[str, str]) -> pd.DataFrame:

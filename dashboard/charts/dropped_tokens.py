@@ -18,7 +18,7 @@ _OTHER = "other reasons"
 _OWN_COLOURS = 4
 
 
-def losses_chart(frame: pd.DataFrame, reasons: Sequence[str], *, height: int = HEIGHT) -> Chart:
+def losses_chart(frame: pd.DataFrame, reasons: Sequence[str]) -> Chart:
     """A bar for each tenth of the answers, the shortest first: the share of their tokens that was
     lost, by reason. The reasons that cost most have colours of their own."""
     parts = frame.to_dict("records")
@@ -58,6 +58,6 @@ def losses_chart(frame: pd.DataFrame, reasons: Sequence[str], *, height: int = H
                 alt.Tooltip("share:Q", format=".2%"),
             ],
         )
-        .properties(height=height)
+        .properties(height=HEIGHT)
     )
     return chart

@@ -48,7 +48,6 @@ def series_chart(
     smoothing: float = 0.0,
     band: BandLimits | None = None,
     spikes: bool = False,
-    height: int = HEIGHT,
     link: str = "",
 ) -> Chart:
     """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps,
@@ -105,7 +104,7 @@ def series_chart(
         layers = [*band_layers(band, low, high, up, percent), *layers]
     if "update" not in data:
         data = data.assign(update=data["x"])
-    return _with_pointer(layers, data, labels, title, percent, link).properties(height=height)
+    return _with_pointer(layers, data, labels, title, percent, link).properties(height=HEIGHT)
 
 
 def accuracy_chart(
@@ -193,7 +192,7 @@ def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> 
     return chart
 
 
-def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT) -> Chart:
+def reliability_chart(bins: Sequence[Mapping[str, float]]) -> Chart:
     """Forecasts against outcomes: a dot per bin (forecast, share, count), and the line of a
     calibrated model."""
     axis = alt.Axis(format=".0%", tickCount=5)
@@ -217,25 +216,10 @@ def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT)
             ],
         )
     )
-    return layered(ideal, dots).properties(height=height)
+    return layered(ideal, dots).properties(height=HEIGHT)
 
 
-def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 150) -> Chart:
-    """Count of rows in each range of `column`."""
-    chart: alt.Chart = (
-        alt.Chart(values.dropna(subset=[column]))
-        .mark_bar(color=TEAL, cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(f"{column}:Q", bin=alt.Bin(maxbins=24), title=title),
-            y=alt.Y("count():Q", title=None, axis=alt.Axis(tickCount=3)),
-            tooltip=[alt.Tooltip("count():Q", title="trajectories")],
-        )
-        .properties(height=height)
-    )
-    return chart
-
-
-def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT, link: str = "") -> Chart:
+def scatter_chart(frame: pd.DataFrame, *, link: str = "") -> Chart:
     """Rewards of answers over their lengths, a colour and a shape for each source; a click on one
     opens the address `link`, if there is one, with the answer. Points are moved
     a little up or down, the same way every time, so that many equal rewards are seen as many."""
@@ -263,7 +247,7 @@ def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT, link: str = "") 
                 alt.Tooltip("reward:Q", format=",.4~g"),
             ],
         )
-        .properties(height=height)
+        .properties(height=HEIGHT)
     )
     return linked(chart, link, trajectory="datum.trajectory_id")
 

@@ -20,7 +20,7 @@ from headrace.metrics.registry import METRICS, info_of
 from storage.queries.metrics import Axis
 
 
-class Series(NamedTuple):
+class MetricChart(NamedTuple):
     """A chart of metrics (None: there are no values yet), what it shows in words, and the newest
     value of the first metric."""
 
@@ -29,26 +29,8 @@ class Series(NamedTuple):
     newest: float | None
 
 
-def series_of(
-    run: RunData,
-    names: tuple[str, ...],
-    x: Axis,
-    *,
-    samples: bool = False,
-    bounds: tuple[str, ...] = (),
-    smoothing: float = 0.0,
-) -> Series:
-    """The metrics over an axis."""
-    return _series(*run.picture(samples=samples), run, names, x, samples, bounds, smoothing)
-
-
-def array_of(run: RunData, name: str) -> Spec | None:
-    """A metric that is an array, over the updates; None where there are no values yet."""
-    return _array(*run.picture(), run, name)
-
-
 @st.cache_data(max_entries=256, show_spinner=False)
-def _series(
+def series_of(
     run_dir: str,
     picture: str,
     _run: RunData,
@@ -57,10 +39,11 @@ def _series(
     samples: bool,
     bounds: tuple[str, ...],
     smoothing: float,
-) -> Series:
+) -> MetricChart:
+    """The metrics over an axis; `run_dir` and `picture` are the run's `RunData.picture`."""
     known = _run.series(names, x, samples=samples).dropna(subset=["value"])
     if known.empty:
-        return Series(None, "", None)
+        return MetricChart(None, "", None)
     unit = info_of(names[0]).unit
     chart = series_chart(
         known,
@@ -74,11 +57,12 @@ def _series(
     )
     first = known[known["name"] == names[0]]["value"]
     newest = float(first.iloc[-1]) if len(first) else None
-    return Series(spec_of(chart), series_words(known, x, unit), newest)
+    return MetricChart(spec_of(chart), series_words(known, x, unit), newest)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _array(run_dir: str, picture: str, _run: RunData, name: str) -> Spec | None:
+def array_of(run_dir: str, picture: str, _run: RunData, name: str) -> Spec | None:
+    """A metric that is an array, over the updates; None where there are no values yet."""
     known = _run.array(name).dropna(subset=["value"])
     info = METRICS[name]
     return None if known.empty else spec_of(array_chart(known, bins=info.bins, unit=info.unit))

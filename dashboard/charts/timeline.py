@@ -60,11 +60,7 @@ def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
                 ),
             ),
             y2="high:Q",
-            color=alt.Color(
-                "kind:N",
-                scale=scale,
-                legend=shown,
-            ),
+            color=alt.Color("kind:N", scale=scale, legend=shown),
             stroke=alt.Stroke("kind:N", scale=scale, legend=shown),
             tooltip=[
                 alt.Tooltip("lane:N", title="who"),

@@ -64,8 +64,9 @@ def _item(alert: Alert, run: str) -> str:
 
 
 def _answers(alert: Alert, run: str) -> str:
-    """The address of the answers that the updates outside of the band trained, or, of scorings that
-    failed and of answers that were cut, of these."""
+    """The address of the answers that the updates outside of the band trained.
+
+    Of an alert of failed scorings or of cut answers it is the address of these."""
     filters: dict[str, Any] = {"at_update": alert.since, "to_update": alert.last}
     group, _, what = alert.metric.rpartition("/")
     if group.startswith("rewards/") and what == "failed":

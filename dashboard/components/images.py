@@ -38,8 +38,9 @@ class Marks(NamedTuple):
 
 
 def marks_of(detail: TrajectoryDetail, source: SourceConfig | None) -> Marks | None:
-    """Shapes that an answer names, and the right ones; None where its reward is about no
-    places, or the row has none."""
+    """Return the shapes that an answer names, and the right ones.
+
+    None where its reward is about no places, or the row has none."""
     if (
         source is None
         or source.kind not in NUMBERS

@@ -5,10 +5,12 @@ looks like. Without data it says what is awaited.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from html import escape
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pandas as pd
 import streamlit as st
@@ -25,6 +27,8 @@ from dashboard.reads import data
 from dashboard.reads.data import RunData
 from headrace.errors import UserError
 from headrace.metrics.registry import info_of
+from storage import queries
+from storage.queries import RunLine
 from storage.queries.metrics import Axis
 
 REFRESH_S = 2.0
@@ -79,29 +83,39 @@ MANY_CARDS = 5
 _JUMPS: ContextVar[Jumps] = ContextVar("jumps")
 
 
+def repainted(body: Callable[[RunData], None]) -> Callable[[RunData], None]:
+    """Decorate a page that is drawn again while its run goes on."""
+    return partial(live, body=body)
+
+
 def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True) -> None:
-    """Draw `body` and, where it `follows`, draw it again while the run goes on; at its end the page
-    is rebuilt. What is chosen in it draws it again, and not the page around it."""
-    was_live = data.is_live(run.line)
+    """Draw `body` as `live_runs` does, for one run."""
+    live_runs([run.line], lambda lines: body(RunData(lines[0])), follows=follows)
+
+
+def live_runs(
+    lines: Sequence[RunLine], body: Callable[[Sequence[RunLine]], None], *, follows: bool = True
+) -> None:
+    """Draw `body`, or its UserError, and links to its cards where it begins them.
+
+    Where it `follows`, draw it again while a run goes on, and at their end rebuild the page. What
+    is chosen in it draws it again, and not the page around it."""
+    folders = [str(line.run_dir) for line in lines]
+    was_live = any(map(data.is_live, lines))
 
     @st.fragment(run_every=REFRESH_S if was_live and follows else None)
     def section() -> None:
-        line = data.run_line(str(run.line.run_dir))
-        if was_live and not data.is_live(line):
+        now = [data.run_line(folder) for folder in folders]
+        if was_live and not any(map(data.is_live, now)):
             st.rerun()
-        with_jumps(lambda: body(RunData(line)))
+        _JUMPS.set(jumps := Jumps())
+        try:
+            body(now)
+        except UserError as error:
+            empty(str(error))
+        jumps.offer()
 
     section()
-
-
-def with_jumps(body: Callable[[], None]) -> None:
-    """Draw `body`, or what is wrong with it, and links to its cards where it begins them."""
-    _JUMPS.set(jumps := Jumps())
-    try:
-        body()
-    except UserError as error:
-        empty(str(error))
-    jumps.offer()
 
 
 def wait_for_change(run: RunData) -> None:
@@ -178,7 +192,7 @@ def one_of(
 def choose_answers(run: RunData) -> int | None:
     """Whose answers a page shows, by a choice that the address has: those of training (None), or of
     an evaluation, by its number. The default is training once there was an update."""
-    number = run.asked_number()
+    number = run.read(queries.asked_number)
     if not number:
         return None
     names = [TRAINING, *map(answers_name, range(1, number + 1))]
@@ -209,8 +223,9 @@ def _when(row: "pd.Series[Any]") -> str:
 
 
 def axis_and_smoothing(smoothed: str, more: str = "") -> tuple[Axis, float]:
-    """The horizontal axis, and over which share of the points lines are smoothed; `smoothed`: the
-    default of that, `more`: what its help says besides."""
+    """The horizontal axis, and the share of the points over which lines are smoothed.
+
+    `smoothed`: the default of that share; `more`: what its help says besides."""
     axis = st.segmented_control(
         "Horizontal axis", list(AXES), default="update", required=True,
         format_func=AXES.__getitem__, key="axis", **BOUND,
@@ -226,6 +241,16 @@ def card_title(title: str, note: str = "") -> None:
     jumps = _JUMPS.get(None)
     name = jumps.name(title) if jumps else ""
     st.html(f'<div>{soft}<h2 class="hr-card"{name}>{escape(title)}</h2></div>')
+
+
+@contextmanager
+def framed(
+    title: str, note: str = "", *, height: Literal["content", "stretch"] = "content"
+) -> Iterator[None]:
+    """A frame around what is drawn meanwhile, with a `card_title`."""
+    with st.container(border=True, height=height):
+        card_title(title, note)
+        yield
 
 
 def section(title: str) -> None:
@@ -255,8 +280,7 @@ def card(
     """A chart in a frame with its title and caption; `note` stands at the right of the title,
     `links` (HTML) below it.
     `words` say what the chart shows to who cannot see it; without them the caption does."""
-    with st.container(border=True, height="stretch"):
-        card_title(title, note)
+    with framed(title, note, height="stretch"):
         if chart is None:
             empty(wait or "Nothing to show yet.")
         else:
@@ -296,9 +320,8 @@ def metric_card(
     caption: str | None = None,
 ) -> None:
     """A card of metrics over an axis; the caption comes from the metrics' own table."""
-    found = series_of(
-        run, tuple(names), x, samples=samples, bounds=tuple(bounds), smoothing=smoothing
-    )
+    picture = run.picture(samples=samples)
+    found = series_of(*picture, run, tuple(names), x, samples, tuple(bounds), smoothing)
     what = "the first sample" if samples else "an update that has it"
     card(
         title,
@@ -345,7 +368,7 @@ def answers_name(evaluation: int | None) -> str:
 def array_card(run: RunData, title: str, name: str) -> None:
     """A card of a metric that is an array."""
     wait = awaited(run, "an update that has it")
-    card(title, array_of(run, name), metric_caption((name,)), wait=wait)
+    card(title, array_of(*run.picture(), run, name), metric_caption((name,)), wait=wait)
 
 
 def _newest(run: RunData, name: str, drawn: float | None) -> str:

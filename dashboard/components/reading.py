@@ -17,7 +17,7 @@ from storage.queries import SOURCES, TrajectoryDetail
 Kind = Literal["text", "thoughts", "code"]
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A piece of what `role` said; of code `language` is what its fence says."""
 
     role: str
@@ -45,7 +45,7 @@ _BREAK = "\u2060"
 _LIVE = re.compile(r"(?i)!(?=\[)|:(?=[a-z])|\](?=[(\[:])|[a-z](?=://)|www(?=\.)|mailto(?=:)|@")
 
 
-def prompt_parts(text: str) -> list[Part]:
+def prompt_parts(text: str) -> list[AnswerPart]:
     """A prompt by its roles, where it is a conversation of a known template."""
     turns = list(_TURN.finditer(text))
     ends = [turn.start() for turn in turns] + [len(text)]
@@ -55,14 +55,14 @@ def prompt_parts(text: str) -> list[Part]:
     return [part for role, said in found for part in _parts(role, _END.sub("", said))]
 
 
-def answer_parts(detail: TrajectoryDetail, *, is_code: bool = False) -> list[Part]:
+def answer_parts(detail: TrajectoryDetail, *, is_code: bool = False) -> list[AnswerPart]:
     """A response by who wrote it. What the policy wrote stands as it is, what looks like turns of
     others included; `is_code`: an answer without a fence is a program."""
     if detail.pieces is None:
         return []
     t = detail.tokens
     keys = zip(t.turns.tolist(), t.sources.tolist(), strict=True)
-    found: list[Part] = []
+    found: list[AnswerPart] = []
     for (_, source), run in groupby(
         zip(keys, detail.pieces, strict=True), key=lambda pair: pair[0]
     ):
@@ -73,28 +73,28 @@ def answer_parts(detail: TrajectoryDetail, *, is_code: bool = False) -> list[Par
     return found
 
 
-def _parts(role: str, said: str) -> Iterator[Part]:
+def _parts(role: str, said: str) -> Iterator[AnswerPart]:
     said = _OPENED.sub(r"<think>\1</think>", said, count=1)
     at = 0
     for thoughts in _THOUGHTS.finditer(said):
         yield from _fenced(role, said[at : thoughts.start()])
-        yield Part(role, "thoughts", thoughts[2].strip("\n"))
+        yield AnswerPart(role, "thoughts", thoughts[2].strip("\n"))
         at = thoughts.end()
     yield from _fenced(role, said[at:])
 
 
-def _fenced(role: str, said: str) -> Iterator[Part]:
+def _fenced(role: str, said: str) -> Iterator[AnswerPart]:
     at = 0
     for fence in _FENCE.finditer(said):
         if said[at : fence.start()].strip():
-            yield Part(role, "text", said[at : fence.start()].strip("\n"))
-        yield Part(role, "code", fence[3].rstrip("\n"), fence[2])
+            yield AnswerPart(role, "text", said[at : fence.start()].strip("\n"))
+        yield AnswerPart(role, "code", fence[3].rstrip("\n"), fence[2])
         at = fence.end()
     if said[at:].strip():
-        yield Part(role, "text", said[at:].strip("\n"))
+        yield AnswerPart(role, "text", said[at:].strip("\n"))
 
 
-def html_of(part: Part, results: str = "") -> str:
+def html_of(part: AnswerPart, results: str = "") -> str:
     """A part, escaped; beside code stand `results`, which are HTML."""
     said = escape(part.text)
     if part.kind == "thoughts":

@@ -1,6 +1,6 @@
 """Choice of the run at the left, kept across pages and in the page's address.
 
-In: the folder of runs, the address, what was chosen before. Out: a `Choice`. The address always
+In: the folder of runs, the address, what was chosen before. Out: a `RunChoice`. The address always
 names a run by its folder, so that a link shows to others what it shows to you; a viewer of `latest`
 moves to a new run when one appears.
 """
@@ -21,7 +21,7 @@ CHOSEN, WRITTEN = "chosen_run", "written_run"
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunChoice:
     """The run that is shown. `name` is its folder's, `line` how it stands; without a line `trouble`
     says why there is nothing to show."""
 
@@ -30,7 +30,7 @@ class Choice:
     trouble: str = ""
 
 
-def choose_run(root: Path) -> Choice:
+def choose_run(root: Path) -> RunChoice:
     """The run that is chosen, which the address names from now on."""
     lines = {line.run_dir.name: line for line in data.runs(str(root))}
     asked, state = st.query_params.get(PARAMETER), st.session_state
@@ -41,17 +41,19 @@ def choose_run(root: Path) -> Choice:
     state[WRITTEN] = name
     if name is None:
         st.query_params.pop(PARAMETER, None)
-        return Choice(None, None, _nothing(root, bool(lines)))
+        return RunChoice(None, None, _nothing(root, bool(lines)))
     st.query_params[PARAMETER] = name
     line = lines.get(name)
     if line is None:
-        return Choice(name, None, f"There is no run {name} under {root}. Choose one at the left.")
+        return RunChoice(
+            name, None, f"There is no run {name} under {root}. Choose one at the left."
+        )
     if line.status == UNREADABLE:
-        return Choice(name, None, f"Run {name} cannot be read: {line.detail}")
-    return Choice(name, line)
+        return RunChoice(name, None, f"Run {name} cannot be read: {line.detail}")
+    return RunChoice(name, line)
 
 
-def offer_runs(root: Path, choice: Choice, served_by: str = "") -> None:
+def offer_runs(root: Path, choice: RunChoice, served_by: str = "") -> None:
     """The picker, at the left; it says when the run has ended that serves the pages."""
     lines = {line.run_dir.name: line for line in data.runs(str(root))}
     names = [LATEST, *(name for name, line in lines.items() if not line.notes.archived)]

@@ -34,7 +34,7 @@ SORTS: dict[str, Order] = {
 
 
 @dataclass(frozen=True)
-class Filter:
+class RunFilter:
     """Filter of the list of runs. `text`: words that a line must all contain; of the others
     an empty tuple lets everything through."""
 
@@ -45,13 +45,13 @@ class Filter:
     archived: bool = False
 
 
-def chosen_lines(lines: Sequence[RunLine], wanted: Filter, order: str) -> list[RunLine]:
+def chosen_lines(lines: Sequence[RunLine], wanted: RunFilter, order: str) -> list[RunLine]:
     """The lines that are asked for, in that order."""
     found = [line for line in lines if _fits(line, wanted)]
     return sorted(found, key=SORTS.get(order, SORTS["newest"]))
 
 
-def _fits(line: RunLine, wanted: Filter) -> bool:
+def _fits(line: RunLine, wanted: RunFilter) -> bool:
     if line.notes.archived and not wanted.archived:
         return False
     if wanted.states and line.status not in wanted.states:

@@ -148,7 +148,7 @@ def borders(detail: TrajectoryDetail) -> list[list[Any]]:
     """[position, kind, text] of what begins before a token: a window (kind "cut"), a turn or what
     another has written ("turn"), and tokens of other weights ("weights")."""
     t = detail.tokens
-    found: list[list[Any]] = [[cut.position, "cut", cut.text] for cut in window_cuts(detail)]
+    found: list[list[Any]] = [[at, "cut", text] for at, text in window_cuts(detail)]
     changes = np.flatnonzero((np.diff(t.turns) != 0) | (np.diff(t.sources) != 0)) + 1
     others = (t.sources != SOURCES.index("policy")).any() or t.turns.any()
     for i in [0, *changes.tolist()] if others and len(t.token_ids) else []:

@@ -8,7 +8,6 @@ it.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
 from typing import Any, NamedTuple
@@ -60,14 +59,6 @@ class Scale(NamedTuple):
     low: float
     middle: float
     high: float
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A window begins at `position`."""
-
-    position: int
-    text: str
 
 
 def colour_values(detail: TrajectoryDetail, by: str) -> Floats:
@@ -146,10 +137,10 @@ def background(value: float, by: str, scale: Scale) -> str | None:
     return tint(ORANGE if by in ("logprob", "age") else TEAL, strength * _STRONGEST)
 
 
-def window_cuts(detail: TrajectoryDetail) -> list[Cut]:
-    """Starts of windows, and the fate of each."""
+def window_cuts(detail: TrajectoryDetail) -> list[tuple[int, str]]:
+    """(position, text) of the starts of windows, with the fate of each."""
     rows = detail.windows.to_dict("records")
-    return [Cut(int(w["start"]), f"window {w['index']}: {fate(w)}") for w in rows]
+    return [(int(w["start"]), f"window {w['index']}: {fate(w)}") for w in rows]
 
 
 def fate(window: dict[Any, Any]) -> str:

@@ -35,7 +35,7 @@ class Mean(NamedTuple):
     error: float
 
 
-class Worth(NamedTuple):
+class AdvantageCorrelation(NamedTuple):
     """A correlation over windows; None where one side does not vary."""
 
     correlation: float | None
@@ -71,7 +71,7 @@ class CriticReport:
     rules: pd.DataFrame
     costs: pd.DataFrame
     ends: pd.DataFrame
-    worth: Worth
+    worth: AdvantageCorrelation
     reach: float | None
 
 
@@ -242,14 +242,14 @@ def ends(tokens: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["left", "which", "strength", "tokens"])
 
 
-def worth(tokens: pd.DataFrame) -> Worth:
+def worth(tokens: pd.DataFrame) -> AdvantageCorrelation:
     """Correlation of a window's mean advantage, which the value model alone estimated because the
     window closed before its answer ended, with the final mean return of its tokens."""
     guessed = tokens[~tokens["finished"] & tokens["in_loss"]]
     means = guessed.groupby(["trajectory_id", "window"])[["advantage", "return"]].mean()
     if len(means) < 3 or means.std().min() <= _NOTHING:
-        return Worth(None, len(means))
-    return Worth(float(means["advantage"].corr(means["return"])), len(means))
+        return AdvantageCorrelation(None, len(means))
+    return AdvantageCorrelation(float(means["advantage"].corr(means["return"])), len(means))
 
 
 def reach(gamma: float, lam: float) -> float | None:

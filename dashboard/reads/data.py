@@ -18,16 +18,12 @@ import streamlit as st
 
 from dashboard.reads.critic import CriticReport, report
 from dashboard.reads.scorings import Scorings, scorings
-from dashboard.reads.throttled import Paced
+from dashboard.reads.throttled import ThrottledReads
 from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
 from storage.queries import (
-    CoordinatorStatus,
-    DroppedPage,
-    RewardAlert,
-    RewardFailures,
     RunLine,
     StackDump,
     TrajectoryDetail,
@@ -42,7 +38,7 @@ LINES = 2
 """In a chart of more lines than this, each line has fewer points."""
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
-PACED = Paced()
+THROTTLED = ThrottledReads()
 REDRAWN_S = 10.0
 """Minimum seconds between redraws of a live run's chart: each costs some thousand bytes, and its
 newest value stands beside its title."""
@@ -55,7 +51,7 @@ _PICTURES: dict[tuple[str, bool], tuple[str, float]] = {}
 def forget() -> None:
     """Let go of everything that was read."""
     st.cache_data.clear()
-    PACED.clear()
+    THROTTLED.clear()
     _PICTURES.clear()
 
 
@@ -135,28 +131,29 @@ class RunData:
             _PICTURES[folder, samples] = now, time.monotonic()
         return folder, f"{now} {samples}"
 
-    def _paced(self, ask: Callable[..., T], *wanted: Any, stamp: str = "") -> T:
+    def _throttled(self, ask: Callable[..., T], *wanted: Any, stamp: str = "") -> T:
         """Result of a read of the folder; of a live run it may be a little older, where it takes
         long."""
         folder, newest = self._at
         key = (folder, ask.__name__, *wanted)
         status = self.line.status
-        found: T = PACED.read(
+        found: T = THROTTLED.read(
             key, stamp or newest, status, lambda: shown(ask(Path(folder), *wanted))
         )
         return found
 
-    def _kept(
+    def read(
         self, ask: Callable[..., T], *wanted: Any, at: tuple[str, str] | None = None, **how: Any
     ) -> T:
-        """Result of a read of the folder, kept as long as the run's stamp, or `at`, stays."""
+        """Result of a read of the folder, one of `storage.queries`, kept as long as the run's
+        stamp, or `at`, stays."""
         folder, stamp = at or self._at
         found: T = _read(folder, stamp, ask.__name__, wanted, how, ask)
         return found
 
     def summary(self) -> dict[str, Any]:
         """`storage.queries.run_figures`."""
-        return self._paced(queries.run_figures)
+        return self._throttled(queries.run_figures)
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
@@ -170,74 +167,42 @@ class RunData:
 
     def array(self, name: str) -> pd.DataFrame:
         """A metric that is an array, over the updates."""
-        return self._kept(queries.metric_arrays, name, points=POINTS // 4, at=self.picture())
+        return self.read(queries.metric_arrays, name, points=POINTS // 4, at=self.picture())
 
     def charted(self) -> list[str]:
         """Described metrics with one number per update, by name."""
         gauges = ("cpu/NAME", "gpu/NAME", "heartbeat/NAME", "memory/NAME")
-        names = self._kept(queries.metric_names, at=self.picture())
+        names = self.read(queries.metric_names, at=self.picture())
         patterns = {name: pattern_of(name) for name in names}
         return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
 
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
-        found = self._kept(queries.latest_metrics)
+        found = self.read(queries.latest_metrics)
         return {name: value for name, value in found.items() if name.startswith(prefix)}
-
-    def reward_model_curves(self) -> pd.DataFrame:
-        """`storage.queries.reward_model_curves`, at most POINTS a name."""
-        return self._kept(queries.reward_model_curves, points=POINTS)
-
-    def reward_model_report(self) -> dict[str, Any] | None:
-        """`storage.queries.reward_model_report`."""
-        return queries.reward_model_report(self.line.run_dir)
-
-    def reward_model_page(self) -> str | None:
-        """`storage.queries.reward_model_page`."""
-        return queries.reward_model_page(self.line.run_dir)
 
     def reward_sources(self, evaluation: int | None = None) -> pd.DataFrame:
         """One row a source of rewards, see `storage.queries.reward_sources`."""
-        return self._paced(queries.reward_sources, evaluation)
+        return self._throttled(queries.reward_sources, evaluation)
 
     def reward_lengths(self, evaluation: int | None = None) -> pd.DataFrame:
         """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
-        return self._kept(queries.reward_lengths, evaluation, newest=POINTS, at=self.picture())
+        return self.read(queries.reward_lengths, evaluation, newest=POINTS, at=self.picture())
 
     def scorings(self, sources: tuple[str, ...], evaluation: int | None = None) -> Scorings:
         """Scorings over the whole run, or an evaluation, by these sources; of a live run they
         change when there is something more to see."""
         stamp = self.picture(samples=True)[1]
-        return self._paced(_scorings, sources, evaluation, stamp=stamp)
-
-    def reward_failures(self) -> list[RewardFailures]:
-        """`storage.queries.reward_failures`."""
-        return self._kept(queries.reward_failures)
-
-    def reward_alerts(self, most: int) -> list[RewardAlert]:
-        """`storage.queries.reward_alerts`."""
-        return self._kept(queries.reward_alerts, most)
-
-    def asked_number(self) -> int:
-        """`storage.queries.asked_number`."""
-        return self._kept(queries.asked_number)
-
-    def prompt_history(self, prompt_id: str) -> pd.DataFrame:
-        """`storage.queries.prompt_history`."""
-        return self._kept(queries.prompt_history, prompt_id)
+        return self._throttled(_scorings, sources, evaluation, stamp=stamp)
 
     def alerts(self) -> list[Alert]:
         """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
         stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
-        return self._paced(queries.band_alerts, stamp=stamp)
+        return self._throttled(queries.band_alerts, stamp=stamp)
 
     def health(self) -> pd.DataFrame:
         """One row a process, see `storage.queries.process_health`."""
         return _health(self._at[0])
-
-    def coordinator_status(self) -> CoordinatorStatus | None:
-        """Status of the run that the coordinator wrote last."""
-        return queries.coordinator_status(self.line.run_dir)
 
     def stacks(self) -> dict[str, StackDump]:
         """The last stack of each process that wrote one."""
@@ -245,42 +210,34 @@ class RunData:
 
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
-        return self._kept(queries.evaluations)
+        return self.read(queries.evaluations)
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
         """The activity of all processes in the last seconds; None: in the whole run, drawn again
         when it is longer by a stretch."""
         stamp = self.picture(samples=True)[1] if seconds is None else ""
-        return self._paced(_activity, seconds, stamp=stamp)
+        return self._throttled(_activity, seconds, stamp=stamp)
 
     def lives(self, newest: int, seconds: float | None) -> pd.DataFrame:
         """`storage.queries.lives` of the last seconds; None: of the whole run."""
         stamp = self.picture(samples=True)[1]
-        return self._paced(_lives, newest, seconds, stamp=stamp)
+        return self._throttled(_lives, newest, seconds, stamp=stamp)
 
-    def processes(self) -> pd.DataFrame:
-        """One row a process."""
-        return self._kept(queries.process_table)
-
-    def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
+    def events(self, limit: int) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
-        return _events(self._at[0], limit, kind)
+        return _events(self._at[0], limit)
 
     def dropped(self) -> dict[str, int]:
         """Dropped tokens by reason."""
-        return self._paced(queries.dropped_tokens)
-
-    def dropped_page(self, **wanted: Any) -> DroppedPage:
-        """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
-        return self._kept(queries.dropped_page, **wanted)
+        return self._throttled(queries.dropped_tokens)
 
     def episode_ends(self) -> dict[str, int]:
         """Episodes by how they ended."""
-        return self._paced(queries.episode_ends)
+        return self._throttled(queries.episode_ends)
 
     def losses_by_length(self) -> pd.DataFrame:
         """Tokens that were lost, by length of the answer and reason."""
-        return self._paced(queries.losses_by_length)
+        return self._throttled(queries.losses_by_length)
 
     def critic(self, first: int, last: int) -> CriticReport | None:
         """Values of the value model in these updates; None where none were recorded. It is not
@@ -293,14 +250,6 @@ class RunData:
         whose response contains that text. Of a live run these are as of its
         last update, because reading all responses again for every token takes long."""
         return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
-
-    def beginnings(self, ids: tuple[int, ...]) -> dict[int, str]:
-        """`storage.queries.beginnings`."""
-        return self._kept(queries.beginnings, ids)
-
-    def images(self, prompt_ids: tuple[str, ...]) -> dict[str, list[Path]]:
-        """`storage.queries.prompt_images`."""
-        return self._kept(queries.prompt_images, prompt_ids)
 
     def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
         """One trajectory with every token; UserError where there is none."""
@@ -355,8 +304,8 @@ def _since(run_dir: Path, seconds: float | None) -> float | None:
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
-def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
-    return shown(queries.events(Path(run_dir), limit=limit, kind=kind))
+def _events(run_dir: str, limit: int) -> pd.DataFrame:
+    return shown(queries.events(Path(run_dir), limit=limit))
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

@@ -18,7 +18,7 @@ _SHARP = 256
 """Images of up to this many pixels stay lossless; larger ones become JPEG files."""
 
 
-class Picture(NamedTuple):
+class EmbeddedImage(NamedTuple):
     """An image in the page, and its pixels there."""
 
     url: str
@@ -27,12 +27,12 @@ class Picture(NamedTuple):
 
 
 @st.cache_data(max_entries=512, show_spinner=False)
-def picture(file: Path, side: int = LARGE) -> Picture:
+def picture(file: Path, side: int = LARGE) -> EmbeddedImage:
     """An image of a run; MediaError where it is missing or damaged."""
     image = open_rgb(MediaStore(file.parent).read(file.name), side=side)
     drawn = BytesIO()
     image.save(drawn, "PNG" if max(image.size) <= _SHARP else "JPEG", quality=90)
-    return Picture(data_url(drawn.getvalue()), *image.size)
+    return EmbeddedImage(data_url(drawn.getvalue()), *image.size)
 
 
 def thumbnail(file: Path) -> str | None:

@@ -24,9 +24,11 @@ _ENDS = {"finished": "has finished", "failed": "has failed", "interrupted": "was
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look at a run's processes. `word`: the coordinator's last one; `silent_s`: who was not
-    heard for so long is silent."""
+class HealthSnapshot:
+    """State of a run's processes at one moment, `now` (epoch seconds).
+
+    `word`: the coordinator's last status; `silent_s`: a process not heard for this long is silent.
+    """
 
     line: RunLine
     word: CoordinatorStatus | None
@@ -58,7 +60,7 @@ class Look:
         return "silent" if age is not None and age > self.silent_s else "up"
 
 
-def health_sentence(rows: pd.DataFrame, look: Look) -> tuple[str, bool]:
+def health_sentence(rows: pd.DataFrame, look: HealthSnapshot) -> tuple[str, bool]:
     """The first words of the page, and whether all is well."""
     line, deaths = look.line, _deaths(rows)
     if not is_live(line):
@@ -84,7 +86,7 @@ def health_sentence(rows: pd.DataFrame, look: Look) -> tuple[str, bool]:
     return said, True
 
 
-def health_rows(rows: pd.DataFrame, look: Look) -> pd.DataFrame:
+def health_rows(rows: pd.DataFrame, look: HealthSnapshot) -> pd.DataFrame:
     """The table of processes as shown."""
     return pd.DataFrame(
         [
@@ -105,7 +107,7 @@ def health_rows(rows: pd.DataFrame, look: Look) -> pd.DataFrame:
     )
 
 
-def _troubles(rows: pd.DataFrame, look: Look) -> list[str]:
+def _troubles(rows: pd.DataFrame, look: HealthSnapshot) -> list[str]:
     """Present problems. Where the coordinator is silent or lost, nothing is known of the others."""
     found: dict[str, str] = {}
     for row in _records(rows):

@@ -18,9 +18,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Of one run. `best_update` is the first with the best accuracy; `tokens` (policy tokens
-    trained), `seconds` (of training) and `update` are those of the first evaluation at or above the
-    target."""
+    """Held-out accuracies of one run, and what a target cost.
+
+    `best_update` is the first with the best accuracy; `tokens` (policy tokens trained), `seconds`
+    (of training) and `update` are those of the first evaluation at or above the target."""
 
     first: float | None = None
     best: float | None = None
@@ -55,8 +56,10 @@ def first_reaching(evaluations: pd.DataFrame, target: float) -> dict[str, Any] |
 
 
 def default_target(runs: Sequence[pd.DataFrame]) -> float:
-    """A target that says something: the largest multiple of `STEP` that all evaluated runs reached,
-    if none had it from the beginning; else the largest that any run reached."""
+    """Return a target that separates runs, a multiple of `STEP`.
+
+    It is the largest that all evaluated runs reached, if none had it from the beginning; else the
+    largest that any run reached."""
     known = [rows for rows in map(_known, runs) if rows]
     if not known:
         return 0.5

@@ -21,7 +21,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass
-class _Kept:
+class _CachedValue:
     """A value, what it is of, when it was read (monotonic) and the processor seconds of that."""
 
     stamp: str = ""
@@ -32,7 +32,7 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Paced:
+class ThrottledReads:
     """Values by key; the ones that were not asked for longest are let go."""
 
     def __init__(
@@ -41,14 +41,15 @@ class Paced:
         used: Callable[[], float] = time.thread_time,
     ) -> None:
         self._clock, self._used = clock, used
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Key, _CachedValue] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, key: Key, stamp: str, status: str, ask: Callable[[], Any]) -> Any:
-        """The value under the key as of `stamp`, or, of a run of this `status`, an older one whose
-        rest is not over. Nobody may change it."""
+        """Return the value under the key as of `stamp`, which nobody may change.
+
+        Of a run of this `status` it may be an older one whose rest is not over."""
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
+            kept = self._kept.setdefault(key, _CachedValue())
             self._kept.move_to_end(key)
             while len(self._kept) > MOST:
                 self._kept.popitem(last=False)

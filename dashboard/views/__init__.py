@@ -1,1 +1,1 @@
-"""One module a page: `render(run, root)` draws it; the rest of the dashboard is pure."""
+"""One module a page: `render(run)` draws it; the rest of the dashboard is pure."""

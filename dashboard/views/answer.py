@@ -16,7 +16,7 @@ from dashboard.charts.figures import thinned, token_chart
 from dashboard.components import panels
 from dashboard.components.images import images_html, marks_of
 from dashboard.components.reading import (
-    Part,
+    AnswerPart,
     answer_parts,
     html_of,
     inert_markdown,
@@ -29,7 +29,6 @@ from dashboard.components.tokens import (
     COLOURINGS,
     KINDS,
     MAX_TOKENS,
-    Difference,
     Scale,
     colour_scale,
     colour_values,
@@ -43,8 +42,10 @@ from dashboard.formatting import count, number, series_words
 from dashboard.reads.data import RunData
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
+from storage import queries
 from storage.queries import TrajectoryDetail
 
+cached_difference = st.cache_data(max_entries=16, show_spinner=False)(difference)
 TRAJECTORY = "trajectory"
 """The chosen trajectory's id, in the session and in the address."""
 BESIDE = "beside"
@@ -88,10 +89,9 @@ def read_or_say(run: RunData, chosen: int) -> None:
 
 def _read(run: RunData, detail: TrajectoryDetail) -> None:
     row = detail.row
-    with st.container(border=True):
-        panels.card_title(f"Trajectory {row['trajectory_id']}")
+    with panels.framed(f"Trajectory {row['trajectory_id']}"):
         _facts(detail)
-        history = run.prompt_history(row["prompt_id"])
+        history = run.read(queries.prompt_history, row["prompt_id"])
         _over_updates(detail, history)
         _siblings(detail)
         other = _beside(run, detail, history)
@@ -196,7 +196,7 @@ def _text(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None
             _draw_parts(answer_parts(side, is_code=is_code), way, results_html(side))
 
 
-def _draw_parts(parts: Sequence[Part], way: str, results: str) -> None:
+def _draw_parts(parts: Sequence[AnswerPart], way: str, results: str) -> None:
     """Parts under their roles; the results of tests stand beside the last code."""
     last = max((i for i, part in enumerate(parts) if part.kind == "code"), default=None)
     for i, part in enumerate(parts):
@@ -304,7 +304,7 @@ def _beside(
 
 def _side_by_side(left: TrajectoryDetail, right: TrajectoryDetail, by: str, first: int) -> None:
     """Two answers in the same colours, and where they differ."""
-    found = _difference(left.tokens.token_ids.tolist(), right.tokens.token_ids.tolist())
+    found = cached_difference(left.tokens.token_ids.tolist(), right.tokens.token_ids.tolist())
     values = np.concatenate([colour_values(left, by), colour_values(right, by)])
     scale: Scale = colour_scale(values, by)
     ours, theirs = int(left.row["trajectory_id"]), int(right.row["trajectory_id"])
@@ -317,11 +317,6 @@ def _side_by_side(left: TrajectoryDetail, right: TrajectoryDetail, by: str, firs
             _TOKENS(data=answer_data(detail, by, first, scale=scale, differs=differs), key=key)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def _difference(left: list[int], right: list[int]) -> Difference:
-    return difference(left, right)
-
-
 def _chart(detail: TrajectoryDetail, by: str) -> None:
     """The quantity along the response."""
     if by in KINDS:
@@ -329,7 +324,7 @@ def _chart(detail: TrajectoryDetail, by: str) -> None:
     values = colour_values(detail, by)
     frame = pd.DataFrame({"position": range(len(values)), by: values}).dropna()
     if len(frame) > 1:
-        cuts = [cut.position for cut in window_cuts(detail) if cut.position]
+        cuts = [at for at, _ in window_cuts(detail) if at]
         line = frame.rename(columns={"position": "x", by: "value"}).assign(name=by)
         panels.draw(
             kept(token_chart, thinned(frame, [by], POINTS), by, cuts),

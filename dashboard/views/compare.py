@@ -1,7 +1,7 @@
 """Compare: runs side by side. Which is better, since when, at what cost, and what differs.
 
-It needs no run to be chosen at the left: the address lists the runs (`run_choice`). Every chart has
-the same lines in the same colours over the same axis.
+It needs no run to be chosen at the left: the address lists the runs (`multi_run_picker`). Every
+chart has the same lines in the same colours over the same axis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ import streamlit as st
 from dashboard.charts.chart_spec import kept
 from dashboard.charts.comparison import (
     LASTS,
-    Line,
-    Member,
+    ComparedLine,
+    ComparedRun,
     difference,
     divergences,
     lines_of,
@@ -32,10 +32,9 @@ from dashboard.charts.run_comparison import comparison_chart
 from dashboard.components import panels
 from dashboard.components.multi_run_picker import choose_runs
 from dashboard.components.panels import BOUND
-from dashboard.components.run_picker import Choice
+from dashboard.components.run_picker import RunChoice
 from dashboard.formatting import count, duration, metric_caption, series_words, share
 from dashboard.palette import ORANGE, tint
-from dashboard.reads import data
 from dashboard.reads.configurations import differences
 from dashboard.reads.data import RunData
 from dashboard.reads.targets import accuracies, default_target, noise_margin
@@ -85,19 +84,19 @@ _CAPTIONS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ChartChoice:
     """Choices above the charts. `margin` is an accuracy."""
 
     axis: Axis
     smoothing: float
     metrics: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedLine, ...]
     against: str
     margin: float
     target: float
 
 
-def render(root: Path, choice: Choice) -> None:
+def render(root: Path, choice: RunChoice) -> None:
     """The page."""
     st.html('<div class="hr-line"><h1>Compare</h1></div>')
     found = choose_runs(root, choice.name)
@@ -105,21 +104,11 @@ def render(root: Path, choice: Choice) -> None:
         panels.empty("Choose runs above, or rows of the page Runs.")
         return
     wanted = _wanted({line.run_dir.name: RunData(line) for line in found})
-    folders = [str(line.run_dir) for line in found]
-    was_live = any(map(data.is_live, found))
-
-    @st.fragment(run_every=panels.REFRESH_S if was_live else None)
-    def section() -> None:
-        lines = [data.run_line(folder) for folder in folders]
-        if was_live and not any(map(data.is_live, lines)):
-            st.rerun()
-        panels.with_jumps(partial(_section, lines, wanted))
-
-    section()
+    panels.live_runs(found, partial(_section, wanted=wanted))
     _differences(wanted)
 
 
-def _wanted(runs: dict[str, RunData]) -> Wanted:
+def _wanted(runs: dict[str, RunData]) -> ChartChoice:
     """The bar above the charts; all of it is in the address."""
     members = [_member(name, run) for name, run in runs.items()]
     evaluations = [run.evaluations() for run in runs.values()]
@@ -154,7 +143,7 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
             help="Two accuracies are apart when they differ by more than this. Without a number: "
             "two standard errors of a difference at this number of held-out prompts.", **BOUND,
         )  # fmt: skip
-    return Wanted(
+    return ChartChoice(
         axis=axis,
         smoothing=smoothing,
         metrics=tuple(metrics),
@@ -165,15 +154,15 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
     )
 
 
-def _member(name: str, run: RunData) -> Member:
+def _member(name: str, run: RunData) -> ComparedRun:
     try:
         config = run.config()
     except UserError:
         config = {}
-    return Member(name, run.line.name, run.line.seed, config)
+    return ComparedRun(name, run.line.name, run.line.seed, config)
 
 
-def _section(lines: Sequence[RunLine], wanted: Wanted) -> None:
+def _section(lines: Sequence[RunLine], wanted: ChartChoice) -> None:
     panels.begin_jumps()
     runs = {line.run_dir.name: RunData(line) for line in lines}
     metrics = dict.fromkeys([ACCURACY, *wanted.metrics])
@@ -190,7 +179,7 @@ def _section(lines: Sequence[RunLine], wanted: Wanted) -> None:
     _accuracies(runs, wanted)
 
 
-def _frame(runs: dict[str, RunData], metric: str, wanted: Wanted) -> pd.DataFrame:
+def _frame(runs: dict[str, RunData], metric: str, wanted: ChartChoice) -> pd.DataFrame:
     """All lines of one metric. Those of updates are put together again when one of the runs has
     something more to see; evaluations are few."""
     if metric in EVALUATED:
@@ -217,25 +206,24 @@ def _lines(
     axis: Axis,
     smoothing: float,
     _runs: dict[str, RunData],
-    _of: tuple[Line, ...],
+    _of: tuple[ComparedLine, ...],
 ) -> pd.DataFrame:
     return metric_lines(_of, lambda name: _runs[name].series((metric,), axis), smoothing=smoothing)
 
 
-def _apart(metric: str, frame: pd.DataFrame, wanted: Wanted) -> dict[str, Divergence | None]:
+def _apart(metric: str, frame: pd.DataFrame, wanted: ChartChoice) -> dict[str, Divergence | None]:
     """From where on each other line is apart from the one that is compared with."""
     margin = wanted.margin if metric == ACCURACY else metric_margin(frame)
     lasts = 0.0 if metric in EVALUATED else LASTS
     return divergences(frame, wanted.against, margin, lasts=lasts)
 
 
-def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
+def _verdict(frame: pd.DataFrame, wanted: ChartChoice) -> None:
     """Line that is better in held-out accuracy, and since when: of lines with two evaluations at
     least."""
     apart = _apart(ACCURACY, frame, wanted)
     evaluations = frame.groupby("label")["x"].nunique()
-    with st.container(border=True):
-        panels.card_title("Which is better, since when?", f"Against {wanted.against}")
+    with panels.framed("Which is better, since when?", f"Against {wanted.against}"):
         if len(wanted.lines) < 2:
             panels.empty("One line says nothing by itself: choose more runs, or show seeds apart.")
         elif not apart:
@@ -257,7 +245,7 @@ def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
         )
 
 
-def _sentence(label: str, found: Divergence | None, wanted: Wanted, evaluations: int) -> str:
+def _sentence(label: str, found: Divergence | None, wanted: ChartChoice, evaluations: int) -> str:
     name = f"<b>{escape(label)}</b>"
     if evaluations < 2:
         return f'{name}: <span class="hr-soft">cannot be told yet: 1 evaluation</span>'
@@ -270,11 +258,10 @@ def _sentence(label: str, found: Divergence | None, wanted: Wanted, evaluations:
     )
 
 
-def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: Wanted) -> None:
+def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: ChartChoice) -> None:
     """One chart, and from where on its lines are apart."""
     title = TITLES.get(metric, metric)
-    with st.container(border=True, height="stretch"):
-        panels.card_title(title)
+    with panels.framed(title, height="stretch"):
         if frame.empty:
             panels.empty("None of these runs has it so far.")
         else:
@@ -304,9 +291,8 @@ def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: W
         st.caption(_CAPTIONS.get(metric) or metric_caption((metric,)))
 
 
-def _accuracies(runs: dict[str, RunData], wanted: Wanted) -> None:
-    with st.container(border=True):
-        panels.card_title(f"Held-out accuracy, and what {share(wanted.target)} cost")
+def _accuracies(runs: dict[str, RunData], wanted: ChartChoice) -> None:
+    with panels.framed(f"Held-out accuracy, and what {share(wanted.target)} cost"):
         st.dataframe(
             accuracy_rows(runs, wanted.lines, wanted.target),
             hide_index=True,
@@ -322,10 +308,9 @@ def _accuracies(runs: dict[str, RunData], wanted: Wanted) -> None:
         )
 
 
-def _differences(wanted: Wanted) -> None:
+def _differences(wanted: ChartChoice) -> None:
     members = [member for line in wanted.lines for member in line.members]
-    with st.container(border=True):
-        panels.card_title("Differences in configuration")
+    with panels.framed("Differences in configuration"):
         found = differences({member.name: member.config for member in members})
         if len(members) < 2 or found.empty:
             panels.empty("There are none." if len(members) > 1 else "One run differs from nothing.")
@@ -340,7 +325,7 @@ def _differences(wanted: Wanted) -> None:
         )
 
 
-def accuracy_rows(runs: Mapping[str, RunData], lines: Sequence[Line], target: float) -> Any:
+def accuracy_rows(runs: Mapping[str, RunData], lines: Sequence[ComparedLine], target: float) -> Any:
     """A row for each run, line by line; `run` is a link to its overview."""
     rows = []
     for line in lines:

@@ -6,7 +6,6 @@ Above all what it says where T-PPO has to trust it: at the cuts of windows whose
 import math
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -85,12 +84,9 @@ ENDS = (
 _NO_CUTS = "No window of these answers was cut: nothing was assumed of what comes after one."
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, _body)
-
-
-def _body(run: RunData) -> None:
     panels.title(run, "Critic")
     algorithm = run.config()["algorithm"]
     if missing := without_critic(algorithm):
@@ -266,8 +262,7 @@ def _rules(found: CriticReport, boundary: str) -> None:
         }
         for row in found.rules.to_dict("records")
     ]
-    with st.container(border=True):
-        panels.card_title("The three rules on the same cuts")
+    with panels.framed("The three rules on the same cuts"):
         st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", alt="The three rules")
         st.caption(
             f"{count(found.rules['cuts'].iloc[0])} cuts whose next token was trained: what each "

@@ -5,8 +5,6 @@ trajectory that lost tokens.
 """
 
 from functools import partial
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,10 +13,11 @@ import streamlit as st
 from dashboard.charts.dropped_tokens import losses_chart
 from dashboard.components import panels
 from dashboard.components.panels import BOUND
-from dashboard.formatting import count, moment, number, reason_name, share
+from dashboard.formatting import bars_html, count, moment, number, reason_name, share
 from dashboard.palette import ORANGE
 from dashboard.reads.data import RunData, is_live
 from headrace.metrics.registry import METRICS
+from storage import queries
 
 ROWS = 100
 ORDERS = ("newest", "most tokens", "longest")
@@ -40,7 +39,7 @@ HELPS = {
 """What to make of a reason, and what to do about it."""
 
 
-def render(run: RunData, root: Path) -> None:
+def render(run: RunData) -> None:
     """Draw the page. The rows are not drawn again by themselves, because the reader would lose the
     place; the rest is."""
     panels.live(run, _body)
@@ -56,8 +55,7 @@ def _body(run: RunData) -> None:
             "No token was dropped." if tokens["generated"] else panels.awaited(run, "tokens")
         )
         return
-    with st.container(border=True):
-        panels.card_title("Why tokens were not trained")
+    with panels.framed("Why tokens were not trained"):
         st.html(reasons_html(counts, tokens["generated"]))
         st.html(verdict_html(counts, tokens["dropped"], live=is_live(run.line)))
     panels.grid(
@@ -94,15 +92,12 @@ def _by_length(run: RunData) -> None:
 
 def reasons_html(counts: dict[str, int], generated: int) -> str:
     """A row a reason: its tokens as a bar, what it means, what to make of it."""
-    most = max(counts.values(), default=1) or 1
-    rows = "".join(
-        f'<div class="hr-reason"><b>{escape(reason_name(reason))}</b>'
-        f"<span>{count(tokens)}</span><span>{_part(tokens, generated)}"
-        f'</span><i><i style="width:{100 * tokens / most:.1f}%;background:{ORANGE}"></i></i>'
-        f"<em>{escape(_meaning(reason))}</em></div>"
-        for reason, tokens in sorted(counts.items(), key=lambda item: -item[1])
+    return bars_html(
+        [
+            (reason_name(reason), tokens, _part(tokens, generated), ORANGE, _meaning(reason))
+            for reason, tokens in sorted(counts.items(), key=lambda item: -item[1])
+        ]
     )
-    return f'<div class="hr-reasons">{rows}</div>'
 
 
 def _part(tokens: int, generated: int) -> str:
@@ -163,11 +158,12 @@ def _rows(run: RunData) -> None:
             "lengths": (None if least is None else int(least), None if most is None else int(most)),
         }
         table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
-        top = run.dropped_page(**wanted, limit=ROWS)
+        top = run.read(queries.dropped_page, **wanted, limit=ROWS)
         total, pages = top.total, max(1, -(-top.total // ROWS))
         page = foot.pagination(pages, key="rows_page", **BOUND) if pages > 1 else 1
         first = (page - 1) * ROWS
-        rows = run.dropped_page(**wanted, limit=ROWS, offset=first).rows if first else top.rows
+        found = run.read(queries.dropped_page, **wanted, limit=ROWS, offset=first) if first else top
+        rows = found.rows
         if not total:
             table.caption("Nothing matches.")
             return

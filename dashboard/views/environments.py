@@ -1,13 +1,11 @@
 """Environments: how episodes end, how many turns they have, what tools do, who waits for whom."""
 
 from functools import partial
-from html import escape
-from pathlib import Path
 
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.formatting import count, metric_label, share
+from dashboard.formatting import bars_html, metric_label, share
 from dashboard.palette import BLUE, ORANGE
 from dashboard.reads.data import RunData
 
@@ -33,12 +31,9 @@ MEANINGS = {
 TOOLS = (("Calls of tools", "calls"), ("Wrong calls", "errors"), ("Seconds in tools", "seconds"))
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, _body)
-
-
-def _body(run: RunData) -> None:
     panels.title(run, "Environments")
     if not run.config().get("environment"):
         panels.empty("This run has no [environment]: an answer is one turn.")
@@ -47,8 +42,7 @@ def _body(run: RunData) -> None:
     if not ends:
         panels.empty(panels.awaited(run, "the first episode"))
         return
-    with st.container(border=True):
-        panels.card_title("How episodes ended")
+    with panels.framed("How episodes ended"):
         st.html(ends_html(ends))
     said = [name for name in run.charted() if name.startswith("environment/")]
     own = ("environment/turns", "environment/step_s")
@@ -75,17 +69,12 @@ def _is_of(name: str, what: str) -> bool:
 
 def ends_html(ends: dict[str, int]) -> str:
     """A row for each end: episodes as a bar, their share, and what it means."""
-    total, most = sum(ends.values()), max(ends.values())
+    total = sum(ends.values())
     words = {end: end if "." in end else end.replace("_", " ") for end in ends}  # keys stay keys
-    rows = "".join(
-        f'<div class="hr-reason"><b>{escape(words[end])}</b><span>{count(number)}</span>'
-        f"<span>{share(number / total)}</span><i><i style="
-        f'"width:{100 * number / most:.1f}%;background:{_color(end)}"></i></i>'
-        f"<em>{escape(MEANINGS.get(end, ''))}</em></div>"
-        for end, number in ends.items()
+    colours = dict.fromkeys(("finished", "running", "issued"), BLUE)
+    return bars_html(
+        [
+            (words[end], n, share(n / total), colours.get(end, ORANGE), MEANINGS.get(end, ""))
+            for end, n in ends.items()
+        ]
     )
-    return f'<div class="hr-reasons">{rows}</div>'
-
-
-def _color(end: str) -> str:
-    return BLUE if end in ("finished", "running", "issued") else ORANGE

@@ -3,7 +3,6 @@
 import time
 from functools import partial
 from html import escape
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -12,7 +11,8 @@ from dashboard.components import panels
 from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_html, event_rows
 from dashboard.formatting import duration, moment
 from dashboard.reads.data import RunData, is_live
-from dashboard.reads.process_health import Look, health_rows, health_sentence
+from dashboard.reads.process_health import HealthSnapshot, health_rows, health_sentence
+from storage import queries
 from storage.queries import StackDump
 
 EVENTS = 200
@@ -23,7 +23,7 @@ _BEATS = 3
 _LEAST_SILENCE_S = 5.0
 
 
-def render(run: RunData, root: Path) -> None:
+def render(run: RunData) -> None:
     """Draw the page. Stacks are not drawn again by themselves: their reader would lose the
     place."""
     panels.live(run, _body)
@@ -54,15 +54,15 @@ _MEMORY = (
 )
 
 
-def _look(run: RunData) -> Look:
+def _look(run: RunData) -> HealthSnapshot:
     beat_s = run.config().get("transport", {}).get("heartbeat_s") or 0.0
     silent_s = max(_LEAST_SILENCE_S, _BEATS * float(beat_s))
-    return Look(run.line, run.coordinator_status(), time.time(), silent_s)
+    status = queries.coordinator_status(run.line.run_dir)
+    return HealthSnapshot(run.line, status, time.time(), silent_s)
 
 
-def _processes(run: RunData, rows: pd.DataFrame, look: Look) -> None:
-    with st.container(border=True):
-        panels.card_title("Processes")
+def _processes(run: RunData, rows: pd.DataFrame, look: HealthSnapshot) -> None:
+    with panels.framed("Processes"):
         if rows.empty:
             panels.empty(panels.awaited(run, "processes that say hello"))
             return
@@ -76,15 +76,13 @@ def _processes(run: RunData, rows: pd.DataFrame, look: Look) -> None:
 
 
 def _alerts(run: RunData) -> None:
-    with st.container(border=True, height="stretch"):
-        panels.card_title("Alerts")
+    with panels.framed("Alerts", height="stretch"):
         st.html(alerts_html(run.alerts(), run.line.run_dir.name))
         st.caption(CAPTION)
 
 
-def _waits(run: RunData, look: Look) -> None:
-    with st.container(border=True, height="stretch"):
-        panels.card_title("What the run waits for")
+def _waits(run: RunData, look: HealthSnapshot) -> None:
+    with panels.framed("What the run waits for", height="stretch"):
         word = look.word
         if word is None:
             panels.empty("This run did not write down what it waits for.")
@@ -105,8 +103,7 @@ def _waits(run: RunData, look: Look) -> None:
 
 def _events(run: RunData) -> None:
     rows = run.events(EVENTS)
-    with st.container(border=True):
-        panels.card_title("What happened")
+    with panels.framed("What happened"):
         if rows.empty:
             panels.empty("Nothing so far.")
             return
@@ -125,8 +122,7 @@ def _events(run: RunData) -> None:
 
 def _stacks(run: RunData) -> None:
     found = run.stacks()
-    with st.container(border=True):
-        panels.card_title("Last stacks")
+    with panels.framed("Last stacks"):
         if not found:
             panels.empty("No process wrote one: none failed, and none was asked what it was doing.")
         for name, stack in found.items():

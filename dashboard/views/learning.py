@@ -1,7 +1,6 @@
 """Learning: whether the policy gets better, and whether its gradients look healthy."""
 
 from functools import partial
-from pathlib import Path
 
 import streamlit as st
 
@@ -44,12 +43,9 @@ ARRAYS = (
 )
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, _body)
-
-
-def _body(run: RunData) -> None:
     panels.title(run, "Learning")
     with panels.filters(border=False), st.container(horizontal=True, gap="medium"):
         x, smoothing = panels.axis_and_smoothing("none")

@@ -14,6 +14,7 @@ from dashboard.components.alert_list import CAPTION, alerts_html, event_html, ev
 from dashboard.components.tokens import prompt_html
 from dashboard.formatting import (
     answers_address,
+    clock,
     count,
     duration,
     link_html,
@@ -25,6 +26,7 @@ from dashboard.reads import data
 from dashboard.reads.data import RunData
 from dashboard.reads.ledger import ledger_html
 from headrace.config.sections.reward import RewardConfig
+from storage import queries
 from storage.queries import UNREADABLE, RunLine
 
 _ENDED = {
@@ -34,20 +36,16 @@ _ENDED = {
 }
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, partial(_run, root=root))
-
-
-def _run(run: RunData, root: Path) -> None:
     summary = run.summary()
     _headline(run, summary)
     if run.line.status == "failed":
         _failed_scorings(run)
     _figures(summary)
     _alerts(run)
-    with st.container(border=True):
-        panels.card_title("The token ledger")
+    with panels.framed("The token ledger"):
         st.html(ledger_html(summary["tokens"]))
         st.caption(
             "Every response token that was journaled, each counted once: in the policy loss of a "
@@ -67,7 +65,7 @@ def _run(run: RunData, root: Path) -> None:
         _processes(run)
     with right:
         _events(run)
-    _others(root)
+    _others(run.line.run_dir.parent)
 
 
 def _headline(run: RunData, summary: dict[str, Any]) -> None:
@@ -85,14 +83,16 @@ def _headline(run: RunData, summary: dict[str, Any]) -> None:
 
 
 def _failed_scorings(run: RunData) -> None:
-    """Of a run that failed: the function of rewards that gave no score most often, what it said,
-    an answer that it said it of, and what to do."""
-    failures = run.reward_failures()
+    """Show the reward function that most often gave no score, of a run that failed.
+
+    With what it said, an answer that it said it of, and what to do."""
+    failures = run.read(queries.reward_failures)
     if not failures:
         return
     worst, name = failures[0], run.line.run_dir.name
     detail = run.trajectory(worst.trajectory_id)
-    history = run.prompt_history(detail.row["prompt_id"]).set_index("trajectory_id")
+    history = run.read(queries.prompt_history, detail.row["prompt_id"])
+    history = history.set_index("trajectory_id")
     evaluation = history["evaluation"].get(worst.trajectory_id)
     answers = panels.answers_name(None if pd.isna(evaluation) else int(evaluation))
     source = RewardConfig.model_validate(run.config()["reward"]).each().get(worst.source)
@@ -100,8 +100,7 @@ def _failed_scorings(run: RunData) -> None:
     failed = {"answers": answers, "scores": worst.status, "sources": worst.source}
     every = answers_address(name, **failed)
     one = answers_address(name, **failed, trajectory=worst.trajectory_id)
-    with st.container(border=True):
-        panels.card_title("The reward function gave no score")
+    with panels.framed("The reward function gave no score"):
         st.html(
             f"<p><b>{escape(scorer)}</b> {_ENDED.get(worst.status, worst.status)} on "
             f"{link_html(every, f'{count(worst.number)} answers')}. Of "
@@ -146,7 +145,8 @@ def _figures(summary: dict[str, Any]) -> None:
     )
     meaning = "mean, in tokens, in the held-out evaluations"
     length_card.metric("Response length", number(length), grown, help=meaning, **plain)
-    updates.metric("Updates", count(summary["updates"]), _skipped(summary), **plain)
+    skipped = f"{summary['skipped_updates']} skipped" if summary["skipped_updates"] else None
+    updates.metric("Updates", count(summary["updates"]), skipped, **plain)
     generated = f"{count(summary['tokens']['generated'])} generated"
     tokens.metric("Tokens trained", count(summary["tokens"]["trained_policy"]), generated, **plain)
     staleness.metric(
@@ -158,24 +158,18 @@ def _figures(summary: dict[str, Any]) -> None:
     )
 
 
-def _skipped(summary: dict[str, Any]) -> str | None:
-    return f"{summary['skipped_updates']} skipped" if summary["skipped_updates"] else None
-
-
 def _alerts(run: RunData) -> None:
     """Those that last; the page Health has the others too."""
     standing = [alert for alert in run.alerts() if alert.now]
     if standing:
-        with st.container(border=True):
-            panels.card_title("Alerts")
+        with panels.framed("Alerts"):
             st.html(alerts_html(standing, run.line.run_dir.name))
             st.caption(CAPTION)
 
 
 def _processes(run: RunData) -> None:
-    rows = run.processes()
-    with st.container(border=True, height="stretch"):
-        panels.card_title("Processes")
+    rows = run.read(queries.process_table)
+    with panels.framed("Processes", height="stretch"):
         if rows.empty:
             panels.empty(panels.awaited(run, "processes that say hello"))
             return
@@ -207,7 +201,7 @@ def process_rows(
             "process": rows["name"],
             "state": rows["state"] if is_live else rows["state"].replace("up", "ended"),
             "heartbeat": ["-" if beat is None else f"{beat + lag:.1f} s" for beat in beats],
-            "since": [_clock(at) for at in rows["changed_at"]],
+            "since": [clock(at) for at in rows["changed_at"]],
             "starts": rows["starts"],
             "pid": rows["pid"],
             "host": rows["host"],
@@ -217,19 +211,14 @@ def process_rows(
 
 def _events(run: RunData) -> None:
     rows = run.events(24)
-    with st.container(border=True, height="stretch"):
-        panels.card_title("What happened")
+    with panels.framed("What happened", height="stretch"):
         if rows.empty:
             panels.empty("Nothing so far.")
             return
         newest = rows.head(9).itertuples()
-        st.html("".join(event_html(row, _clock) for row in newest))
+        st.html("".join(event_html(row, clock) for row in newest))
         with st.expander("more"):
             st.dataframe(event_rows(rows), hide_index=True, width="stretch", alt="Events")
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _others(root: Path) -> None:

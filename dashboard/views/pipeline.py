@@ -1,7 +1,6 @@
 """Pipeline: who works when, who waits for whom, and how old tokens are when they are trained."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,11 +30,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         {"bounds": ("schedule/bound",)},
     ),
     ("Staleness", ("staleness/mean", "staleness/max"), {}),
-    (
-        "Tokens per second",
-        ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s"),
-        {},
-    ),
+    ("Tokens per second", ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s"), {}),
     (
         "Queues",
         (
@@ -77,12 +72,9 @@ ARRAYS = (
 )
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, _body)
-
-
-def _body(run: RunData) -> None:
     panels.title(run, "Pipeline")
     _sentence(run)
     chosen = panels.one_of("Timeline", SPANS, "whole run", key="span")
@@ -137,8 +129,9 @@ def _sentence(run: RunData) -> None:
 
 
 def idle_shares(frame: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Of the learner and of generators together, in the span of an activity frame; None without
-    training time."""
+    """Idle shares of the learner and of generators together, in an activity frame's span.
+
+    None without training time."""
     idle = idle_of(frame)
     others = [value for lane, value in idle.items() if lane != "learner"]
     return idle.get("learner"), sum(others) / len(others) if others else None

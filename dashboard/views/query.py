@@ -1,7 +1,6 @@
 """Query: questions in SQL to the run, within limits."""
 
 from itertools import islice
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -39,7 +38,7 @@ EXAMPLES = {
 }
 
 
-def render(run: RunData, root: Path) -> None:
+def render(run: RunData) -> None:
     """The page."""
     panels.title(run, "Query")
     example = st.selectbox("Example", list(EXAMPLES))

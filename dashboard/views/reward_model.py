@@ -4,7 +4,6 @@ All pages show it alike, because such a run has no generators and no trajectorie
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -13,7 +12,8 @@ from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import reliability_chart, series_chart
 from dashboard.components import panels
 from dashboard.formatting import count, duration, number, share
-from dashboard.reads.data import RunData
+from dashboard.reads.data import POINTS, RunData
+from storage import queries
 
 CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("Loss", ("loss", "held_out/loss"), "",
@@ -50,26 +50,23 @@ FIGURES = (
 """Of reward models and of rankers: two titles, each with the name of its figure."""
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, _run)
-
-
-def _run(run: RunData) -> None:
     summary = run.summary()
     _headline(summary)
     _figures(summary)
-    curves = run.reward_model_curves()
+    curves = run.read(queries.reward_model_curves, points=POINTS)
     known = set(curves.dropna(subset=["value"])["name"])
     drawn = [chart for chart in CHARTS if known & set(chart[1])]
     cards = [partial(_card, run, curves, *chart) for chart in drawn]
-    report = run.reward_model_report()
+    report = queries.reward_model_report(run.line.run_dir)
     if report is not None and "calibration" in report["after"]:
         cards.append(partial(_reliability, report["after"]["calibration"]["bins"]))
     if not cards:
         panels.empty(panels.awaited(run, "the first look at the held-out examples"))
     panels.grid(cards)
-    page = run.reward_model_page()
+    page = queries.reward_model_page(run.line.run_dir)
     if page is not None:
         with st.expander("The report"):
             # The picture beside it is drawn above, from the same numbers.

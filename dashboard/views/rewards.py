@@ -1,11 +1,9 @@
 """Rewards: who scores, what each source pays and of which parts, how it fares, and whether it still
 means what it should."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,6 +15,7 @@ from dashboard.components import panels
 from dashboard.components.alert_list import WARNS
 from dashboard.formatting import (
     answers_address,
+    clock,
     count,
     link_html,
     metric_caption,
@@ -28,6 +27,7 @@ from dashboard.reads import scorings
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.scorings import Scorings
 from headrace.metrics.health_ranges import MIN_UPDATES_BACK
+from storage import queries
 from storage.queries import RewardAlert
 
 CHARTS = (
@@ -58,12 +58,9 @@ LONGEST_ERROR = 300
 """Characters of an error that are shown."""
 
 
-def render(run: RunData, root: Path) -> None:
+@panels.repainted
+def render(run: RunData) -> None:
     """The page."""
-    panels.live(run, _body)
-
-
-def _body(run: RunData) -> None:
     panels.title(run, "Rewards")
     evaluation = panels.choose_answers(run)
     rows = run.reward_sources(evaluation)
@@ -172,9 +169,8 @@ def _scatter(run: RunData, evaluation: int | None) -> None:
 
 
 def _alerts(run: RunData) -> None:
-    with st.container(border=True):
-        panels.card_title("Alerts")
-        lines = [_alert(run, alert) for alert in run.reward_alerts(MOST_ALERTS)]
+    with panels.framed("Alerts"):
+        lines = [_alert(run, alert) for alert in run.read(queries.reward_alerts, MOST_ALERTS)]
         st.html("".join(lines) or _QUIET)
         st.caption(
             "A monitor that crosses its bound of `reward.alerts` says so once, and again only "
@@ -184,11 +180,10 @@ def _alerts(run: RunData) -> None:
 
 
 def _alert(run: RunData, alert: RewardAlert) -> str:
-    clock = time.strftime("%H:%M:%S", time.localtime(alert.at))
     filters = alert_filters(alert, run.config()["reward"]["alerts"]["answers"])
     link = link_html(_address(run, None, **filters), alert.text)
     return (
-        f'<div style="margin:.28rem 0"><span class="hr-soft">{clock}</span>&ensp;'
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(alert.at)}</span>&ensp;'
         f"{WARNS}{link}</div>"
     )
 
@@ -208,15 +203,15 @@ def alert_filters(alert: RewardAlert, newest: int) -> dict[str, Any]:
 
 
 def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int | None) -> None:
-    with st.container(border=True):
-        panels.card_title("Sources")
+    with panels.framed("Sources"):
         queues = run.latest("rewards/") if is_live(run.line) else {}
         table = source_table(rows, run.config()["reward"], found.seconds, queues)
         st.dataframe(table, hide_index=True, width="stretch", alt="Sources")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])
             for source, error in zip(known["source"], known[column], strict=True):
-                st.html(_failure(f"{what} of {source}", error))
+                said = escape(f"{what} of {source}")
+                st.html(f'<span class="hr-soft">{said}:</span> {escape(error[:LONGEST_ERROR])}')
         if links := _links(run, rows, evaluation):
             st.html(f'<ul class="hr-links">{"".join(links)}</ul>')
         st.caption(
@@ -236,10 +231,6 @@ def _links(run: RunData, rows: pd.DataFrame, evaluation: int | None) -> list[str
                 said = f"{row['source']}: {count(row[column])} {what}"
                 found.append(f"<li>{link_html(link, said)}</li>")
     return found
-
-
-def _failure(what: str, error: str) -> str:
-    return f'<span class="hr-soft">{escape(what)}:</span> {escape(error[:LONGEST_ERROR])}'
 
 
 def scorings_of(found: Scorings) -> str:

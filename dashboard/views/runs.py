@@ -16,7 +16,7 @@ import streamlit as st
 
 from dashboard.components import panels
 from dashboard.components.panels import BOUND
-from dashboard.components.run_table import SORTS, Filter, chosen_lines, run_rows, styled
+from dashboard.components.run_table import SORTS, RunFilter, chosen_lines, run_rows, styled
 from dashboard.formatting import count, share
 from dashboard.reads import data
 from headrace.errors import UserError
@@ -55,7 +55,7 @@ def render(root: Path, turn: Turn) -> None:
     section()
 
 
-def _wanted(lines: list[RunLine]) -> tuple[Filter, str]:
+def _wanted(lines: list[RunLine]) -> tuple[RunFilter, str]:
     """The filter bar and the order; all of it is in the address."""
     with panels.filters():
         bar = st.columns([2.6, 2, 2, 2, 1.3], vertical_alignment="bottom")
@@ -80,7 +80,7 @@ def _wanted(lines: list[RunLine]) -> tuple[Filter, str]:
             archived = st.toggle(
                 f"Show what is archived ({count(hidden)})", key="archived", **BOUND
             )
-    wanted = Filter(text or "", tuple(states), tuple(tags), tuple(kinds), bool(archived))
+    wanted = RunFilter(text or "", tuple(states), tuple(tags), tuple(kinds), bool(archived))
     return wanted, order or "newest"
 
 
@@ -88,7 +88,7 @@ def _tags(lines: list[RunLine]) -> list[str]:
     return sorted({tag for line in lines for tag in line.notes.tags})
 
 
-def _section(root: Path, wanted: Filter, order: str, turn: Turn) -> None:
+def _section(root: Path, wanted: RunFilter, order: str, turn: Turn) -> None:
     lines = data.runs(str(root))
     shown = chosen_lines(lines, wanted, order)
     names = [line.run_dir.name for line in shown]
@@ -163,8 +163,7 @@ def _picked(key: str, names: list[str]) -> None:
 def _chosen(lines: list[RunLine], tags: list[str], turn: Turn) -> None:
     """Actions on the chosen runs."""
     names = [line.run_dir.name for line in lines]
-    with st.container(border=True):
-        panels.card_title("Chosen")
+    with panels.framed("Chosen"):
         st.html(f'<span class="hr-chosen">{escape(", ".join(names))}</span>')
         with st.container(horizontal=True):
             if st.button("Compare", icon=":material/compare_arrows:", type="primary"):

@@ -2,7 +2,6 @@
 
 import zlib
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,6 +13,7 @@ from dashboard.formatting import count, without_template
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.images import thumbnail
 from dashboard.views.answer import TRAJECTORY, read_or_say
+from storage import queries
 from storage.queries import SCORES, TrajectoryPage
 
 ROWS = 100
@@ -68,7 +68,7 @@ _LONGEST_ID = 18
 """Digits."""
 
 
-def render(run: RunData, root: Path) -> None:
+def render(run: RunData) -> None:
     """Draw the page. It is not redrawn by itself, because the reader would lose the place."""
     panels.live(run, _body, follows=False)
 
@@ -205,12 +205,12 @@ def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
     # made for.
     key = f"trajectories_{zlib.crc32(repr(ids).encode())}"
     asked = trajectory_id(st.session_state.get(TRAJECTORY) or "")
-    began = run.beginnings(tuple(ids))
+    began = run.read(queries.beginnings, tuple(ids))
     rows = rows.assign(
         prompt=without_template(list(rows["prompt"])), begins=[began.get(key, "-") for key in ids]
     )
     columns = [name for name in COLUMNS if name not in _RARE or rows[name].notna().any()]
-    if files := run.images(tuple(rows["prompt_id"].unique())):
+    if files := run.read(queries.prompt_images, tuple(rows["prompt_id"].unique())):
         small = {prompt: thumbnail(every[0]) for prompt, every in files.items()}
         rows = rows.assign(image=rows["prompt_id"].map(small))
         columns.insert(columns.index("prompt"), "image")

@@ -75,12 +75,8 @@ def _on_cores(judges: Mapping[str, JudgeConfig], hardware: Hardware) -> dict[str
     free = [core for core in hardware.cores if core not in chosen]
     places: dict[str, JudgePlacement] = {}
     for name, judge in judges.items():
-        if judge.cpus:
-            places[name] = JudgePlacement(tuple(judge.cpus))
-        elif len(free) > CORES_FOR_OTHERS:
-            places[name] = JudgePlacement((free.pop(),))
-        else:
-            places[name] = JudgePlacement()
+        own = judge.cpus or ([free.pop()] if len(free) > CORES_FOR_OTHERS else [])
+        places[name] = JudgePlacement(tuple(own))
     return places
 
 

@@ -123,8 +123,10 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         ),
     ]  # fmt: skip
     if not config.evaluation.only:
-        lockstep = config.schedule.mode != "streaming" and not hardware.gpus
-        threads = _lockstep_threads(config, hardware) if lockstep else config.learner.threads
+        threads = config.learner.threads
+        if config.schedule.mode != "streaming" and not hardware.gpus:
+            share = max(1, len(hardware.cores) // config.learner.ranks)
+            threads = config.learner.lockstep_threads or share
         specs += [
             spec(
                 f"learner-{rank}", "learner", *learner_argv(ADDRESS, run_dir)[2:],
@@ -243,12 +245,6 @@ def page_port(host: str, wanted: int) -> int:
     if wanted not in (0, port):
         print(f"port {wanted} is in use: the page is at port {port}", file=sys.stderr)
     return port
-
-
-def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
-    if config.learner.lockstep_threads:
-        return config.learner.lockstep_threads
-    return max(1, len(hardware.cores) // config.learner.ranks)
 
 
 OPENMP_SPIN_COUNT = 5_000

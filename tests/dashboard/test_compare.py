@@ -28,10 +28,10 @@ def page(root: str, left: str | None) -> None:
     """The page, with a run chosen at the left or none."""
     from pathlib import Path
 
-    from dashboard.components.run_picker import Choice
+    from dashboard.components.run_picker import RunChoice
     from dashboard.views import compare
 
-    compare.render(Path(root), Choice(left, None))
+    compare.render(Path(root), RunChoice(left, None))
 
 
 @pytest.fixture

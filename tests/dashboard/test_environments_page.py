@@ -40,9 +40,7 @@ def run_of(folder: Path, *ends: tuple[Any, str | None, str], **sections: Any) ->
 
 
 def opened(run: Path) -> AppTest:
-    test = AppTest.from_function(
-        page, args=("environments", str(run.parent), str(run)), default_timeout=TIMEOUT_S
-    )
+    test = AppTest.from_function(page, args=("environments", str(run)), default_timeout=TIMEOUT_S)
     return test.run()
 
 

@@ -23,7 +23,7 @@ FOR = BANDS["actor/entropy"].updates
 @pytest.fixture
 def opened() -> Callable[[str, Path], AppTest]:
     def open_page(name: str, run: Path) -> AppTest:
-        arguments = (name, str(run.parent), str(run))
+        arguments = (name, str(run))
         return AppTest.from_function(page, args=arguments, default_timeout=TIMEOUT_S)
 
     return open_page

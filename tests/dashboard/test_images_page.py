@@ -68,7 +68,7 @@ def write_image_run(root: Path, *, digests: tuple[str, ...] | None = None) -> Pa
 
 def opened(run_dir: Path, trajectory: int = 0) -> AppTest:
     test = AppTest.from_function(
-        page, args=("trajectories", str(run_dir.parent), str(run_dir)), default_timeout=TIMEOUT_S
+        page, args=("trajectories", str(run_dir)), default_timeout=TIMEOUT_S
     )
     test.query_params["trajectory"] = str(trajectory)
     test.run()

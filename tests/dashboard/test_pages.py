@@ -38,23 +38,20 @@ APP = Path(dashboard.__file__).parent / "app.py"
 TIMEOUT_S = 60
 
 
-def page(name: str, root: str, run: str) -> None:
+def page(name: str, run: str) -> None:
     """One page of one run, without the picker around it."""
     import importlib
-    from pathlib import Path
 
     from dashboard.reads import data
 
     view = importlib.import_module(f"dashboard.views.{name}")
-    view.render(data.RunData(data.run_line(run)), Path(root))
+    view.render(data.RunData(data.run_line(run)))
 
 
 @pytest.fixture
 def open_page(run_dir: Path) -> Callable[..., AppTest]:
     def opened(name: str, run: Path = run_dir) -> AppTest:
-        test = AppTest.from_function(
-            page, args=(name, str(run.parent), str(run)), default_timeout=TIMEOUT_S
-        )
+        test = AppTest.from_function(page, args=(name, str(run)), default_timeout=TIMEOUT_S)
         return test
 
     return opened

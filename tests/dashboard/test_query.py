@@ -9,19 +9,16 @@ from dashboard.views.query import EXAMPLES
 from storage import queries
 
 
-def page(root: str, run: str) -> None:
-    from pathlib import Path
-
+def page(run: str) -> None:
     from dashboard.reads import data
     from dashboard.views import query
 
-    query.render(data.RunData(data.run_line(run)), Path(root))
+    query.render(data.RunData(data.run_line(run)))
 
 
 @pytest.fixture
 def test(run_dir: Path) -> AppTest:
-    arguments = (str(run_dir.parent), str(run_dir))
-    return AppTest.from_function(page, args=arguments, default_timeout=60).run()
+    return AppTest.from_function(page, args=(str(run_dir),), default_timeout=60).run()
 
 
 def ask(test: AppTest) -> AppTest:

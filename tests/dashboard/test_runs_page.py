@@ -13,7 +13,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard.components.run_table import Filter, chosen_lines, run_rows, styled
+from dashboard.components.run_table import RunFilter, chosen_lines, run_rows, styled
 from headrace.run_files.run_notes import RunNotes, change_notes, read_notes
 from storage import queries
 from storage.queries import RunLine
@@ -198,24 +198,24 @@ LINES = [
 @pytest.mark.parametrize(
     ("wanted", "names"),
     [
-        (Filter(), "ab"),
-        (Filter(archived=True), "abc"),
-        (Filter("START slow"), "a"),
-        (Filter("memory quick"), "b"),
-        (Filter("memory slow"), ""),
-        (Filter(states=("failed",)), "b"),
-        (Filter(tags=("y", "z")), "a"),
-        (Filter(kinds=("evaluation",), archived=True), "c"),
+        (RunFilter(), "ab"),
+        (RunFilter(archived=True), "abc"),
+        (RunFilter("START slow"), "a"),
+        (RunFilter("memory quick"), "b"),
+        (RunFilter("memory slow"), ""),
+        (RunFilter(states=("failed",)), "b"),
+        (RunFilter(tags=("y", "z")), "a"),
+        (RunFilter(kinds=("evaluation",), archived=True), "c"),
     ],
 )
-def test_filters(wanted: Filter, names: str) -> None:
+def test_filters(wanted: RunFilter, names: str) -> None:
     assert [each.run_id for each in chosen_lines(LINES, wanted, "newest")] == list(names)
 
 
 def test_orders_have_what_is_not_known_last() -> None:
-    found = chosen_lines(LINES, Filter(archived=True), "accuracy")
+    found = chosen_lines(LINES, RunFilter(archived=True), "accuracy")
     assert [each.run_id for each in found] == ["c", "a", "b"]
-    assert chosen_lines(LINES, Filter(), "no such order")[0].run_id == "a"
+    assert chosen_lines(LINES, RunFilter(), "no such order")[0].run_id == "a"
 
 
 def test_a_table_of_nothing_but_broken_folders_can_be_drawn() -> None:

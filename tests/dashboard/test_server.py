@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from dashboard.server import Rooted
+from dashboard.server import PagesWithRoot
 
 SCRIPT = """
 import sys
@@ -34,7 +34,7 @@ def test_a_page_says_where_its_server_is() -> None:
     async def other(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("other")(scope, receive, send)
 
-    client = TestClient(Rooted(other))
+    client = TestClient(PagesWithRoot(other))
     for path in ("/", "/learning?run=a.b"):
         page = client.get(path)
         assert page.headers["cache-control"] == "no-cache"

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from environments.protocol import NoEnvironmentError, thing_of
 from headrace.errors import RunFailedError, UserError
 from headrace.host.install import EXTRAS, require
 from headrace.metrics.registry import METRICS
@@ -180,6 +179,8 @@ SINKS: dict[str, type[Sink]] = {
 def sink_of(name: str) -> Sink:
     """Return a sink by its name or file (`my_sink.py`, with a class `Sink`); UserError: none."""
     if name.endswith(".py"):
+        from environments.protocol import NoEnvironmentError, thing_of
+
         try:
             return cast(Sink, thing_of(f"{name}:Sink")())
         except NoEnvironmentError as error:

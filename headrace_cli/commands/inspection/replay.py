@@ -135,8 +135,6 @@ def _number(value: float) -> float | None:
 
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from coordinator.training.replayed_batch import PastBatch
     from headrace.protocol.messages.batches import Shard
     from headrace.protocol.token_spans import Float32
@@ -338,14 +336,10 @@ def _with_models(found: ReplayReport, run_dir: Path, config: RunConfig, toleranc
     if not after:
         found.lacking["weights"] = f"there is no checkpoint of update {update} to compare with"
     for name, weights in after.items():
-        rows = _tensors(weights, again.weights[name])
+        pair = (weights, again.weights[name])
+        # One tensor at a time is float64 in memory; its numbers count from the first.
+        rows = (ReplayRow(k, 0, *(x[k].double().flatten().numpy() for x in pair)) for k in weights)
         found.compare(f"weights of the {name}", rows, tolerance, MODELS)
-
-
-def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[ReplayRow]:
-    """Yield tensors by name, numbers counted from the first; one at a time is float64 in memory."""
-    for name in stored:
-        yield ReplayRow(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
 
 
 # -- output ----------------------------------------------------------------------------------------

@@ -56,12 +56,15 @@ class AnswerToLabel:
 def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[AnswerToLabel]:
     """The answers of the file, or prompts whose answers are still to be sampled."""
     from rewards.models.encoding import prompt_ids
-    from tasks.datasets.answers import read_answers
+    from tasks.datasets.answers import FinishedAnswer, read_answers
 
     tokenizer, task = policy_tokenizer(config), config.task
     sampled = arguments.answers is None
     if sampled:
-        rows = list(_unanswered(config, tokenizer, arguments.samples))
+        rows = [
+            FinishedAnswer(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
+            for row, ids in islice(training_prompts(config, tokenizer), arguments.samples)
+        ]
     else:
         dataset = task if isinstance(task, DatasetConfig) else None
         keys = (dataset.prompt_key, dataset.answer_key) if dataset else (None, None)
@@ -77,14 +80,6 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
         yield AnswerToLabel(
             index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed
         )
-
-
-def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
-    """The first training prompts of the task."""
-    from tasks.datasets.answers import FinishedAnswer
-
-    for row, ids in islice(training_prompts(config, tokenizer), samples):
-        yield FinishedAnswer(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
 
 
 def label(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,13 @@ import pandas as pd
 import pytest
 
 from dashboard.charts import comparison
-from dashboard.charts.comparison import Member, divergences, lines_of, metric_lines, metric_margin
+from dashboard.charts.comparison import (
+    ComparedRun,
+    divergences,
+    lines_of,
+    metric_lines,
+    metric_margin,
+)
 from dashboard.charts.curves import Divergence
 from dashboard.charts.run_comparison import DASHES, comparison_chart
 from dashboard.palette import SERIES
@@ -111,8 +117,8 @@ def test_seeds_of_one_configuration() -> None:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def member(name: str, seed: int, mode: str = "streaming", recipe: str = "quick") -> Member:
-    return Member(name, recipe, seed, config(seed, mode))
+def member(name: str, seed: int, mode: str = "streaming", recipe: str = "quick") -> ComparedRun:
+    return ComparedRun(name, recipe, seed, config(seed, mode))
 
 
 MEMBERS = [

@@ -3,7 +3,7 @@
 import pytest
 
 from dashboard.components.reading import (
-    Part,
+    AnswerPart,
     html_of,
     inert_markdown,
     literal_markdown,
@@ -21,20 +21,23 @@ CHATS = (
 
 @pytest.mark.parametrize("chat", CHATS)
 def test_a_conversation_is_read_by_its_roles(chat: str) -> None:
-    assert prompt_parts(chat) == [Part("system", "text", "Be good"), Part("user", "text", "Hi")]
+    assert prompt_parts(chat) == [
+        AnswerPart("system", "text", "Be good"),
+        AnswerPart("user", "text", "Hi"),
+    ]
 
 
 def test_a_prompt_that_is_no_conversation_stays_as_it_is() -> None:
-    assert prompt_parts("1 + 1 = <b>") == [Part("prompt", "text", "1 + 1 = <b>")]
+    assert prompt_parts("1 + 1 = <b>") == [AnswerPart("prompt", "text", "1 + 1 = <b>")]
 
 
 def test_thoughts_and_code_are_parts() -> None:
     text = "<think>a ```x``` b</think>\nSo:\n```python\nif x < 1:\n    y\n```\ndone"
     assert prompt_parts(text) == [
-        Part("prompt", "thoughts", "a ```x``` b"),
-        Part("prompt", "text", "So:"),
-        Part("prompt", "code", "if x < 1:\n    y", "python"),
-        Part("prompt", "text", "done"),
+        AnswerPart("prompt", "thoughts", "a ```x``` b"),
+        AnswerPart("prompt", "text", "So:"),
+        AnswerPart("prompt", "code", "if x < 1:\n    y", "python"),
+        AnswerPart("prompt", "text", "done"),
     ]
     assert [part.kind for part in prompt_parts("opened before</think>yes")] == ["thoughts", "text"]
     assert [part.kind for part in prompt_parts("<think>not closed")] == ["thoughts"]
@@ -43,7 +46,7 @@ def test_thoughts_and_code_are_parts() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "thoughts", "code"])
 def test_every_part_is_escaped(kind: str) -> None:
-    part = Part("answer", kind, "<img src=x>&")  # type: ignore[arg-type]
+    part = AnswerPart("answer", kind, "<img src=x>&")  # type: ignore[arg-type]
     assert "&lt;img src=x&gt;&amp;" in html_of(part)
     assert "<img" not in html_of(part)
 

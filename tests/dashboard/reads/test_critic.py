@@ -331,9 +331,7 @@ def test_the_documented_snippet(run_dir: Path, capsys: pytest.CaptureFixture[str
 @pytest.fixture
 def open_critic(run_dir: Path) -> Callable[..., AppTest]:
     def opened(run: Path = run_dir) -> AppTest:
-        return AppTest.from_function(
-            page, args=("critic", str(run.parent), str(run)), default_timeout=60
-        )
+        return AppTest.from_function(page, args=("critic", str(run)), default_timeout=60)
 
     return opened
 

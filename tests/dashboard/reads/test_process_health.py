@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard.reads.process_health import Look, health_rows, health_sentence
+from dashboard.reads.process_health import HealthSnapshot, health_rows, health_sentence
 from storage.queries import CoordinatorStatus, RunLine
 from storage.queries.processes import COLUMNS
 
@@ -36,8 +36,10 @@ def processes(**changes: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def look(run: RunLine, *, later: float = 1.0, word: CoordinatorStatus | None = None) -> Look:
-    return Look(run, word, START + run.wall_s + later, silent_s=6.0)
+def look(
+    run: RunLine, *, later: float = 1.0, word: CoordinatorStatus | None = None
+) -> HealthSnapshot:
+    return HealthSnapshot(run, word, START + run.wall_s + later, silent_s=6.0)
 
 
 DIED = {"deaths": 1, "starts": 2, "last_death": "killed by SIGKILL"}

@@ -1,6 +1,6 @@
 """Reads that take long are asked for again after a rest."""
 
-from dashboard.reads.throttled import LEAST_S, REST, Paced
+from dashboard.reads.throttled import LEAST_S, REST, ThrottledReads
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
 
 def test_what_takes_long_rests_while_the_run_goes_on() -> None:
     clock, used = Clock(), Clock()
-    paced, asked = Paced(clock, used), []
+    paced, asked = ThrottledReads(clock, used), []
 
     def ask() -> int:
         used.now += 2 * LEAST_S
@@ -30,14 +30,14 @@ def test_what_takes_long_rests_while_the_run_goes_on() -> None:
 
 
 def test_what_is_quick_is_fresh() -> None:
-    paced = Paced(Clock(), Clock())
+    paced = ThrottledReads(Clock(), Clock())
     values = iter((1, 2, 3))
     found = [paced.read((), stamp, "training", lambda: next(values)) for stamp in "abc"]
     assert found == [1, 2, 3]
 
 
 def test_a_read_that_fails_is_asked_for_again() -> None:
-    paced = Paced()
+    paced = ThrottledReads()
 
     def fail() -> None:
         raise ValueError
