@@ -23,7 +23,7 @@ PACKAGES = (
 EXTRAS = {
     "train": (
         "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
-        "matplotlib", "scipy", "aiohttp", "xxhash",
+        "matplotlib", "peft", "scipy", "aiohttp", "xxhash",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),
