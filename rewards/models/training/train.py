@@ -137,6 +137,8 @@ def build_trainee(config: RewardModelConfig, resumed: Path | None) -> Trainee:
     if isinstance(config.objective, RankerConfig):
         from rewards.models.training.ranker import SessionRankerTraining
 
+        if config.training.patience is not None or config.training.from_scratch:
+            raise UserError("training: patience and from_scratch do not go with a ranker")
         return SessionRankerTraining(config, config.objective, resumed)
     return PackedTraining(config, resumed)
 
@@ -191,7 +193,8 @@ class TrainingLoop:
         return patience is not None and self._evaluations_since_best() >= patience
 
     def _evaluations_since_best(self) -> int:
-        losses = [figures.get("loss") or math.inf for figures in self._held_out()]
+        found = [figures.get("loss") for figures in self._held_out()]
+        losses = [math.inf if loss is None else loss for loss in found]
         return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
     def _held_out(self) -> list[dict[str, float | None]]:
@@ -261,7 +264,6 @@ class TrainingLoop:
         else:
             after = self._best or self._held_out()[-1 - self._evaluations_since_best()]
             shutil.copytree(best, folder, dirs_exist_ok=True)
-            shutil.rmtree(best)
         write_report(
             self._run_dir,
             {
@@ -279,6 +281,7 @@ class TrainingLoop:
             },
         )
         self._write_status("finished")
+        shutil.rmtree(best, ignore_errors=True)
         return TrainingResult(folder, self._step, after)
 
     def _write_status(self, status: str, detail: str = "") -> None:

@@ -140,3 +140,6 @@ def test_the_command_trains_what_it_is_for(
     assert "is trained by `headrace reward train`" in capsys.readouterr().err
     assert main(["sft", str(RECIPE), "data.kind=run", "data.run=x", "--root", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    coca = str(ROOT / "recipes" / "reward-models" / "coca.toml")
+    assert main(["rank", "train", coca, "training.patience=2", "--root", str(tmp_path)]) == 2
+    assert "patience and from_scratch do not go with a ranker" in capsys.readouterr().err
