@@ -1,4 +1,4 @@
-"""Generation through the whole path at the demonstration's lengths, against vLLM.
+"""Generation through the whole path at the demonstration's lengths, against raw vLLM.
 
 Ours: an evaluation run of the quickstart (coordinator, leases, journal, rewards, one vLLM
 generator), its tokens over its seconds. Raw: an AsyncLLM with the same settings on the same

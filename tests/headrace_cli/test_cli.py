@@ -434,7 +434,7 @@ def test_benchmarks_are_named_with_hyphens_or_underscores(
     assert main(["bench"]) == 0
     about = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert "against raw vLLM" in about["whole-path"]
-    assert about["learner"].endswith("in loss tokens a second.")
+    assert about["learner"].endswith("in loss tokens per second.")
     assert not any("_" in name for name in about)
     called: list[list[str]] = []
 

@@ -58,7 +58,7 @@ def _headrace(slow: Slow) -> None:
             words.insert(2, __spec__.name if __spec__ else "")
         return words
 
-    patch.object(process, "filled", through_here).start()
+    patch.object(process, "fill_placeholders", through_here).start()
     # So often that a line meets each stage: at five seconds that was chance.
     patch.object(progress, "PLAIN_EVERY_S", progress.ASK_EVERY_S).start()
     defaults = Supervisor.__init__.__kwdefaults__
