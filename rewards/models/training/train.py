@@ -165,6 +165,9 @@ class TrainingLoop:
         forget_after(run_dir, self._step)
         self._figures: dict[str, Any] = {}
         self._best: dict[str, Any] = {}
+        lines = read_lines(run_dir)
+        self._held_out = [line.figures for line in lines if isinstance(line, EvaluationLine)]
+        """Figures of all evaluations of the run."""
         self._status = replace_status(status, status="training", step=self._step, steps=self._steps)
         self._kept_at = self._step if resumed is not None else -1
         told = [f"{number} {name}" for name, number in self._trainee.examples.items()]
@@ -193,21 +196,15 @@ class TrainingLoop:
         return patience is not None and self._evaluations_since_best() >= patience
 
     def _evaluations_since_best(self) -> int:
-        found = [figures.get("loss") for figures in self._held_out()]
+        found = [figures.get("loss") for figures in self._held_out]
         losses = [math.inf if loss is None else loss for loss in found]
         return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
-    def _held_out(self) -> list[dict[str, float | None]]:
-        """Figures of all evaluations of the run."""
-        lines = read_lines(self._run_dir)
-        return [line.figures for line in lines if isinstance(line, EvaluationLine)]
-
     def _first_figures(self) -> dict[str, float | None]:
         """Figures before the first step: measured now, or at the start of the run."""
-        if earlier := self._held_out():
-            return earlier[0]
-        self._evaluate()
-        return flat(self._figures)
+        if not self._held_out:
+            self._evaluate()
+        return self._held_out[0]
 
     def _take_step(self) -> None:
         began = time.perf_counter()
@@ -237,6 +234,7 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         self._figures = self._trainee.evaluate()
         line = EvaluationLine(self._step, flat(self._figures), self._seconds, time.time())
+        self._held_out.append(line.figures)
         append_line(self._run_dir, line)
         self._watch.evaluated(line)
         if self._config.training.patience is not None and not self._evaluations_since_best():
@@ -262,7 +260,7 @@ class TrainingLoop:
         if self._config.training.patience is None:
             self._trainee.save(folder, self._run_dir.name)
         else:
-            after = self._best or self._held_out()[-1 - self._evaluations_since_best()]
+            after = self._best or self._held_out[-1 - self._evaluations_since_best()]
             shutil.copytree(best, folder, dirs_exist_ok=True)
         write_report(
             self._run_dir,
