@@ -69,14 +69,16 @@ class RewardModel:
         is_fast = self.device.type == "cuda" or has_bfloat16()
         mixes = config.engine.precision == "bf16_autocast" and is_fast
         autocast = torch.bfloat16 if mixes else None
-        load = load_critic if is_scalar else load_policy
-        self.pretrained: PreTrainedModel = load(models, dtype=dtype, device=self.device)
+        self.pretrained: PreTrainedModel
         if config.training.from_scratch and resumed is None:
-            kind = (critic_class if is_scalar else policy_class)(self.pretrained.config)
-            made = random_model(
-                kind, self.pretrained.config, trust_remote_code=models.trust_remote_code
-            )
+            trust = models.trust_remote_code
+            shape = AutoConfig.from_pretrained(models.path, trust_remote_code=trust)
+            kind = (critic_class if is_scalar else policy_class)(shape)
+            made = random_model(kind, shape, trust_remote_code=trust)
             self.pretrained = made.to(dtype).to(self.device)
+        else:
+            load = load_critic if is_scalar else load_policy
+            self.pretrained = load(models, dtype=dtype, device=self.device)
         network: ValueNetwork | PolicyNetwork = (
             ValueNetwork(self.pretrained, autocast=autocast)
             if is_scalar
