@@ -2,8 +2,8 @@
 
 In: JSON lines, JSON or Parquet. Out: pairs from rows with `chosen` and `rejected`, or from answers
 of which it is known whether they are right; labelled answers from rows with `labels`; answers to
-learn. Promise: what
-cannot be read, lacks a column or is out of range is a UserError that names file and row.
+learn. Promise: what cannot be read, lacks a column or is out of range is a UserError that names
+file and row.
 """
 
 import math
@@ -59,10 +59,9 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
     with the answer), or `messages` or `conversations` that end with it."""
     key = next((key for key in RESPONSES if record.get(key)), None)
     if key is not None:
-        prompt = _prompt(record, where)
-        if not prompt:
-            raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
-        return Demonstration(prompt, _answer(record, key, where), where, folder)
+        return Demonstration(
+            _given_prompt(record, where), _answer(record, key, where), where, folder
+        )
     chats = (record[key] for key in CHATS if isinstance(record.get(key), list))
     chat: list[Any] = next(chats, [])
     if len(chat) < 2:
@@ -70,10 +69,7 @@ def read_demonstration(where: str, record: Record, folder: str = "") -> Demonstr
             f"{where}: no answer (looked for {', '.join((*RESPONSES, *CHATS))}; the row has "
             f"{', '.join(sorted(record)) or 'nothing'})"
         )
-    try:
-        said = read_prompt(chat, images_of(record))
-    except NoPromptError as error:
-        raise UserError(f"{where}: {error}") from error
+    said = _as_prompt(chat, record, where)
     assert isinstance(said, list), "messages stay messages"
     if said[-1]["role"] != "assistant" or not isinstance(said[-1]["content"], str):
         raise UserError(f"{where}: the last message is not a text of the assistant")
@@ -91,9 +87,7 @@ def read_answer(where: str, record: Record) -> GroupAnswer:
     correct = record.get("correct")
     if correct is not None and not isinstance(correct, bool):
         raise UserError(f"{where}: correct is {str(correct)[:40]!r}, and should be true or false")
-    prompt = _prompt(record, where)
-    if not prompt:
-        raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+    prompt = _given_prompt(record, where)
     return GroupAnswer(str(record.get("group_id", "")), prompt, text, correct)
 
 
@@ -119,19 +113,25 @@ def read_labelled(where: str, record: Record, separator: str) -> LabelledAnswer:
         raise UserError(f"{where}: {len(labels)} labels for {len(lines)} lines")
     if not lines:
         raise UserError(f"{where}: an answer without lines")
-    prompt = _prompt(record, where)
-    if not prompt:
-        raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+    prompt = _given_prompt(record, where)
     found = tuple(_label(label, index, where) for index, label in enumerate(labels))
     return LabelledAnswer(prompt, tuple(lines), found, where)
 
 
 def _prompt(record: Record, where: str) -> Prompt | None:
     key = next((name for name in PROMPT_KEYS if look_up(record, name)), None)
-    if key is None:
-        return None
+    return None if key is None else _as_prompt(look_up(record, key), record, where)
+
+
+def _given_prompt(record: Record, where: str) -> Prompt:
+    if not (prompt := _prompt(record, where)):
+        raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+    return prompt
+
+
+def _as_prompt(value: Any, record: Record, where: str) -> Prompt:
     try:
-        return read_prompt(look_up(record, key), images_of(record))
+        return read_prompt(value, images_of(record))
     except NoPromptError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -157,10 +157,7 @@ def _common(record: Record, where: str) -> Prompt:
         raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
     if chosen[:-1] != rejected[:-1]:
         raise UserError(f"{where}: chosen and rejected do not begin alike, and there is no prompt")
-    try:
-        return read_prompt(chosen[:-1], images_of(record))
-    except NoPromptError as error:
-        raise UserError(f"{where}: {error}") from error
+    return _as_prompt(chosen[:-1], record, where)
 
 
 def _lines(steps: Sequence[Any], key: str, where: str, separator: str) -> list[str]:

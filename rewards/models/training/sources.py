@@ -28,6 +28,7 @@ from rewards.models.training.examples import (
     split,
 )
 from rewards.models.training.pairs_from_runs import GroupAnswer, pairs_of
+from tasks.datasets.records import Record
 from tasks.rows import prompt_text
 
 PER_GROUP = 4
@@ -61,9 +62,7 @@ def _demonstrations(config: RewardModelConfig) -> Examples[Demonstration]:
 
 
 def _demonstrations_in(path: str, limit: int | None) -> list[Demonstration]:
-    rows = list(data_files.rows(path, limit))
-    _not_empty(path, rows)
-    return [data_files.read_demonstration(where, record, folder) for folder, where, record in rows]
+    return [data_files.read_demonstration(w, record, f) for f, w, record in _rows_in(path, limit)]
 
 
 def _pairs(config: RewardModelConfig) -> Examples[PreferencePair]:
@@ -109,8 +108,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[LabelledAns
 
 def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     """Pairs in a file of preferences, or made of the answers in a run's export."""
-    rows = list(data_files.rows(path, limit))
-    _not_empty(path, rows)
+    rows = _rows_in(path, limit)
     if data_files.has_pairs(rows[0][2]):
         return [data_files.read_pair(where, record, folder) for folder, where, record in rows]
     answers = [data_files.read_answer(where, record) for _, where, record in rows]
@@ -123,8 +121,7 @@ def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
 
 
 def _labelled_in(path: str, limit: int | None, separator: str) -> list[LabelledAnswer]:
-    rows = list(data_files.rows(path, limit))
-    _not_empty(path, rows)
+    rows = _rows_in(path, limit)
     found = [data_files.read_labelled(where, record, separator) for _, where, record in rows]
     labelled = [one for one in found if any(label is not None for label in one.labels)]
     if not labelled:
@@ -157,9 +154,11 @@ def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
     return Examples(training, kept, ties)
 
 
-def _not_empty(path: str, rows: list[Any]) -> None:
-    if not rows:
+def _rows_in(path: str, limit: int | None) -> list[tuple[str, str, Record]]:
+    """Rows as `data_files.rows` has them; UserError without any."""
+    if not (rows := list(data_files.rows(path, limit))):
         raise UserError(f"{path} has no rows: name a file with at least one")
+    return rows
 
 
 def _name(config: RewardModelConfig) -> str:
