@@ -86,7 +86,7 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     trained, held = shape.parameters, shape.parameters * (models * weights + frozen)
     if learner.lora is not None:
         trained = shape.adapter_parameters(learner.lora.rank, learner.lora.targets)
-        bases = 1 + (models == 2 and config.model.critic_path is not None)
+        bases = 1 + (algorithm.value is not None and config.model.critic_path is not None)
         held = weights * (bases * shape.parameters + models * trained)
     offloaded = on_gpu and learner.offload_optimizer
     return {
