@@ -60,7 +60,7 @@ def test_what_takes_longer_than_the_stall_time_out_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update, its publication, and loading the weights at a generator."""
-    slow = Slow(micro_batch_s=0.8, mib_s=0.4)
+    slow = Slow(micro_batch_s=1.6, mib_s=0.4)
     run = slow_run(
         monkeypatch, tmp_path / "runs", slow, *FAST,
         f"model.path={larger_model(tmp_path / 'model')}", f"transport.stall_timeout_s={STALL_S}",
