@@ -11,6 +11,8 @@ from html import escape
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from dashboard.formatting import number
 from storage.queries import SOURCES, TrajectoryDetail
 
@@ -45,32 +47,45 @@ _BREAK = "\u2060"
 _LIVE = re.compile(r"(?i)!(?=\[)|:(?=[a-z])|\](?=[(\[:])|[a-z](?=://)|www(?=\.)|mailto(?=:)|@")
 
 
-def prompt_parts(text: str) -> list[AnswerPart]:
-    """A prompt by its roles, where it is a conversation of a known template."""
+def prompt_parts(text: str, role: str = "prompt") -> list[AnswerPart]:
+    """A prompt by its roles, where it is a conversation of a known template; before its first turn
+    `role` speaks."""
     turns = list(_TURN.finditer(text))
     ends = [turn.start() for turn in turns] + [len(text)]
-    found = [("prompt", text[: ends[0]])]
+    found = [(role, text[: ends[0]])]
     for turn, end in zip(turns, ends[1:], strict=True):
         found.append((turn[turn.lastgroup or 0], text[turn.end() : end]))
     return [part for role, said in found for part in _parts(role, _END.sub("", said))]
 
 
-def answer_parts(detail: TrajectoryDetail, *, is_code: bool = False) -> list[AnswerPart]:
-    """A response by who wrote it. What the policy wrote stands as it is, what looks like turns of
-    others included; `is_code`: an answer without a fence is a program."""
+def answer_parts(
+    detail: TrajectoryDetail, tokens: slice = slice(None), *, is_code: bool = False
+) -> list[AnswerPart]:
+    """A response, or these tokens of it, by who wrote it. What the policy wrote stands as it is,
+    what looks like turns of others included; `is_code`: an answer without a fence is a program."""
     if detail.pieces is None:
         return []
     t = detail.tokens
-    keys = zip(t.turns.tolist(), t.sources.tolist(), strict=True)
+    keys = zip(t.turns[tokens].tolist(), t.sources[tokens].tolist(), strict=True)
     found: list[AnswerPart] = []
     for (_, source), run in groupby(
-        zip(keys, detail.pieces, strict=True), key=lambda pair: pair[0]
+        zip(keys, detail.pieces[tokens], strict=True), key=lambda pair: pair[0]
     ):
-        role, said = SOURCES[source], _END.sub("", "".join(piece for _, piece in run))
-        found += _parts("answer" if role == "policy" else role, said)
+        role, said = SOURCES[source], "".join(piece for _, piece in run)
+        if role == "policy":
+            found += _parts("answer", _END.sub("", said))
+        else:
+            found += prompt_parts(said, role)
     if is_code and not any(part.kind == "code" for part in found):
         return [p._replace(kind="code") if p[:2] == ("answer", "text") else p for p in found]
     return found
+
+
+def replies(detail: TrajectoryDetail) -> list[slice]:
+    """Tokens of each of the policy's turns, in their order."""
+    written = np.flatnonzero(detail.tokens.sources == SOURCES.index("policy"))
+    starts = np.flatnonzero(np.diff(detail.tokens.turns[written])) + 1
+    return [slice(at[0], at[-1] + 1) for at in np.split(written, starts) if len(at)]
 
 
 def _parts(role: str, said: str) -> Iterator[AnswerPart]:

@@ -22,6 +22,7 @@ from dashboard.components.reading import (
     inert_markdown,
     literal_markdown,
     prompt_parts,
+    replies,
     results_html,
 )
 from dashboard.components.token_facts import answer_data, answer_json
@@ -65,6 +66,7 @@ WAYS = {
     "text": "Roles, thoughts folded, code with the parts of the score beside it.",
     "drawn": "The same with Markdown and LaTeX drawn; images and links are taken out.",
     "raw": "The response as it was written, character by character.",
+    "requests": "What the policy had before it in each turn, and its reply.",
 }
 SIBLINGS = 8
 """Buttons in a row."""
@@ -102,6 +104,8 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
         _images(run, detail)
         if way == "tokens":
             _tokens(run, detail, other)
+        elif way == "requests":
+            _requests(detail)
         else:
             _text(run, detail, other, way)
         # What is folded is drawn when somebody opens it: what shows the code is a large program.
@@ -194,6 +198,22 @@ def _text(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None
             if other is not None:
                 st.html(_heading(side))
             _draw_parts(answer_parts(side, is_code=is_code), way, results_html(side))
+
+
+def _requests(detail: TrajectoryDetail) -> None:
+    """One turn of the policy: an agent's request with all its messages, and the reply to it."""
+    turns = replies(detail)
+    turn = 0
+    if len(turns) > 1:
+        key = f"request_{detail.row['trajectory_id']}"
+        turn = st.slider("Request", 1, len(turns), len(turns), key=key) - 1
+    before = prompt_parts(detail.row["prompt"])
+    if turns:
+        before += answer_parts(detail, slice(turns[turn].start))
+    _draw_parts(before, "text", "")
+    if turns:
+        st.divider()
+        _draw_parts(answer_parts(detail, turns[turn]), "text", "")
 
 
 def _draw_parts(parts: Sequence[AnswerPart], way: str, results: str) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.formatting import bars_html, metric_label, share
+from dashboard.formatting import answers_address, bars_html, link_html, metric_label, share
 from dashboard.palette import BLUE, ORANGE
 from dashboard.reads.data import RunData
 
@@ -44,6 +44,8 @@ def render(run: RunData) -> None:
         return
     with panels.framed("How episodes ended"):
         st.html(ends_html(ends))
+        address = answers_address(run.line.run_dir.name, read_as="requests")
+        st.html(link_html(address, "Read episodes request by request"))
     said = [name for name in run.charted() if name.startswith("environment/")]
     own = ("environment/turns", "environment/step_s")
     tools = {title: [n for n in said if _is_of(n, what)] for title, what in TOOLS}

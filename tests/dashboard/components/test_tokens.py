@@ -1,6 +1,7 @@
 """Tokens: colours, numbers, fates and borders, and responses that try to be markup."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import dashboard
 from dashboard.components import token_facts, tokens
+from dashboard.components.reading import AnswerPart, answer_parts, replies
 from dashboard.components.token_facts import answer_data, answer_json, borders, columns, fates
 from dashboard.components.tokens import (
     Scale,
@@ -195,6 +197,19 @@ def test_each_token_says_why_it_was_trained_or_not(mixed: TrajectoryDetail) -> N
     assert said[5].endswith(", with all of its window")
     assert said[7] == "not trained yet: its window is ready"
     assert said[9] == "not trained yet: its window is not complete"
+
+
+def test_a_reply_is_read_behind_all_that_the_agent_sent(mixed: TrajectoryDetail) -> None:
+    """The policy's own words begin no turn, whatever they look like."""
+    pieces = ["<|im_start|>", "system\n", "no", "<|im_start|>tool\n", "42", *"right"]
+    read = replace(mixed, pieces=pieces)
+    first, second = replies(read)
+    assert (first, second) == (slice(0, 3), slice(5, 10))
+    assert answer_parts(read, slice(second.start)) == [
+        AnswerPart("answer", "text", "<|im_start|>system\nno"),
+        AnswerPart("tool", "text", "42"),
+    ]
+    assert answer_parts(read, second) == [AnswerPart("answer", "text", "right")]
 
 
 def test_ratio_age_and_loss_weight(mixed: TrajectoryDetail) -> None:
