@@ -60,16 +60,15 @@ def _in_turn() -> str:
     yet: without one Streamlit does not begin to draw them. Their height is kept free."""
     row = '[data-testid="stLayoutWrapper"]:has(> [data-testid="stHorizontalBlock"])'
     rows = "\n".join(
-        f':nth-child(n + {n} of {row}) [data-testid="stVegaLiteChart"] '
-        f"{{animation:hr-turn {TURN_MS * (n - 2)}ms step-end}}"
+        f":nth-child(n + {n} of {row}) {{--turn:{TURN_MS * (n - 2)}ms}}"
         for n in range(3, _LAST_ROW + 1)
     )
-    return f"@keyframes hr-turn {{from {{width:0;min-height:15rem}}}}\n{rows}"
+    return f"""@keyframes hr-turn {{from {{width:0;min-height:15rem}}}}
+{rows}
+[data-testid="stVegaLiteChart"] {{animation:hr-turn var(--turn,0s) step-end}}"""
 
 
-STYLE = "\n".join(
-    line.strip()
-    for line in f"""<style>
+STYLE = f"""<style>
 {_in_turn()}
 .hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
@@ -125,34 +124,9 @@ ul.hr-links {{display:flex;flex-wrap:wrap;gap:.3rem 1.4rem;list-style:none;margi
 .hr-link {{color:inherit !important;font-weight:600}}
 .hr-links li {{margin:0 !important}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
-.hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
-  font-variant-numeric:tabular-nums}}
-.hr-scale i {{width:9rem;height:.7rem;border-radius:4px;border:1px solid rgba(125,139,151,.35)}}
 .hr-prompt {{font-family:"Source Code Pro",ui-monospace,monospace;font-size:.95rem;
   white-space:pre-wrap;overflow-wrap:anywhere;opacity:.85;border-left:3px solid {GREY};
   padding:.1rem .8rem;margin-bottom:.6rem}}
-.hr-role {{font-weight:650;font-size:.9rem;opacity:.8;border-top:1px solid {FAINT};
-  padding-top:.35rem}}
-.hr-said p {{white-space:pre-wrap;overflow-wrap:anywhere;margin:0}}
-.hr-said details {{border-left:3px solid {GREY};padding-left:.8rem}}
-.hr-said summary {{cursor:pointer;opacity:.8}}
-.hr-code {{display:flex;flex-wrap:wrap;gap:.6rem 1.4rem;align-items:flex-start}}
-.hr-code pre {{flex:1 1 24rem;min-width:0;margin:0;padding:.7rem .9rem;overflow-x:auto;
-  border-radius:.5rem;background:rgba(125,139,151,.13);white-space:pre;
-  font-family:"Source Code Pro",ui-monospace,monospace;font-size:.9rem}}
-.hr-code dl {{display:grid;grid-template-columns:auto auto;gap:.1rem .9rem;margin:0}}
-.hr-code dd {{margin:0;font-weight:600;text-align:right}}
-.hr-images {{display:flex;flex-wrap:wrap;gap:.8rem 1.2rem;margin-bottom:.6rem}}
-.hr-images figure {{margin:0;max-width:100%}}
-.hr-image {{position:relative;max-width:100%}}
-.hr-image img {{display:block;width:100%;image-rendering:pixelated;outline:1px solid {FAINT}}}
-.hr-image i {{position:absolute;box-sizing:border-box}}
-.hr-images i.given {{border:3px solid {ORANGE};outline:1px solid #fff}}
-.hr-images i.wanted {{outline:3px dashed {BLUE};box-shadow:0 0 0 3px #fff}}
-.hr-image i.given[style*="width:0;"] {{border-width:6px;border-radius:50%;margin:-6px}}
-.hr-images figcaption {{display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;font-size:.84rem;
-  padding:.5rem 0 0 3px;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}}
-.hr-images figcaption i {{display:inline-block;width:.9em;height:.7em;margin-right:.6em}}
 .hr-empty {{border:1px dashed rgba(125,139,151,.55);border-radius:.6rem;padding:1.1rem 1.2rem;
   opacity:.85;font-size:.95rem}}
 [data-stale="true"], [data-testid^="stExpander"] {{opacity:1 !important;filter:none !important;
@@ -175,5 +149,33 @@ a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus
   .stMain .stMainBlockContainer {{padding:4.2rem .9rem 3rem}}
 }}
 .stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:2200px}}
-</style>""".splitlines()
-)
+</style>"""
+
+ANSWER_STYLE = f"""<style>
+.hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
+  font-variant-numeric:tabular-nums}}
+.hr-scale i {{width:9rem;height:.7rem;border-radius:4px;border:1px solid rgba(125,139,151,.35)}}
+.hr-role {{font-weight:650;font-size:.9rem;opacity:.8;border-top:1px solid {FAINT};
+  padding-top:.35rem}}
+.hr-said p {{white-space:pre-wrap;overflow-wrap:anywhere;margin:0}}
+.hr-said details {{border-left:3px solid {GREY};padding-left:.8rem}}
+.hr-said summary {{cursor:pointer;opacity:.8}}
+.hr-code {{display:flex;flex-wrap:wrap;gap:.6rem 1.4rem;align-items:flex-start}}
+.hr-code pre {{flex:1 1 24rem;min-width:0;margin:0;padding:.7rem .9rem;overflow-x:auto;
+  border-radius:.5rem;background:rgba(125,139,151,.13);white-space:pre;
+  font-family:"Source Code Pro",ui-monospace,monospace;font-size:.9rem}}
+.hr-code dl {{display:grid;grid-template-columns:auto auto;gap:.1rem .9rem;margin:0}}
+.hr-code dd {{margin:0;font-weight:600;text-align:right}}
+.hr-images {{display:flex;flex-wrap:wrap;gap:.8rem 1.2rem;margin-bottom:.6rem}}
+.hr-images figure {{margin:0;max-width:100%}}
+.hr-image {{position:relative;max-width:100%}}
+.hr-image img {{display:block;width:100%;image-rendering:pixelated;outline:1px solid {FAINT}}}
+.hr-image i {{position:absolute;box-sizing:border-box}}
+.hr-images i.given {{border:3px solid {ORANGE};outline:1px solid #fff}}
+.hr-images i.wanted {{outline:3px dashed {BLUE};box-shadow:0 0 0 3px #fff}}
+.hr-image i.given[style*="width:0;"] {{border-width:6px;border-radius:50%;margin:-6px}}
+.hr-images figcaption {{display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;font-size:.84rem;
+  padding:.5rem 0 0 3px;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}}
+.hr-images figcaption i {{display:inline-block;width:.9em;height:.7em;margin-right:.6em}}
+</style>"""
+"""What a page shows of one answer, beside `STYLE`."""

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec
 import altair as alt
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import streamlit as st
 
 from dashboard.charts.figures import Chart
@@ -65,8 +66,13 @@ def _kept(name: str, parts: tuple[Any, ...], options: dict[str, Any], _make: Any
 def draw(chart: Chart | Spec) -> None:
     """Draw a chart, or one that was kept."""
     spec = chart if isinstance(chart, dict) else spec_of(chart)
-    # What draws it takes the tables out of the specification that it is given.
-    st.vega_lite_chart({**spec, "datasets": dict(spec["datasets"])}, width="stretch")
+    tables = {name: without_index(table) for name, table in spec["datasets"].items()}
+    st.vega_lite_chart({**spec, "datasets": tables}, width="stretch")
+
+
+def without_index(frame: pd.DataFrame) -> pa.Table:
+    """The columns alone, without what tells pandas how to read them again."""
+    return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
 
 
 def compact(frame: pd.DataFrame, read_by: str = "") -> pd.DataFrame:

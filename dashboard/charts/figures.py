@@ -132,9 +132,8 @@ def accuracy_chart(
         }
     )
     data, title = scaled_axis(data, "update" if column == "update" else "train_time")
-    base = alt.Chart(data).encode(
-        x=alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(padding=34, nice=False))
-    )
+    base = alt.Chart(data)
+    across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(padding=34, nice=False))
     up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%", tickCount=5))
     up = up.scale(domain=[0, 1])
     band = base.mark_area(color=BLUE, opacity=0.16).encode(y=up, y2="high:Q")
@@ -154,7 +153,8 @@ def accuracy_chart(
     ends = base.transform_filter(
         alt.FieldOneOfPredicate(field="label", oneOf=["before", "after"])
     ).mark_text(dy=-16, fontSize=15, fontWeight=600, color=BLUE)
-    return layered(band, line, dots, ends.encode(y=up, text="text:N")).properties(height=height)
+    chart = layered(band, line, dots, ends.encode(y=up, text="text:N")).encode(x=across)
+    return chart.properties(height=height)
 
 
 def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:

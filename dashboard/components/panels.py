@@ -258,6 +258,11 @@ def section(title: str) -> None:
     st.html(f'<h2 class="hr-section">{escape(title)}</h2>')
 
 
+def table(frame: pd.DataFrame, title: str) -> None:
+    """Rows under their columns' names; screen readers read the title."""
+    st.dataframe(chart_spec.without_index(frame), hide_index=True, width="stretch", alt=title)
+
+
 def draw(chart: Chart | Spec, title: str, words: str) -> None:
     """A chart with a label that screen readers read."""
     told = f"{title}. {words}"

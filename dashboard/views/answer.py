@@ -40,6 +40,7 @@ from dashboard.components.tokens import (
     window_cuts,
 )
 from dashboard.formatting import count, number, series_words
+from dashboard.palette import ANSWER_STYLE
 from dashboard.reads.data import RunData
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
@@ -91,6 +92,7 @@ def read_or_say(run: RunData, chosen: int) -> None:
 
 def _read(run: RunData, detail: TrajectoryDetail) -> None:
     row = detail.row
+    st.html(ANSWER_STYLE)
     with panels.framed(f"Trajectory {row['trajectory_id']}"):
         _facts(detail)
         history = run.read(queries.prompt_history, row["prompt_id"])
@@ -117,7 +119,7 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
 
 def _all_known(detail: TrajectoryDetail) -> None:
     """The windows, and the rest of what is known as JSON."""
-    st.dataframe(detail.windows, hide_index=True, width="stretch", alt="Windows")
+    panels.table(detail.windows, "Windows")
     row = detail.row
     told = {
         "row": {key: value for key, value in row.items() if key not in ("prompt", "info")},

@@ -263,7 +263,7 @@ def _rules(found: CriticReport, boundary: str) -> None:
         for row in found.rules.to_dict("records")
     ]
     with panels.framed("The three rules on the same cuts"):
-        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", alt="The three rules")
+        panels.table(pd.DataFrame(rows), "The three rules")
         st.caption(
             f"{count(found.rules['cuts'].iloc[0])} cuts whose next token was trained: what each "
             "setting of algorithm.advantages.boundary would have taken for the rest of the answer. "

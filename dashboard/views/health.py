@@ -67,7 +67,7 @@ def _processes(run: RunData, rows: pd.DataFrame, look: HealthSnapshot) -> None:
             panels.empty(panels.awaited(run, "processes that say hello"))
             return
         table = health_rows(rows, look)
-        st.dataframe(table, hide_index=True, width="stretch", alt="Processes")
+        panels.table(table, "Processes")
         st.caption(
             "Last heard: how long ago the coordinator heard the process, and how long ago it wrote "
             "anything itself. Restarts and deaths are the supervisor's count. Memory is as of the "
@@ -92,7 +92,7 @@ def _waits(run: RunData, look: HealthSnapshot) -> None:
             ages = pd.DataFrame(
                 {"for": list(word.waits), "age": list(map(duration, word.waits.values()))}
             )
-            st.dataframe(ages, hide_index=True, width="stretch", alt="Waits")
+            panels.table(ages, "Waits")
         last = f"As it last said, {moment(word.at)}, {word.phase}. " if word else ""
         st.caption(
             (last if not is_live(run.line) else "")
@@ -117,7 +117,7 @@ def _events(run: RunData) -> None:
             else "No incidents: no warnings, no errors. The newest events."
         )
         with st.expander(f"The newest {len(rows)} events"):
-            st.dataframe(event_rows(rows), hide_index=True, width="stretch", alt="Events")
+            panels.table(event_rows(rows), "Events")
 
 
 def _stacks(run: RunData) -> None:

@@ -173,12 +173,8 @@ def _processes(run: RunData) -> None:
         if rows.empty:
             panels.empty(panels.awaited(run, "processes that say hello"))
             return
-        st.dataframe(
-            process_rows(rows, run.latest("heartbeat/"), run.line, time.time()),
-            hide_index=True,
-            width="stretch",
-            alt="Processes",
-        )
+        shown = process_rows(rows, run.latest("heartbeat/"), run.line, time.time())
+        panels.table(shown, "Processes")
         st.caption(
             "Heartbeat: seconds since the coordinator last heard the process. Healthy: a few "
             "seconds; a process silent for too long is lost, and what it held goes elsewhere."
@@ -218,7 +214,7 @@ def _events(run: RunData) -> None:
         newest = rows.head(9).itertuples()
         st.html("".join(event_html(row, clock) for row in newest))
         with st.expander("more"):
-            st.dataframe(event_rows(rows), hide_index=True, width="stretch", alt="Events")
+            panels.table(event_rows(rows), "Events")
 
 
 def _others(root: Path) -> None:

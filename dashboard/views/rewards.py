@@ -206,7 +206,7 @@ def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int 
     with panels.framed("Sources"):
         queues = run.latest("rewards/") if is_live(run.line) else {}
         table = source_table(rows, run.config()["reward"], found.seconds, queues)
-        st.dataframe(table, hide_index=True, width="stretch", alt="Sources")
+        panels.table(table, "Sources")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])
             for source, error in zip(known["source"], known[column], strict=True):
