@@ -365,7 +365,8 @@ def _with_pointer(
         )
         .add_params(nearest)
     )
-    return layered(*layers, rule, linked(around, link, at_update="datum.update"))
+    at = "datum.x" if (wide["x"] == wide["update"]).all() else "datum.update"
+    return layered(*layers, rule, linked(around, link, at_update=at))
 
 
 def thinned(rows: pd.DataFrame, columns: Sequence[str], most: int) -> pd.DataFrame:
