@@ -163,6 +163,9 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
         yield from ((judge, key) for key in JUDGE_PATH_KEYS)
     alone = [reward] if isinstance(reward, dict) else []
     for source in (*alone, *_tables_in(reward, "sources")):
+        yield source, "function"
+        if isinstance(functions := source.get("functions"), list):
+            yield from ((entry, "name") for entry in functions if isinstance(entry, dict))
         options = source.get("options")
         names = PATH_OPTIONS.get(str(source.get("kind")), ())
         if isinstance(options, dict):

@@ -15,7 +15,7 @@ class ScheduleConfig(StrictModel):
     new tokens per trajectory. streaming: generators wait only for the staleness bound."""
 
     window: int | None = Field(default=None, ge=1)
-    """Maximum number of sampled tokens of a trajectory trained in one update. None:
+    """Maximum number of sampled tokens of a window. None:
     max_response_length. `synchronous` trains whole responses."""
 
     across_turns: bool = True

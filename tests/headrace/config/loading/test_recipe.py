@@ -146,6 +146,13 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(
     (tmp_path / "policy").mkdir()
     assert load_recipe(recipe, ["model.path=policy"]).model.path == str(tmp_path / "policy")
     assert load_recipe(recipe, ["model.path=owner/name"]).model.path == "owner/name"
+    (tmp_path / "mine.py").touch()
+    recipe.write_text(f"{recipe.read_text()}\n[reward]\nkind = 'function'\n")
+    several = "reward.functions=[{name = 'mine.py:a'}, {name = 'package.module:b'}]"
+    score = load_recipe(recipe, ["reward.function=mine.py:score"]).reward.function
+    assert score == f"{tmp_path}/mine.py:score"
+    names = [entry.name for entry in load_recipe(recipe, [several]).reward.functions]
+    assert names == [f"{tmp_path}/mine.py:a", "package.module:b"]
 
 
 def test_a_key_of_an_unset_section_sets_it_again(recipe: Path) -> None:
