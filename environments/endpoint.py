@@ -46,7 +46,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 ASIDE = {
     "messages", "model", "tools", "user", "metadata", "store", "service_tier", "logprobs",
     "top_logprobs", "parallel_tool_calls", "return_token_ids", "prompt_cache_key",
-    "safety_identifier",
+    "safety_identifier", "stream", "stream_options",
 }  # fmt: skip
 """Parameters that are read, or change nothing."""
 OVERRULED = {
@@ -55,7 +55,7 @@ OVERRULED = {
 }  # fmt: skip
 """Parameters that the recipe sets in the agent's place."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1), "stream": (None, False), "stream_options": (None,), "stop": (None, []),
+    "n": (None, 1), "stop": (None, []),
     "tool_choice": (None, "auto"), "response_format": (None, {"type": "text"}),
 }  # fmt: skip
 """Parameters that are accepted with these values alone."""
@@ -371,13 +371,16 @@ class AgentPool(EnvironmentPool):
 
     async def _complete(self, request: web.Request) -> web.Response:
         try:
-            answer = await self._completion(request)
+            body, answer = await self._completion(request)
+            if body.get("stream"):
+                return web.Response(body=_event(answer), content_type="text/event-stream")
             return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
         except RefusedError as refused:
             said = {"message": str(refused), "type": "invalid_request_error", "code": None}
             return web.json_response({"error": said}, status=refused.status)
 
-    async def _completion(self, request: web.Request) -> dict[str, Any]:
+    async def _completion(self, request: web.Request) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what is asked, and the completion."""
         session = self._session_of(request.headers.get("Authorization", ""))
         try:
             body = msgspec.json.decode(await request.read(), type=dict[str, Any])
@@ -389,13 +392,13 @@ class AgentPool(EnvironmentPool):
             raise RefusedError(f"this is no request: {error}") from error
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         if session.last is not None and again and asked == session.last_asked:
-            return await self._answered(session)  # The client had no answer, or lost it.
+            return body, await self._answered(session)  # The client had no answer, or lost it.
         if session.last is not None and not session.last.done():
             raise RefusedError("a request of this key is under way: ask one after the other")
         branch = self._step(session, asked, body.get("tools") or [])
         session.last_asked = asked
         session.last = asyncio.create_task(self._turn(session, branch, body))
-        return await self._answered(session)
+        return body, await self._answered(session)
 
     async def _answered(self, session: AgentSession) -> dict[str, Any]:
         assert session.last is not None
@@ -535,6 +538,19 @@ class AgentPool(EnvironmentPool):
             return ChatMessage("assistant", turn.text)
         content = "" if form == "llama" else re.split("<tool_call>|<function=", turn.text)[0]
         return ChatMessage("assistant", content.strip(), calls)
+
+
+def _event(answer: dict[str, Any]) -> bytes:
+    """A completion as the one event of a stream: the policy's turn comes whole."""
+    choices = []
+    for choice in answer["choices"]:
+        told = dict(choice)
+        delta = dict(told.pop("message"))
+        if "tool_calls" in delta:
+            delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(delta["tool_calls"])]
+        choices.append(told | {"delta": delta})
+    chunk = answer | {"object": "chat.completion.chunk", "choices": choices}
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\ndata: [DONE]\n\n"
 
 
 def _chat(messages: Any) -> list[ChatMessage]:

@@ -32,11 +32,6 @@ def pairwise_iou(first: Sequence[Box], second: Sequence[Box]) -> Floats:
     return found
 
 
-def iou(first: Box, second: Box) -> float:
-    """Intersection over union of two boxes."""
-    return float(pairwise_iou([first], [second])[0, 0])
-
-
 def mean_iou(given: Sequence[Box], wanted: Sequence[Box]) -> float:
     """The mean IoU of the pairs of the best matching (Hungarian method), over max(len(given),
     len(wanted)): boxes too many or too few count as 0. 0 where there are none."""

@@ -28,7 +28,7 @@ SLIP = 0.2
 DIRECT_SHARE = 0.15
 
 _PROMPT = re.compile(r"([1-9])((?:[a-zA-T][1-9]{2})+)=")
-_STEP = re.compile(r"[a-zA-T]\d\d\+(\d)=(\d);")
+_STEP = re.compile(r"[a-zA-T]\d\d\+\d=\d;")
 _ANSWER = re.compile(r"#\d$")
 
 
@@ -115,15 +115,6 @@ def style_of(response: str) -> str:
     if body == response or _STEP.sub("", body):
         return "other"
     return "written" if body else "direct"
-
-
-def wrong_steps(prompt: str, response: str) -> list[bool]:
-    """For each written step of a response, in order, whether its cup does not follow."""
-    swaps = read_prompt(prompt).swaps
-    steps = [(int(before), int(after)) for before, after in _STEP.findall(response)]
-    return [
-        follow(before, swap) != after for (before, after), swap in zip(steps, swaps, strict=False)
-    ]
 
 
 def _labelled(problem: TrackingProblem) -> list[str]:

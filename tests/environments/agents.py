@@ -65,6 +65,21 @@ async def with_tools(row: Row, *, base_url: str, api_key: str) -> float:
     return float(last.message.content == "4")
 
 
+async def streams(row: Row, *, base_url: str, api_key: str) -> float:
+    """Read a reply with a call event by event."""
+    chat = Chat(base_url, api_key)
+    async with chat.client.chat.completions.stream(
+        model="policy", messages=[{"role": "user", "content": "add"}], tools=[TOOL],  # type: ignore[list-item]
+        stream_options={"include_usage": True},
+    ) as stream:  # fmt: skip
+        said = await stream.get_final_completion()
+    calls = said.choices[0].message.tool_calls or []
+    assert said.choices[0].finish_reason == "tool_calls"
+    assert [(c.function.name, c.function.arguments) for c in calls] == [("add", '{"a": 2}')]
+    assert said.usage is not None and said.usage.completion_tokens == 3  # noqa: PT018
+    return 1.0
+
+
 async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) -> Any:
     """Ask what may not be asked, say what the refusal says, and go on."""
     chat, what = Chat(base_url, api_key, max_retries=0), row["prompt"]
@@ -96,8 +111,8 @@ async def bad(row: Row, *, base_url: str, api_key: str, catches: bool = True) ->
         elif what == "image":
             await chat.say([{"type": "image_url", "image_url": {"url": "x"}}])  # type: ignore[arg-type]
         else:
-            asked: dict[str, dict[str, Any]] = {"stream": {"stream": True}, "two": {"n": 2}}
-            await chat.say("hello", **asked.get(what, {"extra_body": {what: 1}}))
+            options: dict[str, Any] = {"n": 2} if what == "two" else {"extra_body": {what: 1}}
+            await chat.say("hello", **options)
     except OpenAIError as error:
         if not catches:
             raise

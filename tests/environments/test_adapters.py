@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from environments.worker import EnvironmentPool, ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+from tests.environments.peers import PEERS, python_with
 from tests.rewards.environments import make_environment
 
-PEERS = Path(__file__).parent / "peers"
 TRL, VERIFIERS, GYMNASIUM = (f"{PEERS}/for_{name}.py" for name in ("trl", "verifiers", "gymnasium"))
 Turn = tuple[str, list[tuple[str, dict[str, Any]]]]
 """Text, and calls by name with their arguments."""
@@ -41,15 +40,6 @@ def written(turn: Turn) -> str:
 
 def case(thing: str, *turns: Turn, seed: int = 7, **row: Any) -> dict[str, Any]:
     return {"thing": thing, "turns": turns, "seed": seed, "row": {"answer": "42", **row}}
-
-
-@cache
-def python_with(library: str) -> str:
-    """A Python that has it, or a skipped test."""
-    for python in filter(None, os.environ.get("HEADRACE_PEERS", "").split(":")):
-        if not subprocess.run([python, "-c", f"import {library}"], capture_output=True).returncode:
-            return python
-    pytest.skip(f"no Python in HEADRACE_PEERS has {library}")
 
 
 def own_rewards(library: str, cases: list[dict[str, Any]]) -> list[Any]:

@@ -3,6 +3,7 @@ scripted."""
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from environments.worker import ready_of
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
+from tests.environments.peers import PEERS, python_with
 
 FILE = str(Path(__file__).parent / "agents.py")
 PROGRAM = """
@@ -61,10 +63,11 @@ class Episode:
 
 def play(
     name: str, story: Callable[[AgentPool], Awaitable[None]], *, timeout_s: float = 30.0,
-    reset_timeout_s: float = 60.0, children: int = 1, rewritten: Any = "fail", **options: Any,
+    reset_timeout_s: float = 60.0, children: int = 1, rewritten: Any = "fail", file: str = FILE,
+    python: str | None = None, **options: Any,
 ) -> None:  # fmt: skip
     config = EnvironmentConfig(
-        name=name if name == "command" else f"agent:{FILE}:{name}", options=options,
+        name=name if name == "command" else f"agent:{file}:{name}", options=options, python=python,
         timeout_s=timeout_s, reset_timeout_s=reset_timeout_s, children=children,
         rewritten=rewritten,
     )  # fmt: skip
@@ -119,6 +122,59 @@ def test_tools_and_their_results_go_both_ways() -> None:
     play("with_tools", story)
 
 
+def test_a_streamed_reply_comes_in_one_event() -> None:
+    async def story(pool: AgentPool) -> None:
+        episode = Episode(pool, 0)
+        await episode.ask()
+        ended = await episode.say(
+            '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+        )
+        assert (ended.status, ended.step.reward) == ("ok", 1.0), ended
+
+    play("streams", story)
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("a", 1.0), ("b", 0.0)])
+def test_an_agent_of_a_library_runs_unchanged(answer: str, reward: float) -> None:
+    """One of the OpenAI Agents SDK, which works its tool out and says the last answer."""
+
+    async def story(pool: AgentPool) -> None:
+        episode = Episode(pool, 0, prompt="6*7?")
+        begun = await episode.ask()
+        assert texts(begun) == ["Use the tool.", "6*7?"]
+        assert [tool["function"]["name"] for tool in begun.step.tools] == ["multiply"]
+        call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
+        assert texts(await episode.say(call)) == ["42"]
+        ended = (await episode.say(answer)).step
+        assert (ended.done, ended.reward, ended.metrics["refused"]) == (True, reward, 0.0)
+
+    play("play", story, file=f"{PEERS}/for_agents.py", python=python_with("agents"))
+
+
+@pytest.mark.parametrize(("letters", "reward"), [("aepgr", 1.0), ("gxzqwyv", 0.2)])
+def test_a_task_set_of_verifiers_0_4_plays_its_own_loop(
+    letters: str, reward: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TextArena's Hangman, which pays these letters so by itself; its word list is one that NLTK
+    would download."""
+    python = python_with("verifiers.v1.tasksets.textarena")
+    (tmp_path / "corpora/words").mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (tmp_path / "corpora/words" / name).write_text("grape\n")
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(python).parent}:{os.environ['PATH']}")
+
+    async def story(pool: AgentPool) -> None:
+        episode = Episode(pool, 0, prompt="3")
+        assert "Hangman" in texts(await episode.ask())[1]
+        for letter in letters:
+            reply = await episode.say(f"[{letter.upper()}]")
+        assert reply.step.done, reply
+        assert reply.step.reward == reward
+
+    play("play", story, file=f"{PEERS}/for_verifiers_v1.py", python=python)
+
+
 WRONG = {
     "rewritten": "message 0 is not what it was",
     "key": "this key names no episode",
@@ -126,7 +182,6 @@ WRONG = {
     "long": "at most 2097152 bytes",
     "nothing": "nothing to answer",
     "image": "messages[2]: a part is image_url",
-    "stream": "stream = True is not to be had",
     "two": "n = 2 is not to be had",
     "guided_json": "unknown parameter 'guided_json'",
 }
@@ -166,7 +221,7 @@ def test_two_requests_at_once_are_one_turn() -> None:
     [
         ("silent", "invalid", "has asked nothing"),
         ("rewritten", "rewritten", "message 0 is not"),
-        ("stream", "crashed", "BadRequestError: "),
+        ("two", "crashed", "BadRequestError: "),
     ],
 )
 def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> None:

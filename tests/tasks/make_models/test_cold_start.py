@@ -26,7 +26,8 @@ from tasks.procedural.chain_sums import CHAIN_SUMS, style_of
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tasks.procedural.shift_register import SHIFT_REGISTER, read_lines
 from tasks.procedural.straight_line import STRAIGHT_LINE, right_lines
-from tasks.procedural.tracking import TRACKING, wrong_steps
+from tasks.procedural.tracking import TRACKING
+from tests.tasks.procedural.test_tracking import wrong_steps
 
 MODELS = Path(__file__).parents[3] / "recipes" / "models"
 SHIPPED = MODELS / "chain-sums-cold"

@@ -22,14 +22,24 @@ from tasks.procedural.tracking import (
     teach,
     write_prompt,
     write_steps,
-    wrong_steps,
 )
+
+STEP = re.compile(r"[a-zA-T]\d\d\+(\d)=(\d);")
 
 problems = st.builds(
     lambda seed, swaps: draw_problem(Random(seed), swaps),
     st.integers(0, 2**32),
     st.integers(1, TRACKING.most_terms),
 )
+
+
+def wrong_steps(prompt: str, response: str) -> list[bool]:
+    """For each written step of a response, in order, whether its cup does not follow."""
+    swaps = read_prompt(prompt).swaps
+    steps = [(int(before), int(after)) for before, after in STEP.findall(response)]
+    return [
+        follow(before, swap) != after for (before, after), swap in zip(steps, swaps, strict=False)
+    ]
 
 
 def test_the_written_answer_of_the_example() -> None:

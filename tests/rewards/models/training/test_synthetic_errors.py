@@ -8,8 +8,8 @@ from headrace.config.sections.reward_model import TaskDataConfig
 from headrace.errors import UserError
 from rewards.models.training import synthetic_errors
 from tasks.datasets.source import PROCEDURAL_TASKS
-from tasks.procedural import tracking
 from tasks.procedural.base import is_correct
+from tests.tasks.procedural.test_tracking import wrong_steps
 
 Task = Literal["chain_sums", "tracking"]
 TASKS: tuple[Task, ...] = ("chain_sums", "tracking")
@@ -46,7 +46,7 @@ def test_labels_turn_at_the_slip(task: Task) -> None:
 def test_labels_turn_where_the_task_itself_sees_the_wrong_step() -> None:
     for example in synthetic_errors.labelled(made_of("tracking"), seed=3):
         assert isinstance(example.prompt, str)
-        wrong = tracking.wrong_steps(example.prompt, "".join(example.lines))
+        wrong = wrong_steps(example.prompt, "".join(example.lines))
         first = wrong.index(True) if any(wrong) else len(example.lines)
         assert example.labels == tuple(1.0 if i < first else -1.0 for i in range(len(wrong) + 1))
 
