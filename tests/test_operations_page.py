@@ -3,6 +3,7 @@
 import errno
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from coordinator.incidents.alerts import Incidents
 from headrace.errors import StorageBlockedError, UserError
 from headrace.host import disk
 from headrace.run_files import run_folder
+from headrace_cli.cli import parse
 from headrace_cli.commands.run.generator import await_listener
 from headrace_cli.commands.run.train import report
 from headrace_cli.launch.supervisor import OURS, RunOutcome
@@ -42,6 +44,40 @@ def test_every_test_that_a_page_names_is_there(page: str) -> None:
     for path, test in found:
         assert path.is_file(), path
         assert not test or f"def {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Each command of README and docs with its page, but forms with brackets."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for quoted, line in re.findall(r"`(headrace [^`]+)`|^(headrace .*)$", text, re.MULTILINE):
+            said = " ".join((quoted or line).split())
+            if "[" not in said:
+                yield said, path.name
+
+
+def test_every_command_that_a_page_names_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Words and options are known; a sentence may name a command without what it needs."""
+    found = sorted(set(commands()))
+    assert len(found) > 100
+    wrong = []
+    for said, page in found:
+        cut = itertools.takewhile(lambda word: word not in "|>&;", shlex.split(said, comments=True))
+        words = ["1" if word == "N" else word for word in list(cut)[1:] if word != "..."]
+        try:
+            parse(words)
+        except SystemExit as ended:
+            line = capsys.readouterr().err
+            if not ended.code:
+                continue
+            options = {word for word in words if word.startswith("--")}
+            with pytest.raises(SystemExit):
+                parse([*(word for word in words if word not in options), "--help"])
+            known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+            is_short = re.search("are required|expected one argument", line)
+            if not (is_short and options <= known):
+                wrong.append((page, said, line))
+    assert not wrong
 
 
 def test_every_guarantee_names_a_test() -> None:
