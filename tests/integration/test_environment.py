@@ -26,12 +26,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "algorithm.value.warmup_updates=5",
         "environment.workers=2",
         "schedule.window=8",
+        "schedule.batch_windows=192",
         "storage.commit_interval_ms=20",
         "dashboard.enabled=false",
         recipe=RECIPE,
     )
     try:
-        for update, kill in ((3, _kill_child), (8, _kill_worker), (13, _kill_coordinator)):
+        for update, kill in ((7, _kill_child), (11, _kill_worker), (15, _kill_coordinator)):
             run.until(lambda at=update: run.applied() >= at)  # type: ignore[misc]
             kill(run)
         assert run.wait() == 0, run.text()
@@ -73,7 +74,8 @@ def test_an_episode_earns_what_its_answer_is_worth(finished: Run) -> None:
     assert len(rows) > 500
     for prompt, reward, text in rows:
         left, right = prompt[:-1].split("*")
-        assert reward == float(text.removesuffix("<eos>") == str(int(left) * int(right)))
+        said = text.replace("<pad>", "").removesuffix("<eos>")  # as decoding leaves it out
+        assert reward == float(said == str(int(left) * int(right)))
 
 
 def test_inserted_tokens_are_what_the_calculator_says_and_are_never_trained(finished: Run) -> None:
@@ -96,7 +98,7 @@ def test_learner_and_sampler_agree_behind_inserted_tokens(finished: Run) -> None
         "select quantile_cont(abs(learner_logprob - logprob), 0.99), count(*) from tokens "
         "where source = 'policy' and turn = 1 and trained_at_update = 6 and version = 0",
     )
-    assert found[1] > 0
+    assert found[1] > 20
     assert found[0] < 1e-3
 
 
