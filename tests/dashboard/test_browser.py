@@ -271,7 +271,7 @@ def test_an_answer_is_read_without_a_mouse(page: Page, address: str, run_dir: Pa
 def test_the_critic_with_its_range_in_the_address(page: Page, address: str) -> None:
     page.goto(f"{address}/critic?updates_from=5&updates_to=20")
     expect(page.get_by_text("In updates 5 to 20 values explain")).to_be_visible()
-    expect(page.get_by_role("heading", name="Value along the answer")).to_be_visible()
+    expect(page.get_by_role("heading", name="Value along the answer", exact=True)).to_be_visible()
     expect(page.get_by_test_id("stException")).to_have_count(0)
     page.reload()
     expect(page.get_by_text("In updates 5 to 20 values explain")).to_be_visible()

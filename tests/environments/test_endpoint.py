@@ -20,6 +20,7 @@ from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepRep
 from tests.environments.peers import PEERS, python_with
 
 FILE = str(Path(__file__).parent / "agents.py")
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 PROGRAM = """
 import json, sys
 from openai import OpenAI
@@ -113,8 +114,7 @@ def test_tools_and_their_results_go_both_ways() -> None:
         episode = Episode(pool, 0)
         (tool,) = (await episode.ask()).step.tools
         assert tool["function"]["name"] == "add"
-        call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-        reply = await episode.say(call)
+        reply = await episode.say(CALL)
         assert [(m.role, m.content) for m in reply.step.messages] == [("tool", "4")]
         ended = await episode.say("4")
         assert (ended.status, ended.step.reward) == ("ok", 1.0), ended
@@ -126,9 +126,7 @@ def test_a_streamed_reply_comes_in_one_event() -> None:
     async def story(pool: AgentPool) -> None:
         episode = Episode(pool, 0)
         await episode.ask()
-        ended = await episode.say(
-            '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-        )
+        ended = await episode.say(CALL)
         assert (ended.status, ended.step.reward) == ("ok", 1.0), ended
 
     play("streams", story)
@@ -234,9 +232,6 @@ def test_an_agent_that_fails_says_why(what: str, status: str, words: str) -> Non
         assert words in reply.error
 
     play("bad", story, catches=False)
-
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("hurt", ["", "agent", "worker"])
