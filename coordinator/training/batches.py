@@ -192,6 +192,8 @@ def _window(
 ) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
+    is_known = trajectory.complete and trajectory.reward_status == "ok" and not window.final
+    later = [x.value for x in trajectory.rewards if x.position >= window.end]
     return PolicyWindow(
         window_id=window.window_id,
         trajectory_id=trajectory.trajectory_id,
@@ -210,6 +212,8 @@ def _window(
         correct=window.final and bool(trajectory.correct),
         turns=trajectory.turns_between(window.start, window.end) if rules.by_turn else [],
         confidence=_confidence(trajectory, window.start) if rules.value_statistics else [],
+        outcome=sum(later) if rules.sends_outcomes and is_known else None,
+        answer_length=trajectory.sampled,
         row=row if rules.sends_rows and window.final else "",
     )
 

@@ -22,7 +22,7 @@ TENTHS = 10
 BINS = 12
 MORE, LESS, ALL = "answers that earned more", "answers that earned less", "all answers"
 RULES = ("copy", "bootstrap", "terminal")
-"""What `algorithm.advantages.boundary` may be."""
+"""Settings of `algorithm.advantages.boundary` that guess."""
 _DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _CUT_NUMBERS = 8
 _NOTHING = 1e-12
@@ -106,7 +106,7 @@ def report(sample: CriticSample, *, gamma: float, boundary: str) -> CriticReport
 def assumed(cuts: pd.DataFrame, rule: str) -> Floats:
     """Value that a rule assumes behind each cut; NaN where it was not recorded."""
     match rule:
-        case "copy":
+        case "copy" | "outcome":
             return _floats(cuts["value"])
         case "bootstrap":
             return _floats(cuts["next_value"])

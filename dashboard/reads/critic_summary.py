@@ -13,6 +13,8 @@ TAKES = {
     "copy": "the value at the window's last token",
     "bootstrap": "the value at the next token (as of the update that trained that)",
     "terminal": "0",
+    "outcome": "the reward that came where it was known, which is not counted here, else the value "
+    "at the window's last token",
 }
 """What each boundary rule takes for all that comes after a cut."""
 

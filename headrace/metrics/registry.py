@@ -65,7 +65,7 @@ _ALL = (
     MetricInfo("critic/vf_explained_var", "", "share of the targets' variance that values explain", "above 0, rising"),
     MetricInfo("critic/vf_loss", "", "value loss", "falling"),
     MetricInfo("egae/advantage_abs", "reward", "mean |advantage| before whitening", "above 0"),
-    MetricInfo("egae/bootstrap_share", "share", "policy windows that EGAE cuts", "below 0.95"),
+    MetricInfo("egae/bootstrap_share", "share", "policy windows behind whose cut a guessed value stands", "below 0.95"),
     MetricInfo("egae/bootstrap_tokens", "share", "policy tokens whose advantage rests on a guessed value", "below 0.95"),
     MetricInfo("egae/boundary_advantage", "", "mean advantage of the last 8 tokens of unfinished windows", "near 0"),
     MetricInfo("egae/boundary_advantage_abs", "reward", "their mean |advantage| before whitening", "not above egae/advantage_abs"),

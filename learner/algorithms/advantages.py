@@ -23,7 +23,7 @@ from learner.batching.segments import (
     tokens_left,
 )
 
-Boundary = Literal["copy", "bootstrap", "terminal"]
+Boundary = Literal["copy", "bootstrap", "terminal", "outcome"]
 
 
 def gae(
@@ -62,6 +62,7 @@ def egae(
         copy       V(s_{l-1}), so the last term is r_{l-1} + (gamma - 1) V(s_{l-1})
         bootstrap  `bootstrap_value`, the critic's V(s_l)
         terminal   0, which wrongly punishes cuts; for ablation only
+        outcome    `bootstrap_value`, the return that came; V(s_{l-1}) where it is not given or NaN
 
     Args:
         rewards: [T] reward of each token of the window. values: [T] V(s_t). gamma: discount, 0 to
@@ -146,6 +147,10 @@ def _closing_values(
     match boundary:
         case "copy":
             at_cut = last_values
+        case "outcome":
+            came = segments.bootstrap_value
+            came = last_values if came is None else came.to(torch.float64)[present]
+            at_cut = torch.where(came.isnan(), last_values, came)
         case "terminal":
             at_cut = torch.zeros_like(last_values)
         case "bootstrap":

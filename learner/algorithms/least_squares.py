@@ -2,7 +2,7 @@
 
 In: features of the states of finished answers, and their returns. Out: a linear head. Promises: the
 head is the exact solution for all tokens given so far, the older ones counting less; its penalty is
-the one of `PENALTIES` that predicts answers best which were not fitted (4 folds of answers); where
+the one of `PENALTIES` that predicts answers best which were not fitted (4 folds of groups); where
 nothing can be predicted, it is the mean return. Sums of ranks add up to those of one rank. Ours:
 the Monte-Carlo targets of VC-PPO (arXiv 2503.01491), fitted in closed form.
 """
@@ -38,12 +38,13 @@ class LeastSquaresHead:
         """[N] of features [N, F]."""
         return (features.double() @ self.weights + self.offset).to(features.dtype)
 
-    def products(self, features: Tensor, returns: Tensor, answers: Tensor) -> Tensor:
+    def products(self, features: Tensor, returns: Tensor, groups: Tensor) -> Tensor:
         """[FOLDS, F + 2, F + 2] the tokens' summands of `sums`.
 
-        Features [N, F], returns [N], the answer's number of each token [N] determines its fold."""
+        Features [N, F], returns [N]. The group [N] of a token's answer determines its fold, so that
+        no other answer to a prompt tells of one that is left out."""
         rows = torch.cat([torch.ones_like(returns)[:, None], features, returns[:, None]], dim=1)
-        folds = [rows[answers % FOLDS == fold].double() for fold in range(FOLDS)]
+        folds = [rows[groups % FOLDS == fold].double() for fold in range(FOLDS)]
         return torch.stack([x.T @ x for x in folds])
 
     def refit(self, products: Tensor, *, keep: float) -> None:

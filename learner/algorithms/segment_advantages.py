@@ -51,8 +51,9 @@ def window_advantages(
     `values` [T] are of the update's start, `at_cuts` those behind cut windows where the algorithm
     reads them, `penalty` [T] is the divergence's cost of each token."""
     rewards = windows.rewards.to(place.dtype)
-    cuts = None if at_cuts is None else at_cuts[windows.windows_of]
-    segments = windows.segments._replace(bootstrap_value=cuts)
+    segments = windows.segments
+    if at_cuts is not None:
+        segments = segments._replace(bootstrap_value=at_cuts[windows.windows_of])
     raw = algorithm.advantages(rewards, penalty, values, segments, windows.groups)
     if algorithm.whitens_by_act:
         acts = windows.acts[segment_ids(segments)]

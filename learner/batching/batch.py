@@ -5,6 +5,7 @@ which the ranks agree on. Promises: both hold sampled tokens only; rewards mean 
 in groups.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,15 +77,16 @@ class PolicyBatch:
 class ValueBatch:
     """This rank's ended trajectories: their T sampled tokens in S answers or turns.
 
-    `answers` [A + 1] is where each answer begins in the T tokens. `reads` are the critic's,
-    `policy_reads` a policy's, without the critic's private prompt; `rewards` [T] are shaped;
-    `behaviour` [T] are the sampler's logprobs (NaN where not sent) and `hot` [T] is as in windows;
-    `positions` [T] are the tokens' positions, inserted ones counted."""
+    `answers` [A + 1] is where each answer begins in the T tokens, `groups` [A] are their groups.
+    `reads` are the critic's, `policy_reads` a policy's, without the critic's private prompt;
+    `rewards` [T] are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent) and
+    `hot` [T] is as in windows; `positions` [T] are the tokens' positions, inserted ones counted."""
 
     reads: TokenReads
     policy_reads: TokenReads
     segments: Segments
     answers: list[int]
+    groups: list[int]
     rewards: Tensor
     behaviour: Tensor
     hot: Tensor
@@ -139,6 +141,7 @@ def policy_batch(
         [part.tokens for part in parts],
         finished=[part.ended for part in parts],
         length_so_far=[part.length for part in parts],
+        bootstrap_value=_outcomes([windows[part.window] for part in parts], shape, device),
         device=device,
     )
     segments = segments._replace(lam=lambdas(segments.length_so_far, segments.finished))
@@ -183,6 +186,7 @@ def value_batch(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.dev
         policy_reads=reads_of(shard.sequences, shard.values, sampled) if has_asides else reads,
         segments=segments,
         answers=[0, *np.cumsum(sampled.lengths).tolist()],
+        groups=[sequences[v.sequence].group_id for v in shard.values],
         rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
         behaviour=_tensor(sampled.pick(behaviour, np.float32), device),
         hot=_marked("hot", [v.marks for v in shard.values], sampled, device),
@@ -239,6 +243,16 @@ def _earned(
     last = segments.cu_lengths[1:][ended] - 1
     flat[last] = shape(flat[last], segments.length_so_far[ended])
     return flat
+
+
+def _outcomes(windows: Sequence[PolicyWindow], shape: Shape, device: torch.device) -> Tensor:
+    """[S] shaped reward of what followed each cut window; NaN where it is not known."""
+    came = [math.nan if w.outcome is None else w.outcome for w in windows]
+    lengths = [w.answer_length for w in windows]
+    return shape(
+        torch.tensor(came, dtype=torch.float32, device=device),
+        torch.tensor(lengths, dtype=torch.int32, device=device),
+    )
 
 
 def _coefficient(

@@ -21,9 +21,10 @@ class Segments(NamedTuple):
         cu_lengths: [S+1] int64, cumulative lengths; window i is tokens cu[i] to cu[i+1] - 1.
         finished: [S] bool, True if the trajectory ends here (end token or length cap).
         length_so_far: [S] int64, response tokens of the trajectory up to the end of this window.
-        lam: [S] float64, the lambda of the policy's advantages. bootstrap_value: [S] the critic's
-        V(s_l) in the state after the last token, or None; read only where a window is cut and the
-        boundary is "bootstrap".
+        lam: [S] float64, the lambda of the policy's advantages. bootstrap_value: [S] what stands in
+        for V(s_l), the state after the last token, or None; read only where a window is cut. With
+        the boundary "bootstrap" the critic's value; with "outcome" the return that came, NaN where
+        it is not known.
     """
 
     cu_lengths: Tensor

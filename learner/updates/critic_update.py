@@ -253,9 +253,9 @@ class LeastSquaresUpdate(CriticUpdate):
         if not sound:
             log.dropped += 1
             return
-        reads, head = self._finished.reads, self.engine.head
-        answers = np.array(reads.trajectories, np.int64)[reads.sequence_of]
-        numbers = torch.from_numpy(answers).to(every.device)
+        finished, head = self._finished, self.engine.head
+        groups = np.repeat(np.array(finished.groups, np.int64), np.diff(finished.answers))
+        numbers = torch.from_numpy(groups).to(every.device)
         products = self._place.total(head.products(self._features, self.targets, numbers))
         head.refit(products, keep=math.exp(-totals.value_samples / self.engine.memory))
         self.engine.steps += 1

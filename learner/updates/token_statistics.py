@@ -245,6 +245,8 @@ def tally_egae(
     """
     ids = segment_ids(segments)
     cut = ~segments.finished
+    came = segments.bootstrap_value
+    guessed = cut if came is None else cut & came.isnan()
     last = tokens_left(segments) == 0
     boundary = ~policy_mask(segments, boundary_tokens=boundary_tokens)
     everything = torch.ones_like(boundary)
@@ -253,9 +255,9 @@ def tally_egae(
     bins = torch.bucketize(segments.length_so_far, ends)
     sums = {
         "egae/tokens": _count(everything),
-        "egae/bootstrapped_tokens": _count(cut[ids]),
+        "egae/bootstrapped_tokens": _count(guessed[ids]),
         "egae/windows": _count(some),
-        "egae/cut_windows": _count(some & cut),
+        "egae/cut_windows": _count(some & guessed),
         "egae/value_at_cut": _sum(values, last & cut[ids]),
         "egae/boundary_tokens": _count(boundary),
         "egae/boundary_advantage": _sum(advantages, boundary),

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from coordinator.training.replayed_batch import sent_batch
 from headrace.config.preflight.checks import problems
+from headrace.config.validation.batch_rules import batch_rules
 from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
@@ -187,3 +189,32 @@ def test_a_cut_window_stays_cut_whenever_it_is_taken(ends_first: bool) -> None:
     (window,) = policy_windows(last)
     assert (window.finished, window.score, window.loss_weights.tolist()) == (True, 1.0, [1, 1, 1])
     assert [v.trajectory_id for v in value_trajectories(last)] == [trajectory.trajectory_id]
+
+
+@pytest.mark.parametrize("boundary", ["copy", "outcome"])
+@pytest.mark.parametrize("known", ["nothing", "its end", "its reward", "it failed"])
+def test_a_cut_window_brings_the_reward_that_came_before_it_was_taken(
+    boundary: str, known: str
+) -> None:
+    """Only where advantages read it, and only once the answer is scored; a replay brings it too."""
+    config = make_config(
+        schedule={"mode": "streaming", "batch_windows": 1, "max_staleness": 2},
+        algorithm={"advantages": {"kind": "egae", "boundary": boundary}, "value": {}},
+    )
+    world = World(config)
+    (trajectory, *_) = world.fill(1)
+    world.chunk(trajectory, 4)
+    if known != "nothing":
+        world.chunk(trajectory, 3, "stop")
+    if known in ("its reward", "it failed"):
+        world.reward(trajectory, 0.5 if known == "its reward" else None)
+    state = world.replayed()
+    prepared = world.take()
+    assert prepared is not None
+    (window,) = policy_windows(prepared)
+    is_sent = (boundary, known) == ("outcome", "its reward")
+    assert window.outcome == (0.5 if is_sent else None)
+    assert (window.finished, window.rewards) == (False, [])
+    assert not is_sent or window.answer_length == 7
+    again = sent_batch(prepared.taken, state, batch_rules(config), config, {})
+    assert policy_windows(again.prepared)[0].outcome == window.outcome

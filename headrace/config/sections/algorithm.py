@@ -24,8 +24,9 @@ class EgaeConfig(StrictModel):
     half_window_credit: bool = True
     """An unfinished trajectory counts half a window longer in the adaptive lambda (T-PPO)."""
 
-    boundary: Literal["copy", "bootstrap", "terminal"] = "copy"
-    """V(s_l) at a cut: copy V(s_{l-1}) (T-PPO), ask the critic, or 0 (for ablation)."""
+    boundary: Literal["copy", "bootstrap", "terminal", "outcome"] = "copy"
+    """V(s_l) at a cut: copy V(s_{l-1}) (T-PPO), ask the critic, 0 (for ablation), or (ours) the
+    reward that came if the answer ended while the window waited, else copy."""
 
     boundary_mask: int = Field(default=0, ge=0)
     """Last tokens of an unfinished window left out of the policy loss (T-PPO recipe: 8)."""

@@ -36,6 +36,7 @@ class BatchRules:
         mixed_groups: groups in which all scores are equal are not trained. masked_marks: tokens
         with such a mark are kept out of the loss. by_turn: credit ends with a turn.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
+        sends_outcomes: cut windows whose answer has ended bring the reward that came.
         kl_of_prompt: which prompts have a KL coefficient of their own. sends_rows: windows that end
         an answer bring the row of its prompt.
     """
@@ -52,6 +53,7 @@ class BatchRules:
     stays_with_rank: bool = False
     kl_of_prompt: KlOfPrompt = _none_of_its_own
     sends_rows: bool = False
+    sends_outcomes: bool = False
 
 
 def batch_rules(config: RunConfig) -> BatchRules:
@@ -76,6 +78,7 @@ def batch_rules(config: RunConfig) -> BatchRules:
         stays_with_rank=config.learner.context == "carried",
         kl_of_prompt=_kl_of_prompt(config),
         sends_rows=config.learner.ranker is not None,
+        sends_outcomes=isinstance(advantages, EgaeConfig) and advantages.boundary == "outcome",
     )
 
 

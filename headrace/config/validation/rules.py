@@ -131,6 +131,17 @@ RULES: tuple[Rule, ...] = (
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
     ),
     Rule(
+        "algorithm.advantages.boundary",
+        lambda c: (egae := _egae(c)) is not None
+        and egae.boundary == "outcome"
+        and (
+            egae.gamma < 1
+            or c.algorithm.turns == "turn"
+            or ((kl := c.algorithm.kl) is not None and kl.where == "reward")
+        ),
+        '"outcome" wants gamma = 1, algorithm.turns = "episode" and no divergence in the reward',
+    ),
+    Rule(
         "learner.ranker",
         lambda c: c.learner.ranker is not None
         and [s.kind for s in c.reward.each().values()].count("ranker") != 1,

@@ -70,6 +70,10 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     confidence: list[float] = []
     """[5] the sampler's logprobs before the window (`headrace.trajectory.logprob_statistics`);
     empty where no value model reads them."""
+    outcome: float | None = None
+    """Reward behind `end` of a cut window whose answer of `answer_length` sampled tokens has ended
+    and is scored, where advantages read it."""
+    answer_length: int = 0
     row: str = ""
     """Columns of a finished one's prompt as JSON, where the ranker learns from them."""
 

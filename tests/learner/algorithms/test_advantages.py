@@ -1,5 +1,6 @@
 """GAE, EGAE, adaptive lambda and whitening against hand-computed numbers."""
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -76,6 +77,7 @@ def test_gae_with_dense_rewards() -> None:
         ("terminal", 0.9, 0.8, [-0.066944, -0.1902, -0.16, -0.5]),
         ("bootstrap", 1.0, 0.95, [0.4496, 0.368, 0.44, 0.2]),
         ("bootstrap", 0.9, 0.8, [0.16820224, 0.136392, 0.2936, 0.13]),
+        ("outcome", 1.0, 0.95, [0.4496, 0.368, 0.44, 0.2]),
     ],
 )
 def test_egae_of_a_window_cut_at_four(
@@ -91,6 +93,16 @@ def test_egae_of_a_window_cut_at_four(
         bootstrap_value=0.7,
     )
     close(a, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("came", [None, math.nan])
+def test_an_outcome_that_is_not_known_is_a_plain_cut(came: float | None) -> None:
+    zeros, lam = [0.0] * 4, 0.95
+    plain = egae(zeros, V5[:4], gamma=1.0, lam=lam, finished=False)
+    made = egae(
+        zeros, V5[:4], gamma=1.0, lam=lam, finished=False, boundary="outcome", bootstrap_value=came
+    )
+    assert torch.equal(plain, made)
 
 
 def test_egae_deltas_of_the_cut_window() -> None:

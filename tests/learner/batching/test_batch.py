@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.protocol.messages.batches import (
@@ -14,9 +15,11 @@ from headrace.protocol.messages.batches import (
 )
 from headrace.protocol.token_spans import Reward, Span
 from learner.algorithms.registry import Algorithm, build_algorithm
+from learner.algorithms.segment_advantages import window_advantages
 from learner.batching.batch import PolicyBatch, policy_batch, value_batch
 from learner.device import RankContext
 from learner.models.microbatches import micro_batches
+from learner.updates.token_statistics import tally_egae
 
 CPU = torch.device("cpu")
 PROMPT, WINDOW, LONGEST = 3, 16, 40
@@ -117,6 +120,26 @@ def test_the_overlong_penalty_is_from_the_length_of_the_whole_answer(
     shard = Shard(sequences=[answer(end)], windows=[], values=[whole])
     values = value_batch(shard, shape=algorithm().shape_rewards, kl_coef=0.0, device=CPU)
     assert values.rewards.tolist() == pytest.approx([0.0] * (end - 1) + [expected])
+
+
+def test_an_outcome_is_shaped_by_the_length_of_the_whole_answer() -> None:
+    """The answer went on to 35 of 40 tokens and earned 1, of which the penalty leaves a half."""
+    config = {"kind": "egae", "boundary": "outcome"}
+    made = build_algorithm(
+        AlgorithmConfig.model_validate({"advantages": config, "value": {}}), window=WINDOW
+    )
+    cut = window(0, 16, finished=False)
+    values, place = torch.full((16,), 0.2), RankContext(device=CPU)
+    for seen, expected in (
+        (structs.replace(cut, outcome=1.0, answer_length=35), 0.5 - 0.2),
+        (cut, 0.0),
+    ):
+        found = window_advantages(
+            made, place, half(seen), values=values, at_cuts=None, penalty=torch.zeros(16)
+        )
+        assert found.raw[-1].item() == pytest.approx(expected)
+        tally = tally_egae(values, found.raw, half(seen).segments).sums
+        assert tally["egae/bootstrapped_tokens"] == (0 if seen.outcome else 16)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 16), (16, 32), (32, 35)])
