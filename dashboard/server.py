@@ -17,6 +17,8 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from streamlit import file_util, runtime
 
+from headrace.host import memory
+
 _LOOK_S = 0.05
 _ROOT = "<script>window.__streamlit={BACKEND_BASE_URL:new URL('.',location.href).href}</script>"
 """Where the server is, from the root's address or any page's. Without it a browser asks below the
@@ -47,6 +49,7 @@ def read_ahead(is_up: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Serve until told to end."""
+    memory.give_back()
     host, port, *sys.argv[1:] = sys.argv[1:]
     if len(sys.argv) == 2:
         threading.Thread(target=read_ahead, args=(runtime.exists,), daemon=True).start()
