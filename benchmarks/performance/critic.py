@@ -31,12 +31,13 @@ from benchmarks.kit.command_line import command_line
 from coordinator.persistence.state import State
 from coordinator.training.replayed_batch import sent_batch
 from dashboard.reads.critic import worth
+from headrace.config.device_defaults import resolve
 from headrace.config.loading.recipe import merge_overrides
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import batch_rules
 from headrace.data.media import MediaStore
 from headrace.errors import UserError
-from headrace.host.hardware import free_port
+from headrace.host.hardware import detect, free_port
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
 from headrace.protocol.messages.control import Batch, ScoreItem
@@ -280,7 +281,7 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     options = parser.parse_args(argv)
     run_dir = find_run(options.root, options.run)
-    config = read_config(run_dir)
+    config = resolve(read_config(run_dir), detect()).config
     if config.algorithm.value is None:
         raise UserError(f"{run_dir.name} has no value model")
     if options.again:
