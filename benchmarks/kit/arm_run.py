@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.kit.arms import Arm, Row
-from benchmarks.kit.run_facts import cpu_at_evaluations, long_prompts, lost_by_tenth
+from benchmarks.kit.run_facts import cpu_at_evaluations
 from benchmarks.kit.runs import Summary, series, train
 from headrace.host.install import ROOT
 
@@ -49,13 +49,7 @@ def run_arm(
     summary = train(recipe, [f"seed={seed}", *arm.overrides], root=root, name=name)
     folder = Path(summary["folder"])
     row = run_row(arm, seed, summary, figures(summary))
-    versions = [version for version, *_ in row["evaluations"]]
-    row |= {
-        "lost_by_tenth": lost_by_tenth(folder),
-        "long_prompts": long_prompts(folder, versions),
-        "series": series(folder, SERIES),
-        **(facts(folder) if facts else {}),
-    }
+    row |= {"series": series(folder, SERIES), **(facts(folder) if facts else {})}
     if remove:
         shutil.rmtree(folder)
     return row

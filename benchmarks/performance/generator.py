@@ -40,8 +40,6 @@ from tests.generators.scripted import NAME, ScriptedCoordinator
 
 PATIENCE_S = 600.0
 PROMPT_TOKENS = 16
-LOADS = 5
-"""Number of weight changes during a full batch."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +151,11 @@ class GeneratorBench:
         """`cpus`: the coordinator's cores."""
         model = str(options.model)
         config = read_config(model)
-        self.weights = options.model / "model.safetensors"
         self._capacity = options.in_flight
         self._batch = PromptBatch(
             options.in_flight, options.tokens, options.window, config.get_text_config().vocab_size
         )
-        notice = notice_of(self.weights)
+        notice = notice_of(options.model / "model.safetensors")
         self._pipe, far_end = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
             target=coordinator, args=(far_end, self._batch, notice, cpus), daemon=True
@@ -232,17 +229,6 @@ class GeneratorBench:
         times = [process.cpu_times() for process in self._processes]
         return sum(t.user + t.system for t in times)
 
-    async def load_gaps(self, turn: int) -> list[float]:
-        """Return the seconds that each of some weight loads stopped a full batch."""
-        running = asyncio.create_task(self.ours(turn))
-        gaps = []
-        for _ in range(LOADS):
-            await asyncio.sleep(0.1)
-            report = await self._engine.load_weights(self.weights, self._engine.version + 1)
-            gaps.append(report.gap_s)
-        await running
-        return gaps
-
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure with this process on a generator's core and the coordinator on any."""
@@ -273,16 +259,15 @@ def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
             print(f"{'raw tok/s':>10} {'ours tok/s':>10} {'ratio':>6}")
             sides = {"raw": partial(timed, bench.raw), "ours": partial(timed, bench.ours)}
             turns = in_turns(sides, options.repeats, seen=show)
-            gaps = runner.run(bench.load_gaps(options.repeats + 1))
         finally:
             runner.run(bench.stop())
     speeds = {side: [tokens / each.wall_s for each in found] for side, found in turns.items()}
     busy = {side: sum(each.cpu_s for each in found) for side, found in turns.items()}
     ratio = spread(ratios(speeds["ours"], speeds["raw"]))
-    cpu_ratio, gap_ms = busy["raw"] / busy["ours"], 1000 * statistics.median(gaps)
+    cpu_ratio = busy["raw"] / busy["ours"]
     print(
         f"\ngenerator / raw vLLM: {spread_text(ratio)}, processor time raw / generator: "
-        f"{cpu_ratio:.3f}, weights changed in {gap_ms:.0f} ms"
+        f"{cpu_ratio:.3f}"
     )
     return {
         **ratio,
@@ -290,7 +275,6 @@ def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
         "raw_tokens_per_s": round(statistics.median(speeds["raw"]), 1),
         "generator_tokens_per_s": round(statistics.median(speeds["ours"]), 1),
         "cpu_ratio": round(cpu_ratio, 4),
-        "weight_load_gap_ms": round(gap_ms, 1),
         "in_flight": options.in_flight,
         "tokens": options.tokens,
         "window": options.window,

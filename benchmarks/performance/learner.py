@@ -5,8 +5,7 @@ same model, precision and batches, one thread, and take turns. `--against` selec
 
 - loop      `benchmarks.performance.padded_loop`, a plain loop over padded batches. `ratio`: its
             seconds over ours (target: at least 0.9). `useful_share`: tokens that go through the
-            layers and are no padding (target 0.95); `attention_share`: the same inside attention,
-            where sequences of similar length are padded together
+            layers and are no padding (target 0.95)
 - prompts   without `learner.share_prompts`, for groups of eight responses. By length of the prompt,
             `ratio`: seconds without over those with; `tokens`: the share of tokens that still go
             through the models
@@ -38,8 +37,6 @@ from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shar
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.token_spans import Float32, Int32, Reward, Span
 from learner.algorithms.registry import build_algorithm
-from learner.batching.layout import layout_of
-from learner.batching.packing import pack_sequences
 from learner.batching.shards import merge_shards
 from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
@@ -234,11 +231,11 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
     busy = {side: [each.cpu_s for each in found] for side, found in turns.items()}
     speeds = {side: statistics.median(ratios(tokens, found)) for side, found in wall.items()}
     against, useful = spread(ratios(wall["plain"], wall["ours"])), ours.metrics["perf/useful_share"]
-    inside, padded = attention_share(options), plain.useful / plain.computed
+    padded = plain.useful / plain.computed
     print(
         f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
         f"{spread_text(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded "
-        f"batches: {padded:.3f}), inside attention {inside:.3f}"
+        f"batches: {padded:.3f})"
     )
     return {
         **against,
@@ -247,17 +244,7 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
         "reference_tokens_per_s": speeds["plain"],
         "useful_share": useful,
         "reference_useful_share": padded,
-        "attention_share": inside,
     }
-
-
-def attention_share(options: argparse.Namespace) -> float:
-    """Return the share of tokens that is no padding inside attention."""
-    drawn = demo_lengths(options.trajectories, np.random.default_rng(options.repeats))
-    lengths = [OPENING + length for length in drawn]
-    packs = pack_sequences(lengths, budget=options.budget)
-    layouts = (layout_of([lengths[i] for i in chosen]) for chosen in packs)
-    return sum(lengths) / sum(layout.padded_from.numel() for layout in layouts)
 
 
 def against_prompts(options: argparse.Namespace) -> dict[str, Any]:

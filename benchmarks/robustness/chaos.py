@@ -18,9 +18,7 @@ has gone on, the others come while it recovers. A Ctrl-C ends the run, and then 
 - orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs without
                              an update after three resumes
 - failed_ends                runs whose exit code after the Ctrl-C was neither 0 nor 130
-- stale_share                of the generated tokens, those that were dropped for their age;
-                             `stale_share_quiet`, of those in batches that no fault held up;
-                             `stale_share_after`, of the others, by the kind of fault
+- stale_share                of the generated tokens, those that were dropped for their age
 - ledger_error_tokens        generated minus the ledger's accounts
 - failed, unexplained       trajectories that ended as failed, by reason; those that have none
 - images, images_astray      those of prompts, by the journal; others in their store, or such as are
