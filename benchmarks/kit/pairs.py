@@ -79,8 +79,8 @@ def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figur
     with MachineWatch() as watch:
         figures = measure()
     state = watch.state({})
-    if getattr(options, "rows", None) is not None and state.disturbed:
-        share = state.others_cpu_share
+    if getattr(options, "rows", None) is not None and state["disturbed"]:
+        share = state["others_cpu_share"]
         print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
         options.rows = None
-    return report_result(options, {"benchmark": name, **figures, **state.as_row()})
+    return report_result(options, {"benchmark": name, **figures, **state})

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -58,6 +59,19 @@ class PinnedCoordinator(CoordinatorProcess):
     def start(self, *, resume: bool = False) -> str:
         with on_core(self._core):
             return super().start(resume=resume)
+
+    @contextlib.contextmanager
+    def started(self, peers: int) -> Iterator[dict[str, Any]]:
+        """Start; yield the peers' shared settings: address, and one context of their sockets.
+
+        The end of the block kills it, unmeasured."""
+        context = zmq.asyncio.Context()
+        context.max_sockets = peers + 16
+        try:
+            yield {"address": Link(self.start()), "context": context}
+        finally:
+            context.destroy(linger=0)
+            self.end()
 
     @property
     def seen(self) -> psutil.Process:
@@ -120,17 +134,6 @@ class PinnedCoordinator(CoordinatorProcess):
 
 
 @contextlib.contextmanager
-def sockets_for(address: str, peers: int) -> Iterator[dict[str, Any]]:
-    """Open the peers' shared settings: address, and one context of their sockets."""
-    context = zmq.asyncio.Context()
-    context.max_sockets = peers + 16
-    try:
-        yield {"address": Link(address), "context": context}
-    finally:
-        context.destroy(linger=0)
-
-
-@contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
     """Restrict processes started inside to this core; None: do not."""
     before = os.sched_getaffinity(0)
@@ -141,12 +144,16 @@ def on_core(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
-    """Return the coordinator's and the peers' core; a usage error with only one."""
+@contextlib.contextmanager
+def bench_folder(parser: argparse.ArgumentParser) -> Iterator[tuple[Path, int]]:
+    """Yield a folder and the coordinator's core, with this process on another one meanwhile.
+
+    A usage error with only one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("coordinator and peers need a core each")
-    return cores[0], cores[1]
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(cores[1]):
+        yield Path(root), cores[0]
 
 
 def allow_files(peers: int) -> None:

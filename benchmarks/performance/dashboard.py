@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **counts,
         "filters": by_filter,
         "pages": pages,
-        **{name: seen for name, seen in watch.state({}).as_row().items() if name not in WORST},
+        **{name: seen for name, seen in watch.state({}).items() if name not in WORST},
     }
 
 

@@ -110,7 +110,7 @@ def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str
             "length": length,
             "file_mb": round(out.stat().st_size / 1e6, 1),
             **summary(figures),
-            "machine_state": watch.state({}).as_row(),
+            "machine_state": watch.state({}),
         }
 
 

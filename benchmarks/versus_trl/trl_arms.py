@@ -96,7 +96,7 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
     command = trl_command(trl_python(), job, path)
     with MachineWatch() as watch:
         output = listen(command, trl_environment_of(arm.point), folder / "log")
-    state, result = watch.state({output.pid: TRL}).as_row(), output.result
+    state, result = watch.state({output.pid: TRL}), output.result
     summary = {"evaluations": output.evaluations, "watch": watch, "machine_state": state}
     found = {
         "point": dict(arm.point),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.machine_state import MachineState, MachineWatch
+from benchmarks.kit.machine_state import DISTURBED_CORES, MachineWatch
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
 from benchmarks.kit.rows import ResultFile
 
@@ -51,9 +51,8 @@ def test_a_disturbed_result_is_printed_and_becomes_no_row(
     others: float,
     kept: int,
 ) -> None:
-    monkeypatch.setattr(
-        MachineWatch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {})
-    )
+    state = {"others_cpu_share": others, "disturbed": others > DISTURBED_CORES}
+    monkeypatch.setattr(MachineWatch, "state", lambda watch, roles: state)
     rows = tmp_path / "rows.jsonl"
     options = argparse.Namespace(json=True, rows=ResultFile(rows))
     assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0
