@@ -25,7 +25,7 @@ from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.machine_state import MachineWatch
-from benchmarks.kit.rows import RESULTS, ResultFile
+from benchmarks.kit.rows import RESULTS
 from benchmarks.kit.synthetic_runs import LiveRun, RunShape, make_run
 from benchmarks.performance.dashboard_pages import (
     DashboardServer,
@@ -182,9 +182,8 @@ def main(argv: Sequence[str]) -> int:
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")
     options.root.mkdir(parents=True, exist_ok=True)
-    # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = ResultFile(options.rows), round(time.time())
-    row = rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
+    at = round(time.time())
+    row = options.rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
     if options.json:
         print(json.dumps(row))
     return 0

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
 from benchmarks.performance.learner import SyntheticAnswer, shard_of
@@ -272,6 +272,6 @@ def main(argv: Sequence[str]) -> int:
                         help="layers are computed again in the backward pass")  # fmt: skip
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True,
                         help="layers are compiled")  # fmt: skip
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     return conclude("gpu", options, partial(measure, options))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
 from benchmarks.kit.synthetic_runs import MODEL
 from benchmarks.performance.padded_loop import PaddedLoop
@@ -337,7 +337,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--window", type=int, help="tokens of a window (240, 240 or 128)")
     parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     return conclude("learner", options, partial(measure, options))

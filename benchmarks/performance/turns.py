@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.kit.command_line import add_engine_option, add_row_option, command_line
+from benchmarks.kit.command_line import add_engine_option, add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.performance.whole_path import evaluate
 from generators.run import FAKE_STEP
@@ -142,6 +142,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
     parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     return conclude("turns", options, partial(measure, options))

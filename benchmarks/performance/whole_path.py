@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.kit.runs import train
 from benchmarks.performance.generator import read_all
@@ -116,6 +116,6 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     return conclude("whole_path", options, partial(measure, options))

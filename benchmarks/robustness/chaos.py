@@ -39,7 +39,7 @@ from multiprocessing import get_context
 from typing import Any, get_args
 
 from benchmarks.kit.command_line import add_engine_option, add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS, ResultFile, result_line
+from benchmarks.kit.rows import RESULTS, result_line
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, STOPS, Kind, draw
 from benchmarks.robustness.chaos_figures import ended_badly, facts, total_figures
 from benchmarks.robustness.chaos_job import SMALL, ChaosJob
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs takes 1 or more")
-    rows, wanted = ResultFile(args.rows), {}
+    rows, wanted = args.rows, {}
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number
         count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
-    add_row_option(parser)
+    add_rows_option(parser)
     args = parser.parse_args(argv)
     allow_files(max(args.generators))
     found: dict[int, list[dict[str, Any]]] = {size: [] for size in args.generators}

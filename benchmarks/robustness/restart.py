@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator
 from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import RunShape, SyntheticRun
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    add_row_option(parser)
+    add_rows_option(parser)
     arguments = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-restart-", dir=arguments.root) as folder:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.robustness.fleet import CountingReward, fleet
@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
     parser.add_argument("--generators", type=int, default=8, help="how many at once")
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
-    add_row_option(parser)
+    add_rows_option(parser)
     args = parser.parse_args(argv)
     allow_files(args.generators)
     with bench_folder(parser) as (root, core):

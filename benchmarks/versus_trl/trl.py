@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks.kit import study_plots
 from benchmarks.kit.arms import Arm, Row, rows_of
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS, ResultFile, read_rows, result_line
+from benchmarks.kit.rows import RESULTS, read_rows, result_line
 from benchmarks.kit.study_file import Point
 from benchmarks.kit.study_plan import Plan, Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner, listing
@@ -140,7 +140,7 @@ class TrlComparison:
 def main(argv: list[str]) -> int:
     """Run what is missing, print the figures; return 1 when runs failed."""
     options = parse(argv)
-    rows = ResultFile(options.rows)
+    rows = options.rows
     found = TrlComparison(rows.rows, options.updates)
     file = found.studies[SPEED].file
     assert file.reduced is not None
