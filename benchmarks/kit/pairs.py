@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.rows import report_result
@@ -21,18 +21,11 @@ F = TypeVar("F")
 Figures = Mapping[str, Any]
 
 
-class Timing(NamedTuple):
-    """Seconds on the clock, and of this process's processor time."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def time_call(run: Callable[[], object]) -> Timing:
-    """Time a call."""
-    wall, cpu = time.perf_counter(), time.process_time()
+def time_call(run: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    began = time.perf_counter()
     run()
-    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
+    return time.perf_counter() - began
 
 
 def in_turns(

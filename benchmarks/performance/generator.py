@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import xxhash
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.pairs import Timing, conclude, in_turns, ratios, spread, spread_text
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
 from generators.engine import NO_VERSION, GenerationRequest
 from generators.engines.model_files import read_config, weight_layout
@@ -177,7 +176,6 @@ class GeneratorBench:
     async def start(self) -> None:
         """Start engine and loop, with the weights of version 0."""
         await self._engine.start()
-        self._processes = [psutil.Process(), psutil.Process(self._engine.pid)]
         self._dealer = Dealer(Link(self._pipe.recv()), NAME)
         loop = GeneratorLoop(
             self._engine,
@@ -222,13 +220,6 @@ class GeneratorBench:
         assert tokens == self._batch.count * self._batch.tokens
         return time.perf_counter() - began
 
-    def cpu_s(self) -> float:
-        """Return processor seconds of generator and engine so far.
-
-        On a shared machine they are a steadier measure of cost than the wall clock."""
-        times = [process.cpu_times() for process in self._processes]
-        return sum(t.user + t.system for t in times)
-
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure with this process on a generator's core and the coordinator on any."""
@@ -246,35 +237,28 @@ def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
     with asyncio.Runner() as runner:
         bench = GeneratorBench(options, cpus)
 
-        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Timing:
-            before = bench.cpu_s()
-            return Timing(runner.run(side(turn)), bench.cpu_s() - before)
-
-        def show(turn: Mapping[str, Timing]) -> None:
-            raw, ours = (tokens / turn[side].wall_s for side in ("raw", "ours"))
+        def show(turn: Mapping[str, float]) -> None:
+            raw, ours = (tokens / turn[side] for side in ("raw", "ours"))
             print(f"{raw:>10.0f} {ours:>10.0f} {ours / raw:>6.3f}", flush=True)
 
         try:
             runner.run(bench.start())
             print(f"{'raw tok/s':>10} {'ours tok/s':>10} {'ratio':>6}")
-            sides = {"raw": partial(timed, bench.raw), "ours": partial(timed, bench.ours)}
+            sides = {
+                "raw": lambda turn: runner.run(bench.raw(turn)),
+                "ours": lambda turn: runner.run(bench.ours(turn)),
+            }
             turns = in_turns(sides, options.repeats, seen=show)
         finally:
             runner.run(bench.stop())
-    speeds = {side: [tokens / each.wall_s for each in found] for side, found in turns.items()}
-    busy = {side: sum(each.cpu_s for each in found) for side, found in turns.items()}
+    speeds = {side: [tokens / seconds for seconds in found] for side, found in turns.items()}
     ratio = spread(ratios(speeds["ours"], speeds["raw"]))
-    cpu_ratio = busy["raw"] / busy["ours"]
-    print(
-        f"\ngenerator / raw vLLM: {spread_text(ratio)}, processor time raw / generator: "
-        f"{cpu_ratio:.3f}"
-    )
+    print(f"\ngenerator / raw vLLM: {spread_text(ratio)}")
     return {
         **ratio,
         "repeats": options.repeats,
         "raw_tokens_per_s": round(statistics.median(speeds["raw"]), 1),
         "generator_tokens_per_s": round(statistics.median(speeds["ours"]), 1),
-        "cpu_ratio": round(cpu_ratio, 4),
         "in_flight": options.in_flight,
         "tokens": options.tokens,
         "window": options.window,

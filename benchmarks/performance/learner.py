@@ -151,6 +151,14 @@ def demo_shard(
     return shard_of(answers)
 
 
+def batch_of(update: int, *, version: int = 0) -> Batch:
+    """Return the header of an update's only part; `version`: of the weights before it."""
+    return Batch(
+        batch_id=update, update=update, lineage=0, version=version, publish_as=version + 1,
+        parts=[1], value_epochs=1, checkpoint=False,
+    )  # fmt: skip
+
+
 class BenchLearner:
     """Our update with the demonstration's settings, as the only rank."""
 
@@ -191,11 +199,7 @@ class BenchLearner:
     def run(self, part: Shard) -> dict[str, Metric]:
         """Run one update on its only part; return its metrics."""
         self.updates += 1
-        batch = Batch(
-            batch_id=self.updates, update=self.updates, lineage=0, version=0, publish_as=1,
-            parts=[1], value_epochs=1, checkpoint=False,
-        )  # fmt: skip
-        self.metrics = self.updater.run(batch, merge_shards([part])).metrics
+        self.metrics = self.updater.run(batch_of(self.updates), merge_shards([part])).metrics
         return self.metrics
 
 
@@ -227,10 +231,9 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
         options.repeats,
     )
     tokens = [loss_tokens(batch(seed=turn)) for turn in range(1, options.repeats + 1)]
-    wall = {side: [each.wall_s for each in found] for side, found in turns.items()}
-    busy = {side: [each.cpu_s for each in found] for side, found in turns.items()}
-    speeds = {side: statistics.median(ratios(tokens, found)) for side, found in wall.items()}
-    against, useful = spread(ratios(wall["plain"], wall["ours"])), ours.metrics["perf/useful_share"]
+    speeds = {side: statistics.median(ratios(tokens, found)) for side, found in turns.items()}
+    against = spread(ratios(turns["plain"], turns["ours"]))
+    useful = ours.metrics["perf/useful_share"]
     padded = plain.useful / plain.computed
     print(
         f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
@@ -239,7 +242,6 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
     )
     return {
         **against,
-        "cpu_time_ratio": statistics.median(ratios(busy["plain"], busy["ours"])),
         "tokens_per_s": speeds["ours"],
         "reference_tokens_per_s": speeds["plain"],
         "useful_share": useful,
@@ -260,7 +262,7 @@ def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
             trajectories=options.trajectories, window=options.window, seed=turn, prompt=prompt,
             members=MEMBERS,
         )  # fmt: skip
-        seconds, found = time_call(partial(learners[side].run, part)).wall_s, learners[side].metrics
+        seconds, found = time_call(partial(learners[side].run, part)), learners[side].metrics
         return seconds, float(found["perf/tokens_per_s"]) * float(found["timing_s/update"])  # type: ignore[arg-type]
 
     prompts: dict[str, Any] = {}
@@ -287,7 +289,7 @@ def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
         ours, shares = BenchLearner(context=context, window=window, critic_spread=0.3), list[Any]()
         seconds = time_call(
             lambda: shares.extend(ours.run(part)["perf/context_share"] for part in parts)
-        ).wall_s
+        )
         carried = sum(store.num_bytes for store in ours.updater.carried.values())
         return seconds / len(parts), statistics.mean(shares), carried / kept
 

@@ -3,10 +3,9 @@
 Both sides are evaluations through the whole path, of a model that draws every token with the same
 chance, so that a turn has 32 tokens on average, or an answer 256. The environment takes 50 ms for a
 step, many of them at once, and inserts two tokens. They run in turn, `repeats` times; `ratio` is
-many turns over one, in sampled tokens per second. `prefill_per_token` is the engine's prefill of
-prompts and prefixes for each sampled token. With `--against endpoint` an agent requests the eight
-turns, with the same pauses, and `ratio` is its relative time. The scripted engine takes 10 ms per
-token, so that a waiting slot is measurable.
+many turns over one, in sampled tokens per second. With `--against endpoint` an agent requests the
+eight turns, with the same pauses, and `ratio` is its relative time. The scripted engine takes 10 ms
+per token, so that a waiting slot is measurable.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from benchmarks.performance.whole_path import evaluate
 from generators.run import FAKE_STEP
 from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
-from storage.queries import metric_series
 
 TURNS, TOKENS, VOCABULARY = 8, 32, 512
 STEP_S = 0.05
@@ -109,15 +107,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             sides[name] += [f"model.path={path}", f"task.max_response_length={longest}"]
             sides[name] += [f"schedule.window={longest}", *common]
 
-        prefill: dict[str, list[float]] = {side: [] for side in sides}
-
         def rate(side: str, turn: int) -> float:
-            found, run = evaluate(
-                options.recipe, sides[side], root=Path(folder), name=f"{side}-{turn}"
-            )
-            gauge = metric_series(run, ["perf/prefill_per_token"], "wall", samples=True)
-            prefill[side].append(round(float(gauge["value"].iloc[-1]), 3))
-            return found
+            name = f"{side}-{turn}"
+            return evaluate(options.recipe, sides[side], root=Path(folder), name=name)
 
         rates = in_turns(
             {side: partial(rate, side) for side in sides}, options.repeats, warm_up=False,
@@ -127,7 +119,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **spread(ratios(rates["turns"], rates[other])),
         "against": other,
         "engine": options.engine,
-        "prefill_per_token": prefill,
         "tokens_per_s": {side: [round(rate, 1) for rate in found] for side, found in rates.items()},
     }
 

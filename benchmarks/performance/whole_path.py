@@ -69,13 +69,13 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
     return tokens / seconds
 
 
-def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> tuple[float, Path]:
-    """Run an evaluation on the whole path; return tokens per second and run folder."""
+def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> float:
+    """Run an evaluation on the whole path; return tokens per second."""
     only = ["evaluation.only=true", "evaluation.before=true", "evaluation.after=false"]
     summary = train(recipe, [*overrides, *only], root=root, name=name)
     (evaluation,) = summary["evaluations"]
     tokens = evaluation["num_prompts"] * evaluation["response_length"]
-    return float(tokens / evaluation["seconds"]), Path(summary["folder"])
+    return float(tokens / evaluation["seconds"])
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             {
                 "ours": lambda turn: evaluate(
                     recipe, overrides, root=Path(folder), name=f"path-{turn}"
-                )[0],
+                ),
                 "raw": lambda turn: asyncio.run(raw_rate(recipe, overrides)),
             },
             options.repeats,

@@ -37,10 +37,8 @@ def test_ratios_are_of_the_same_turn() -> None:
     assert spread_text(spread(found)) == "2.000 (1.000 to 4.000)"
 
 
-def test_a_side_is_timed_on_the_clock_and_on_the_processor() -> None:
-    found = time_call(lambda: sum(range(10**6)))
-    assert found.wall_s > 0
-    assert found.cpu_s > 0
+def test_a_side_is_timed_on_the_clock() -> None:
+    assert time_call(lambda: sum(range(10**6))) > 0
 
 
 @pytest.mark.parametrize(("others", "kept"), [(0.01, 1), (0.3, 0)])
