@@ -5,7 +5,7 @@ it; `part_figures` of the study's parts; and the tables of them. Nothing is run.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.kit.arm_run import generated_at, warm_up_updates
@@ -172,63 +172,58 @@ def part_figures(
 
 def race_table(result: Mapping[str, Any]) -> Table:
     """Return a table of each arm's cost to the target."""
-    lines = []
-    for mode, arm in result.get("arms", {}).items():
-        crossed = arm["seeds"] - arm["censored"]
-        against = arm["against_ppo"]
-        lines.append(
-            (
-                mode,
-                f"{arm['seeds']} ({crossed} crossed)" if arm["censored"] else str(arm["seeds"]),
-                f"{arm['seconds']:.1f}",
-                f"{arm['cpu_s']:.1f}",
-                f"{arm['tokens']:,.0f}",
-                f"{against['ratio']:.2f}" if against else "-",
-                interval_text(against.get("interval")),
-                text(arm["final"], ".3f"),
-                f"{arm['context_share']:.2f}",
-                point_text(arm["point"]),
-            )
-        )
-    titles = (
-        "arm", "seeds", "seconds to target", "CPU seconds", "tokens", "PPO's seconds over its own",
-        "95 % interval", "final accuracy", "context share", "best setting",
-    )  # fmt: skip
-    return Table(titles, lines)
+    return Table.of(
+        [{"arm": mode, **arm} for mode, arm in result.get("arms", {}).items()],
+        {
+            "arm": lambda arm: arm["arm"],
+            "seeds": _seeds_text,
+            "seconds to target": lambda arm: f"{arm['seconds']:.1f}",
+            "CPU seconds": lambda arm: f"{arm['cpu_s']:.1f}",
+            "tokens": lambda arm: f"{arm['tokens']:,.0f}",
+            "PPO's seconds over its own": lambda arm: (
+                f"{arm['against_ppo']['ratio']:.2f}" if arm["against_ppo"] else "-"
+            ),
+            "95 % interval": lambda arm: interval_text(arm["against_ppo"].get("interval")),
+            "final accuracy": lambda arm: text(arm["final"], ".3f"),
+            "context share": lambda arm: f"{arm['context_share']:.2f}",
+            "best setting": lambda arm: point_text(arm["point"]),
+        },
+    )
+
+
+def _seeds_text(arm: Mapping[str, Any]) -> str:
+    crossed = arm["seeds"] - arm["censored"]
+    return f"{arm['seeds']} ({crossed} crossed)" if arm["censored"] else str(arm["seeds"])
 
 
 def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table of a part's arms; `over`: a run never reached the target."""
-    part, lines = study.file.parts[name], []
-    for label, one in figures.items():
-        crossed, over = one["seeds"] - one["censored"], one["over"]
-        reached = one["reached"]
-        each = (
-            f"{'' if reached[s] else 'over '}{v:.0f}" for s, v in one["seconds_of_seed"].items()
-        )
-        lines.append(
-            (
-                label.partition(", ")[2] if part.title else label,
-                f"{one['seeds']} ({crossed} crossed)" if one["censored"] else str(one["seeds"]),
-                f"{one['seconds']:.0f}",
-                ", ".join(each),
-                f"{over['ratio']:.2f} ({over['ratio_min']:.2f} to {over['ratio_max']:.2f})"
-                if over
-                else "-",
-                *(() if part.title else (text(one["final"], ".3f"), text(one["speed"], ",.0f"))),
-            )
-        )
+    part = study.file.parts[name]
+
+    def each(arm: Mapping[str, Any]) -> str:
+        times = arm["seconds_of_seed"].items()
+        return ", ".join(f"{'' if arm['reached'][s] else 'over '}{v:.0f}" for s, v in times)
+
+    def over_text(arm: Mapping[str, Any]) -> str:
+        over = arm["over"]
+        bounds = over and f"({over['ratio_min']:.2f} to {over['ratio_max']:.2f})"
+        return f"{over['ratio']:.2f} {bounds}" if over else "-"
+
     others = (part.against or "of another arm").partition(", ")[2] or "of what it is compared with"
     targets = {f"{one['target']:.2f}" for one in figures.values()}
-    titles = (
-        part.title or "arm",
-        "seeds",
-        f"seconds to {targets.pop() if len(targets) == 1 else 'the target'}",
-        "seed by seed",
-        f"over those {others}",
-        *(() if part.title else ("final accuracy", "tokens trained a second")),
-    )
-    return Table(titles, lines)
+    target = targets.pop() if len(targets) == 1 else "the target"
+    columns: dict[str, Callable[[Any], str]] = {
+        part.title or "arm": lambda arm: arm["arm"],
+        "seeds": _seeds_text,
+        f"seconds to {target}": lambda arm: f"{arm['seconds']:.0f}",
+        "seed by seed": each,
+        f"over those {others}": over_text,
+    }
+    if not part.title:
+        columns["final accuracy"] = lambda arm: text(arm["final"], ".3f")
+        columns["tokens trained a second"] = lambda arm: text(arm["speed"], ",.0f")
+    names = {label: label.partition(", ")[2] if part.title else label for label in figures}
+    return Table.of([{"arm": names[label], **one} for label, one in figures.items()], columns)
 
 
 def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
@@ -252,20 +247,17 @@ def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
 
 def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of every point that was run."""
-    return Table(
-        ("arm", "point", "seeds", "crossed", "seconds", "final accuracy", ""),
-        [
-            (
-                line["arm"],
-                point_text(line["point"]),
-                str(line["seeds"]),
-                str(line["crossed"]),
-                f"{line['seconds']:.1f}",
-                f"{line['final']:.3f}",
-                "best" if line["best"] else "",
-            )
-            for line in lines
-        ],
+    return Table.of(
+        lines,
+        {
+            "arm": lambda line: line["arm"],
+            "point": lambda line: point_text(line["point"]),
+            "seeds": lambda line: str(line["seeds"]),
+            "crossed": lambda line: str(line["crossed"]),
+            "seconds": lambda line: f"{line['seconds']:.1f}",
+            "final accuracy": lambda line: f"{line['final']:.3f}",
+            "": lambda line: "best" if line["best"] else "",
+        },
     )
 
 

@@ -253,28 +253,29 @@ def show(result: Mapping[str, Any]) -> None:
 
 def arms_table(result: Mapping[str, Any]) -> Table:
     """Return a table with a line for each arm."""
-    titles = (
-        "arm", "seeds of speed, of the race", "tokens a second", "CPU ms a token",
-        f"seconds to {result['accuracy']}", f"CPU seconds to {result['accuracy']}",
-        "TRL's seconds over its own", "TRL's CPU seconds over its own", "best setting",
-    )  # fmt: skip
-    lines = []
-    for mode, arm in result["arms"].items():
+
+    def seeds(arm: Mapping[str, Any]) -> str:
         crossed = arm["race_seeds"] - arm.get("censored", 0)
         some = f" ({crossed} crossed)" if crossed < arm["race_seeds"] else ""
-        each = arm["cpu_s_per_token"]
-        lines.append(
-            (
-                mode,
-                f"{arm['speed_seeds']}, {arm['race_seeds']}{some}",
-                text(arm.get("tokens_per_s"), ",.0f"),
-                "-" if each is None else f"{1000 * each:.2f}",
-                *("-" if arm[n] is None else f"{arm[n]:.1f}" for n in ("seconds", "cpu_s")),
-                *(_ratio(arm["against_trl"][name]) for name in ("seconds", "cpu_s")),
-                point_text(arm["point"]),
-            )
-        )
-    return Table(titles, lines)
+        return f"{arm['speed_seeds']}, {arm['race_seeds']}{some}"
+
+    def cost(name: str, form: str, arm: Mapping[str, Any], times: int = 1) -> str:
+        return "-" if arm[name] is None else format(times * arm[name], form)
+
+    return Table.of(
+        [{"arm": mode, **arm} for mode, arm in result["arms"].items()],
+        {
+            "arm": lambda arm: arm["arm"],
+            "seeds of speed, of the race": seeds,
+            "tokens a second": lambda arm: text(arm.get("tokens_per_s"), ",.0f"),
+            "CPU ms a token": lambda arm: cost("cpu_s_per_token", ".2f", arm, 1000),
+            f"seconds to {result['accuracy']}": partial(cost, "seconds", ".1f"),
+            f"CPU seconds to {result['accuracy']}": partial(cost, "cpu_s", ".1f"),
+            "TRL's seconds over its own": lambda arm: _ratio(arm["against_trl"]["seconds"]),
+            "TRL's CPU seconds over its own": lambda arm: _ratio(arm["against_trl"]["cpu_s"]),
+            "best setting": lambda arm: point_text(arm["point"]),
+        },
+    )
 
 
 def _ratio(found: Mapping[str, Any]) -> str:
