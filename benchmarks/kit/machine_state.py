@@ -12,10 +12,11 @@ own time. Interrupts count for none. Steal is time that a virtual machine's host
 listed apart, because no process of this machine caused it.
 """
 
-import json
+import contextlib
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import psutil
+
+from storage.queries.processes import supervisor_events
 
 DISTURBED_CORES = 0.05
 """Cores used by others beyond which a measurement counts as disturbed."""
@@ -181,7 +184,16 @@ class MachineWatch:
 
 def roles_in(run_dir: Path) -> dict[int, str]:
     """Return the names of all processes that the supervisor ever started, by pid."""
-    path = run_dir / "supervisor.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = supervisor_events(run_dir)
     return {row["pid"]: row["name"] for row in rows if row["event"] in ("started", "restarted")}
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """Restrict this process, and those started inside, to these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 import zmq.asyncio
 
+from benchmarks.kit.machine_state import on_cores
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.sockets import Link
@@ -54,10 +55,11 @@ class PinnedCoordinator(CoordinatorProcess):
 
     def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
         super().__init__(run_dir, config)
-        self._core, self._heartbeat_s = core, config.transport.heartbeat_s
+        self._cores = os.sched_getaffinity(0) if core is None else {core}
+        self._heartbeat_s = config.transport.heartbeat_s
 
     def start(self, *, resume: bool = False) -> str:
-        with on_core(self._core):
+        with on_cores(self._cores):
             return super().start(resume=resume)
 
     @contextlib.contextmanager
@@ -134,17 +136,6 @@ class PinnedCoordinator(CoordinatorProcess):
 
 
 @contextlib.contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Restrict processes started inside to this core; None: do not."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before if core is None else {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextlib.contextmanager
 def bench_folder(parser: argparse.ArgumentParser) -> Iterator[tuple[Path, int]]:
     """Yield a folder and the coordinator's core, with this process on another one meanwhile.
 
@@ -152,7 +143,7 @@ def bench_folder(parser: argparse.ArgumentParser) -> Iterator[tuple[Path, int]]:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("coordinator and peers need a core each")
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(cores[1]):
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_cores(cores[1:2]):
         yield Path(root), cores[0]
 
 

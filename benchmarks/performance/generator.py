@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from benchmarks.kit.command_line import command_line
+from benchmarks.kit.machine_state import on_cores
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
 from generators.engine import NO_VERSION, GenerationRequest
@@ -223,12 +224,9 @@ class GeneratorBench:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure with this process on a generator's core and the coordinator on any."""
-    cpus = os.sched_getaffinity(0)
-    pin(None)
-    try:
+    with on_cores(cpus := os.sched_getaffinity(0)):
+        pin(None)
         return compare(options, cpus)
-    finally:
-        os.sched_setaffinity(0, cpus)
 
 
 def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:

@@ -95,17 +95,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         f"environment.max_turn_tokens={4 * TOKENS}",
     ]  # fmt: skip
     named = "environment.name={}benchmarks.performance.turns:{}"
-    sides = {"turns": [named.format("", "Turns"), *stepped]}
-    sizes, other = {"turns": TOKENS}, options.against
-    if other == "endpoint":
-        sides[other], sizes[other] = [named.format("agent:", "ask"), *stepped], TOKENS
-    else:
-        sides[other], sizes[other] = ["environment=null", "reward.kind=exact"], TURNS * TOKENS
+    own = {
+        "turns": (TOKENS, [named.format("", "Turns"), *stepped]),
+        "endpoint": (TOKENS, [named.format("agent:", "ask"), *stepped]),
+        "one": (TURNS * TOKENS, ["environment=null", "reward.kind=exact"]),
+    }
+    sides, other = {}, options.against
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        for name, tokens in sizes.items():
+        for name in ("turns", other):
+            tokens, settings = own[name]
             path = json.dumps(str(model_of(Path(folder), tokens)))
-            sides[name] += [f"model.path={path}", f"task.max_response_length={longest}"]
-            sides[name] += [f"schedule.window={longest}", *common]
+            lengths = [f"task.max_response_length={longest}", f"schedule.window={longest}"]
+            sides[name] = [*settings, f"model.path={path}", *lengths, *common]
 
         def rate(side: str, turn: int) -> float:
             name = f"{side}-{turn}"

@@ -34,6 +34,7 @@ from typing import Any
 from benchmarks.kit import study_plots
 from benchmarks.kit.arms import Arm, Row, rows_of
 from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.machine_state import on_cores
 from benchmarks.kit.rows import RESULTS, read_rows, result_line
 from benchmarks.kit.study_file import Point
 from benchmarks.kit.study_plan import Plan, Study, in_drawn_order
@@ -112,20 +113,18 @@ class TrlComparison:
             rows=self.rows,
         )
 
-    def plan(self, seeds: Sequence[int]) -> Plan:
-        """Plan both parts of all arms at their best points."""
+    def arms(self) -> dict[tuple[str, str], Arm]:
+        """Return both parts of all arms at their best points, by part and mode."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
-        arms = [self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES]
-        return in_drawn_order(arms, seeds)
+        return {(part, mode): self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES}
+
+    def plan(self, seeds: Sequence[int]) -> Plan:
+        """Plan all of `arms`."""
+        return in_drawn_order(list(self.arms().values()), seeds)
 
     def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
-        """Return the arms' rows at their best points, by part and mode, then by seed."""
-        best = {mode: self.tuning.best(mode) for mode in MODES}
-        return {
-            (part, mode): rows_of(self.arm(part, mode, best[mode]), self.rows, seeds)
-            for part in PARTS
-            for mode in MODES
-        }
+        """Return the rows of `arms`, by part and mode, then by seed."""
+        return {key: rows_of(arm, self.rows, seeds) for key, arm in self.arms().items()}
 
     def cost(self, name: str, row: Row) -> TimeToTarget:
         """Return a run's cost, one of `COST_PARTS`."""
@@ -150,15 +149,11 @@ def main(argv: list[str]) -> int:
         return 0
     trl_python()  # built before anything is measured
     runner = Runner("trl", rows, measure=run)
-    cores = os.sched_getaffinity(0)
     # What is started from here runs on the same cores, whatever its arm.
-    os.sched_setaffinity(0, sorted(cores)[:CORES])
-    try:
+    with on_cores(sorted(os.sched_getaffinity(0))[:CORES]):
         if not options.reduced:
             runner.tune(found.tuning, MODES)
         failed = runner.run_all(found.plan(seeds))
-    finally:
-        os.sched_setaffinity(0, cores)
     result = summarise(found, seeds)
     show(result)
     if options.json:
