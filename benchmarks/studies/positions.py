@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.kit.run_facts import exported_trajectories
+from benchmarks.kit.arm_run import exported_trajectories
 from learner.algorithms.advantages import gae
 from storage.queries import run_config
 

@@ -53,7 +53,7 @@ def write_export(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) ->
         assert (kind, where) == ("trajectories", "purpose = 'train'")
         out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    monkeypatch.setattr("benchmarks.kit.run_facts.export", export)
+    monkeypatch.setattr("benchmarks.kit.arm_run.export", export)
 
 
 def trajectory(length: int, update: int, reward: float = 1.0) -> dict[str, Any]:

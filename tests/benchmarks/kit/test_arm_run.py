@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kit.arm_run import cpu_at_evaluations
 from benchmarks.kit.machine_state import MachineSample, MachineWatch
-from benchmarks.kit.run_facts import cpu_at_evaluations
 
 
 def evaluation(at: float, seconds: float, train_time_s: float, version: int) -> dict[str, Any]:
