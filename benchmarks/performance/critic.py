@@ -82,12 +82,12 @@ def critic_record(run_dir: Path, config: RunConfig) -> dict[str, list[float]]:
     learner = config.learner.model_copy(update={"ranks": 1})
     config = config.model_copy(update={"learner": learner})
     found: dict[str, list[float]] = {"explained": [], "seconds": []}
-    figures = {"explained": ("critic/vf_explained_var", 3), "seconds": ("timing_s/value", 2)}
+    wanted = {"explained": ("critic/vf_explained_var", 3), "seconds": ("timing_s/value", 2)}
     with tempfile.TemporaryDirectory(prefix="headrace-critic-") as folder:
         trainer = Trainer(config, Path(folder), rank=0, device=torch.device("cpu"))
         for batch, shard in recorded_batches(run_dir, config):
             metrics = trainer.train(batch, shard, None).metrics
-            for name, (metric, digits) in figures.items():
+            for name, (metric, digits) in wanted.items():
                 value = metrics.get(metric, math.nan)
                 assert isinstance(value, float)
                 found[name].append(round(value, digits))

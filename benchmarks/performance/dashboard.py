@@ -111,10 +111,11 @@ def path_of(page: str) -> str:
 
 @dataclass(frozen=True)
 class DashboardServer:
-    """A dashboard: its address and its server."""
+    """A dashboard: its address, its server, and the browser's window that looks at it."""
 
     address: str
     process: psutil.Process
+    window: BrowserContext
 
     def cpu_s(self) -> float:
         """Return the processor seconds that the server has used."""
@@ -124,13 +125,6 @@ class DashboardServer:
     def memory_mb(self) -> float:
         """Return the server's resident memory, in millions of bytes."""
         return self.process.memory_info().rss / 1e6
-
-
-@contextlib.contextmanager
-def serve_dashboard(root: Path) -> Iterator[DashboardServer]:
-    """Serve the dashboard of the folder until the block ends."""
-    with serving(root) as (address, pid):
-        yield DashboardServer(address, psutil.Process(pid))
 
 
 class PagePaint(NamedTuple):
@@ -143,13 +137,11 @@ class PagePaint(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_page(
-    window: BrowserContext, server: DashboardServer, path: str
-) -> Iterator[tuple[Page, PagePaint, list[int]]]:
+def open_page(server: DashboardServer, name: str) -> Iterator[tuple[Page, PagePaint, list[int]]]:
     """Open a new page until it is there, and record its messages' bytes.
 
     The list has a number for each message over its websockets, and grows."""
-    page, sizes = window.new_page(), list[int]()
+    page, sizes = server.window.new_page(), list[int]()
     page.set_default_timeout(1000 * PATIENCE_S)
 
     def came(payload: str | bytes) -> None:
@@ -158,51 +150,47 @@ def open_page(
     page.on("websocket", lambda socket: socket.on("framereceived", came))
     try:
         used, began = server.cpu_s(), time.perf_counter()
-        page.goto(f"{server.address}/{path}", wait_until="commit")
+        page.goto(f"{server.address}/{path_of(name)}", wait_until="commit")
         page.wait_for_function(IS_THERE, arg=False, polling="raf")
         seconds = time.perf_counter() - began
         page.wait_for_function(IS_THERE, arg=True, polling="raf")
         whole = time.perf_counter() - began
         page.wait_for_timeout(1000 * SETTLE_S)
         if (errors := page.get_by_test_id("stException")).count():
-            raise RunFailedError(f"page {path}: {errors.first.inner_text()[:500]}")
+            raise RunFailedError(f"page {path_of(name)}: {errors.first.inner_text()[:500]}")
         yield page, PagePaint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
     finally:
         page.close()
 
 
-def first_paints(
-    window: BrowserContext, server: DashboardServer, paths: list[str], times: int
-) -> dict[str, Any]:
-    """Return median figures of opening pages, by path.
+def first_paints(server: DashboardServer, pages: Sequence[str], times: int) -> dict[str, Any]:
+    """Return median figures of opening pages, by name.
 
     Each page is opened three times before it counts, so that both ends are warm: a browser keeps
     the code of a page after two visits. The first visit is `cold_s`."""
     found: dict[str, Any] = {}
-    for path in paths:
+    for name in pages:
         paints = []
         for _ in range(1 + BEFORE + times):
-            with open_page(window, server, path) as (_, paint, _):
+            with open_page(server, name) as (_, paint, _):
                 paints.append(paint)
         cold, warm = paints[0], paints[1 + BEFORE :]
         middle = PagePaint(*map(statistics.median, zip(*warm, strict=True)))
-        found[path] = {
-            **{name: round(value, 3) for name, value in middle._asdict().items()},
+        found[name] = {
+            **{figure: round(value, 3) for figure, value in middle._asdict().items()},
             "first_paint_most_s": round(max(paint.first_paint_s for paint in warm), 3),
             "bytes_per_paint": round(middle.bytes_per_paint),
             "cold_s": round(cold.first_paint_s, 3),
             "cold_cpu_s": round(cold.cpu_s, 3),
             "memory_mb": round(server.memory_mb(), 1),
         }
-        print(f"{path.partition('?')[0] or 'overview':<14} {found[path]}", flush=True)
+        print(f"{name:<14} {found[name]}", flush=True)
     return found
 
 
-def refreshes(
-    window: BrowserContext, server: DashboardServer, path: str, seconds: float
-) -> dict[str, Any]:
+def refreshes(server: DashboardServer, name: str, seconds: float) -> dict[str, Any]:
     """Return bytes and server CPU per refresh of a live run's page, over `seconds`."""
-    with open_page(window, server, path) as (page, _, sizes):
+    with open_page(server, name) as (page, _, sizes):
         page.wait_for_timeout(1000)
         used, runs = server.cpu_s(), len(sizes)
         began = time.perf_counter()
@@ -227,9 +215,7 @@ def time_action(page: Page, act: Callable[[], None]) -> tuple[float, float]:
     return rows_s, time.perf_counter() - began
 
 
-def filters(
-    window: BrowserContext, server: DashboardServer, updates: int, times: int
-) -> dict[str, Any]:
+def filters(server: DashboardServer, updates: int, times: int) -> dict[str, Any]:
     """Return median seconds to the rows and the whole page, by Trajectories' filter.
 
     The whole page has the trajectory below the rows. No filter is repeated, so none is cached."""
@@ -247,12 +233,12 @@ def filters(
         return time_action(page, wanted.click)
 
     for turn in range(times):
-        with open_page(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(server, "trajectories") as (page, _, _):
             reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
             length = number(page, "Length from", 60 + 5 * turn)
             status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
             sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
-        with open_page(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(server, "trajectories") as (page, _, _):
             update = number(page, "Trained at update", max(1, updates // (turn + 2)))
         took = {"reward": reward, "length": length, "status": status, "sort": sort}
         for name, seconds in (took | {"update": update}).items():
@@ -285,24 +271,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     run_dir = make_run(root / NAME, size)
     counts = rows_of(run_dir)
     print(f"{counts['metric_rows']:,} metric rows, {counts['trajectories']:,} trajectories")
-    pages: dict[str, Any] = {}
     chosen = options.pages or list(PAGES)
     with (
         MachineWatch() as watch,
         open_window(*WINDOW, private=options.private) as window,
-        serve_dashboard(root) as server,
+        serving(root) as (address, pid),
     ):
-        by_path = first_paints(window, server, [path_of(page) for page in chosen], options.times)
-        pages = {page: by_path[path_of(page)] for page in chosen}
+        server = DashboardServer(address, psutil.Process(pid), window)
+        pages = first_paints(server, chosen, options.times)
         by_filter = {}
         if "trajectories" in chosen:
-            by_filter = filters(window, server, size.updates, options.times)
+            by_filter = filters(server, size.updates, options.times)
             print(f"filters        {by_filter}", flush=True)
         memory = server.memory_mb()
         if options.live_s:
             with LiveRun(run_dir, size):
                 for page in chosen:
-                    live = refreshes(window, server, path_of(page), options.live_s)
+                    live = refreshes(server, page, options.live_s)
                     print(f"{page:<14} {live}", flush=True)
                     pages[page] |= live
                     memory = max(memory, server.memory_mb())
