@@ -255,7 +255,7 @@ class ChaosJob(RunFolder):
             case "slow_disk":
                 self._testbed.slow_disk(fault.seconds)
             case "freeze_sql" if self._testbed.database:
-                self._testbed.database.freeze(fault.seconds)
+                self._testbed.database.pause(fault.seconds)
             case "lose_sql" if self._testbed.database:
                 self._testbed.database.away(fault.seconds)
             case "cut_network" if network:

@@ -198,7 +198,7 @@ def test_a_frozen_server_answers_again_afterwards() -> None:
         if testbed.database is None:
             pytest.skip(testbed.missing["freeze_sql"])
         url = testbed.database.url.replace("+psycopg", "")
-        freezer = threading.Thread(target=testbed.database.freeze, args=(1.5,))
+        freezer = threading.Thread(target=testbed.database.pause, args=(1.5,))
         freezer.start()
         time.sleep(0.3)
         began = time.monotonic()
