@@ -78,7 +78,7 @@ def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, 
 def critic_record(run_dir: Path, config: RunConfig) -> dict[str, list[float]]:
     """Train a run's batches again; needs a joined process group of one rank.
 
-    Return, by update, variance of untrained answers `explained`, and `seconds` of the critic."""
+    Return two lists by update: `explained`, variance of untrained answers, and `seconds`."""
     learner = config.learner.model_copy(update={"ranks": 1})
     config = config.model_copy(update={"learner": learner})
     found: dict[str, list[float]] = {"explained": [], "seconds": []}
