@@ -77,12 +77,12 @@ class PromptBatch:
         ]
 
 
-def notice_of(path: Path, *, version: int = 0, update: int = 0) -> m.WeightNotice:
-    """Return a learner's notice of a file of weights."""
+def notice_of(path: Path) -> m.WeightNotice:
+    """Return a learner's notice of a file of weights, of version 0."""
     data = path.read_bytes()
     return m.WeightNotice(
-        version=version,
-        update=update,
+        version=0,
+        update=0,
         digest=xxhash.xxh3_128(data).hexdigest(),
         num_bytes=len(data),
         sources=[f"file:{path.resolve()}"],
@@ -223,16 +223,12 @@ class GeneratorBench:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure with this process on a generator's core and the coordinator on any."""
-    with on_cores(cpus := os.sched_getaffinity(0)):
-        pin(None)
-        return compare(options, cpus)
+    """Compare both sides in turns.
 
-
-def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
-    """Compare both sides in turns."""
+    This process is on a generator's core meanwhile, the coordinator on any."""
     tokens = options.in_flight * options.tokens
-    with asyncio.Runner() as runner:
+    with on_cores(cpus := os.sched_getaffinity(0)), asyncio.Runner() as runner:
+        pin(None)
         bench = GeneratorBench(options, cpus)
 
         def show(turn: Mapping[str, float]) -> None:

@@ -101,7 +101,7 @@ def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]
 def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     """Return figures of one arm over its seeds."""
     each = list(rows.values())
-    times = [time_to(row, target) for row in each]
+    times = {seed: time_to(row, target) for seed, row in rows.items()}
     crossings = [crossing(curve(row), target) for row in each]
     tokens = [
         spent_at(row, target, [generated_at(row, version) for version, *_ in row["evaluations"]])
@@ -110,9 +110,9 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
     return {
         "seeds": len(each),
-        "censored": sum(not time.reached for time in times),
-        "seconds": restricted_mean(times),
-        "seconds_of_seed": {seed: time_to(row, target).value for seed, row in rows.items()},
+        "censored": sum(not time.reached for time in times.values()),
+        "seconds": restricted_mean(list(times.values())),
+        "seconds_of_seed": {seed: time.value for seed, time in times.items()},
         "tokens": restricted_mean(tokens),
         "cpu_s": restricted_mean(cpu),
         "dense": all(one.is_dense for one in crossings if one),
