@@ -21,11 +21,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
         default = action.default
         if default is None or isinstance(default, bool) or default in ([], argparse.SUPPRESS):
             return action.help
-        if isinstance(default, list):
-            default = " ".join(map(str, default))
-        elif isinstance(default, Path) and default.is_relative_to(ROOT):
-            default = default.relative_to(ROOT)
-        return f"{action.help} (default: {str(default).replace('%', '%%')})"
+        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+        return f"{action.help} (default: {shown.removeprefix(f'{ROOT}/').replace('%', '%%')})"
 
 
 def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.ArgumentParser:
@@ -41,18 +38,18 @@ def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.
 
 
 def add_rows_option(
-    parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False
+    parser: argparse.ArgumentParser, default: Path | None = None, *, resumes: bool = False
 ) -> None:
-    """Add `--rows`, the file of measurements; `resumes`: existing ones are reused."""
+    """Add `--rows`, a `ResultFile`; `resumes`: existing measurements are reused.
+
+    It is opened with the options, before the measurement, so that it knows what is measured."""
     more = ", gone on with" if resumes else ""
     parser.add_argument(
-        "--rows", type=Path, default=default, help=f"JSONL file that gets the rows{more}"
+        "--rows",
+        type=ResultFile,
+        default=default and str(default),
+        help=f"JSONL file that gets the rows{more}",
     )
-
-
-def add_row_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--rows`, an optional file for the result."""
-    parser.add_argument("--rows", type=ResultFile, help="JSONL file that gets the result as a row")
 
 
 def add_engine_option(parser: argparse.ArgumentParser, default: str) -> None:

@@ -1,7 +1,7 @@
 """Processor time during a measurement: own by role, of others, and stolen.
 
 In: a `MachineWatch` around a measurement, and the roles of processes (`roles_in`, by the
-supervisor's own log). Out: a `MachineState` for the row. Reads /proc about once a second; figures
+supervisor's own log). Out: the fields of the row. Reads /proc about once a second; figures
 are those of Linux, and unknown elsewhere.
 
 How it counts. Own: the tree of processes below the one that watches, itself included. A child that
@@ -12,11 +12,11 @@ own time. Interrupts count for none. Steal is time that a virtual machine's host
 listed apart, because no process of this machine caused it.
 """
 
-import json
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import psutil
+
+from storage.queries.processes import supervisor_events
 
 DISTURBED_CORES = 0.05
 """Cores used by others beyond which a measurement counts as disturbed."""
@@ -94,40 +96,11 @@ class ProcessTree:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class MachineState:
-    """The machine's state during a measurement, for its row.
-
-    Shares are in cores: 1.0 is one core for the whole time. `cpu_s`: processor seconds by role."""
-
-    wall_s: float
-    others_cpu_share: float
-    steal_share: float
-    cpu_s: dict[str, float]
-
-    @property
-    def disturbed(self) -> bool:
-        """True if others took more than `DISTURBED_CORES`."""
-        return self.others_cpu_share > DISTURBED_CORES
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the fields of a row."""
-        return {
-            "wall_s": round(self.wall_s, 2),
-            "others_cpu_share": round(self.others_cpu_share, 4),
-            "steal_share": round(self.steal_share, 4),
-            "disturbed": self.disturbed,
-            "cpu_s": {name: round(s, 2) for name, s in sorted(self.cpu_s.items())},
-        }
-
-
 class MachineWatch:
-    """Sampler of the machine's processor times from entry to exit; see `state`.
+    """Sampler of the machine's processor times from entry to exit; see `state`."""
 
-    `root`: the process whose tree is one's own; None: this one."""
-
-    def __init__(self, root: int | None = None, *, every_s: float = EVERY_S) -> None:
-        self._root, self._every_s = psutil.Process(root or os.getpid()), every_s
+    def __init__(self, *, every_s: float = EVERY_S) -> None:
+        self._root, self._every_s = psutil.Process(), every_s
         self._tree = ProcessTree()
         self._known: dict[ProcessKey, psutil.Process] = {}
         self._over = threading.Event()
@@ -145,18 +118,23 @@ class MachineWatch:
         self._thread.join()
         self._sample()
 
-    def state(self, roles: Mapping[int, str]) -> MachineState:
-        """Return the figures, once the watch is over; `roles`: names by pid."""
+    def state(self, roles: Mapping[int, str]) -> dict[str, Any]:
+        """Return a row's fields, once the watch is over; `roles`: names by pid.
+
+        Shares are in cores: 1.0 is one core for the whole time. `cpu_s`: processor seconds by role;
+        `disturbed`: others took more than `DISTURBED_CORES`."""
         first, last = self.samples[0], self.samples[-1]
         wall = last.at - first.at
         before = self._first.seconds(roles) if self._first else {}
-        cpu = self._tree.seconds(roles)
-        return MachineState(
-            wall_s=wall,
-            others_cpu_share=max(0.0, last.busy - first.busy - (last.own - first.own)) / wall,
-            steal_share=(last.stolen - first.stolen) / wall,
-            cpu_s={name: max(0.0, s - before.get(name, 0.0)) for name, s in cpu.items()},
-        )
+        cpu = sorted(self._tree.seconds(roles).items())
+        others = max(0.0, last.busy - first.busy - (last.own - first.own)) / wall
+        return {
+            "wall_s": round(wall, 2),
+            "others_cpu_share": round(others, 4),
+            "steal_share": round((last.stolen - first.stolen) / wall, 4),
+            "disturbed": others > DISTURBED_CORES,
+            "cpu_s": {name: round(max(0.0, s - before.get(name, 0.0)), 2) for name, s in cpu},
+        }
 
     def own_between(self, start: float, end: float) -> float:
         """Return own processor seconds between two times, linear between samples."""
@@ -206,7 +184,16 @@ class MachineWatch:
 
 def roles_in(run_dir: Path) -> dict[int, str]:
     """Return the names of all processes that the supervisor ever started, by pid."""
-    path = run_dir / "supervisor.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = supervisor_events(run_dir)
     return {row["pid"]: row["name"] for row in rows if row["event"] in ("started", "restarted")}
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """Restrict this process, and those started inside, to these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.rows import report_result
@@ -21,18 +21,11 @@ F = TypeVar("F")
 Figures = Mapping[str, Any]
 
 
-class Timing(NamedTuple):
-    """Seconds on the clock, and of this process's processor time."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def time_call(run: Callable[[], object]) -> Timing:
-    """Time a call."""
-    wall, cpu = time.perf_counter(), time.process_time()
+def time_call(run: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    began = time.perf_counter()
     run()
-    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
+    return time.perf_counter() - began
 
 
 def in_turns(
@@ -79,8 +72,8 @@ def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figur
     with MachineWatch() as watch:
         figures = measure()
     state = watch.state({})
-    if getattr(options, "rows", None) is not None and state.disturbed:
-        share = state.others_cpu_share
+    if getattr(options, "rows", None) is not None and state["disturbed"]:
+        share = state["others_cpu_share"]
         print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
         options.rows = None
-    return report_result(options, {"benchmark": name, **figures, **state.as_row()})
+    return report_result(options, {"benchmark": name, **figures, **state})

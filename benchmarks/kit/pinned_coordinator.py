@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 import zmq.asyncio
 
+from benchmarks.kit.machine_state import on_cores
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Heartbeat
 from headrace.protocol.transport.sockets import Link
@@ -53,11 +55,25 @@ class PinnedCoordinator(CoordinatorProcess):
 
     def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
         super().__init__(run_dir, config)
-        self._core, self._heartbeat_s = core, config.transport.heartbeat_s
+        self._cores = os.sched_getaffinity(0) if core is None else {core}
+        self._heartbeat_s = config.transport.heartbeat_s
 
     def start(self, *, resume: bool = False) -> str:
-        with on_core(self._core):
+        with on_cores(self._cores):
             return super().start(resume=resume)
+
+    @contextlib.contextmanager
+    def started(self, peers: int) -> Iterator[dict[str, Any]]:
+        """Start; yield the peers' shared settings: address, and one context of their sockets.
+
+        The end of the block kills it, unmeasured."""
+        context = zmq.asyncio.Context()
+        context.max_sockets = peers + 16
+        try:
+            yield {"address": Link(self.start()), "context": context}
+        finally:
+            context.destroy(linger=0)
+            self.end()
 
     @property
     def seen(self) -> psutil.Process:
@@ -120,33 +136,15 @@ class PinnedCoordinator(CoordinatorProcess):
 
 
 @contextlib.contextmanager
-def sockets_for(address: str, peers: int) -> Iterator[dict[str, Any]]:
-    """Open the peers' shared settings: address, and one context of their sockets."""
-    context = zmq.asyncio.Context()
-    context.max_sockets = peers + 16
-    try:
-        yield {"address": Link(address), "context": context}
-    finally:
-        context.destroy(linger=0)
+def bench_folder(parser: argparse.ArgumentParser) -> Iterator[tuple[Path, int]]:
+    """Yield a folder and the coordinator's core, with this process on another one meanwhile.
 
-
-@contextlib.contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Restrict processes started inside to this core; None: do not."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before if core is None else {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
-    """Return the coordinator's and the peers' core; a usage error with only one."""
+    A usage error with only one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("coordinator and peers need a core each")
-    return cores[0], cores[1]
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_cores(cores[1:2]):
+        yield Path(root), cores[0]
 
 
 def allow_files(peers: int) -> None:

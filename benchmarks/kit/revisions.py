@@ -106,9 +106,7 @@ def main(argv: list[str]) -> int:
     )
     add_rows_option(parser, RESULTS / "revisions.jsonl", resumes=True)
     arguments = parser.parse_args(argv)
-    rows = ResultFile(arguments.rows)
-    result = measure(
-        arguments.recipe, arguments.overrides, arguments.revisions, arguments.seeds, rows
-    )
+    chosen = (arguments.recipe, arguments.overrides, arguments.revisions, arguments.seeds)
+    result = measure(*chosen, arguments.rows)
     print(result_line(result) if arguments.json else json.dumps(result, indent=2))
     return 0

@@ -60,7 +60,7 @@ def train(
         **json.loads(shown.stdout),
         "folder": str(root / run_id),
         "watch": watch,
-        "machine_state": watch.state(roles_in(root / run_id)).as_row(),
+        "machine_state": watch.state(roles_in(root / run_id)),
     }
 
 

@@ -177,8 +177,6 @@ class StudyFile(_StudyTable):
     tuning: TuningTable | None = None
     race: Race | None = None
     parts: dict[str, StudyPart] = {}
-    ceiling: str | None = None
-    """The arm, a stream, whose generator and learner were measured alone."""
     retired: str | None = None
     """The commit that has the code of a study that is no longer run."""
     now: str | None = None

@@ -7,8 +7,8 @@ against the policy's updates (`benchmarks.kit.arm_run`).
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 from rich import table as rich_table
 from rich.console import Console
@@ -25,6 +25,11 @@ class Table(NamedTuple):
 
     titles: Sequence[str]
     lines: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, items: Iterable[Any], columns: Mapping[str, Callable[[Any], str]]) -> Self:
+        """Return a table with a line per item; `columns`: by title, the function of its cells."""
+        return cls(tuple(columns), [tuple(f(item) for f in columns.values()) for item in items])
 
     def markdown(self) -> str:
         """Return the table in Markdown."""

@@ -2,24 +2,24 @@
 
 In: evaluations of runs as (position, accuracy), a position being training seconds, tokens or
 processor seconds; or rows, whose evaluations are (version, seconds, accuracy, length). Out:
-crossings, means and medians over runs of which some are censored, ratios of two arms with their
-intervals over seeds.
+crossings, means over runs of which some are censored, ratios of two arms with their intervals over
+seeds.
 
 - A curve is smoothed by the mean of each point and its two neighbours (its one neighbour at an
   end), and joined linearly. A run crosses where that line first reaches the target.
 - A run that never crosses is censored: its time is longer than it ran. Over runs, the estimate of
   Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958) is the share that had not crossed by a time. Its
   area up to the longest time is the restricted mean, which is the plain mean where all crossed, and
-  where some did not a lower bound; the time at which it first falls to a half is the median.
+  where some did not a lower bound.
 - Intervals are paired bootstraps over seeds: a resample draws seeds, and takes both arms of each.
 """
 
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 Points = Sequence[tuple[float, float]]
@@ -63,14 +63,6 @@ def smooth(points: Points) -> list[tuple[float, float]]:
         (at, statistics.fmean(values[max(0, index - 1) : index + 2]))
         for index, (at, _) in enumerate(points)
     ]
-
-
-def largest_fall(points: Points, *, until: float = math.inf) -> float:
-    """Return smoothed accuracy's largest fall from its best, up to second `until`."""
-    line = [value for at, value in smooth(points) if at <= until]
-    return max(
-        (top - value for top, value in zip(accumulate(line, max), line, strict=True)), default=0.0
-    )
 
 
 def crossing(points: Points, target: float) -> Crossing | None:
@@ -141,35 +133,23 @@ def restricted_mean(times: Sequence[TimeToTarget]) -> float:
     return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
 
 
-def median(times: Sequence[TimeToTarget]) -> float | None:
-    """Return the time after which at most half had not crossed; None: more never did."""
-    return next((value for value, share in survival(times) if share <= 0.5 + 1e-12), None)
-
-
 def interval(
     pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]],
-    figure: Callable[[Sequence[TimeToTarget], Sequence[TimeToTarget]], float] | None = None,
-    *,
-    seed: int = 0,
 ) -> tuple[float, float] | None:
-    """Return a 95 % interval of two arms' `figure`, by paired bootstrap over seeds.
+    """Return a 95 % interval of two arms' `ratio_of_means`, by paired bootstrap over seeds.
 
-    `figure` None: `ratio_of_means`. The result is None with fewer than two seeds, too few to
-    resample. The draws are the same every time."""
+    None with fewer than two seeds, too few to resample. The draws are the same every time."""
     if len(pairs) < 2:
         return None
-    draw, known = random.Random(seed), [pairs[one] for one in sorted(pairs)]
-    found = []
-    for _ in range(RESAMPLES):
-        drawn = draw.choices(known, k=len(known))
-        found.append((figure or ratio_of_means)([a for a, _ in drawn], [b for _, b in drawn]))
-    found.sort()
+    draw, known = random.Random(0), [pairs[one] for one in sorted(pairs)]
+    found = sorted(ratio_of_means(draw.choices(known, k=len(known))) for _ in range(RESAMPLES))
     tail = (1 - LEVEL) / 2
     return found[int(tail * RESAMPLES)], found[math.ceil((1 - tail) * RESAMPLES) - 1]
 
 
-def ratio_of_means(over: Sequence[TimeToTarget], under: Sequence[TimeToTarget]) -> float:
-    """Divide the restricted mean of `over` by that of `under`."""
+def ratio_of_means(pairs: Iterable[tuple[TimeToTarget, TimeToTarget]]) -> float:
+    """Divide the restricted mean of the first times by that of the second."""
+    over, under = zip(*pairs, strict=True)
     return restricted_mean(over) / restricted_mean(under)
 
 
@@ -181,7 +161,7 @@ def compare_times(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dic
         return {}
     of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
     return {
-        "ratio": ratio_of_means([a for a, _ in pairs.values()], [b for _, b in pairs.values()]),
+        "ratio": ratio_of_means(pairs.values()),
         "ratio_min": min(of_seed.values()),
         "ratio_max": max(of_seed.values()),
         "interval": interval(pairs),

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import statistics
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,7 @@ import numpy as np
 
 from benchmarks.kit.command_line import command_line
 from benchmarks.kit.pairs import ratios
-from benchmarks.kit.pinned_coordinator import (
-    CoordinatorUsage,
-    PinnedCoordinator,
-    on_core,
-    sockets_for,
-    two_cores,
-)
+from benchmarks.kit.pinned_coordinator import CoordinatorUsage, PinnedCoordinator, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
 from headrace.config.sections.run import RunConfig
@@ -120,7 +113,7 @@ class ChunkSender(ScriptedGenerator):
 
 @contextlib.asynccontextmanager
 async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
-    """Start a coordinator with active trajectories; kill it at the end, unmeasured."""
+    """Start a coordinator with active trajectories."""
     server = PinnedCoordinator(folder, config(), core=core)
 
     async def measure(chunks: int, size: int) -> CoordinatorUsage:
@@ -128,16 +121,13 @@ async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measur
         await sender.send(chunks, size)
         return server.used().since(before)
 
-    try:
-        with sockets_for(server.start(), 3) as at:
-            sender = ChunkSender(name="generator-0", capacity=active, **at)
-            learner = ScriptedLearner(name="learner-0", **at)
-            reward = ScriptedReward(name="reward-0", **at)
-            async with server.joined([learner, reward, sender]):
-                await sender.has_leases()
-                yield measure
-    finally:
-        server.end()
+    with server.started(3) as at:
+        sender = ChunkSender(name="generator-0", capacity=active, **at)
+        learner = ScriptedLearner(name="learner-0", **at)
+        reward = ScriptedReward(name="reward-0", **at)
+        async with server.joined([learner, reward, sender]):
+            await sender.has_leases()
+            yield measure
 
 
 async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
@@ -200,9 +190,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--message", type=int, default=64, help="chunks a message")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each, in turns")
     args = parser.parse_args(argv)
-    core, own = two_cores(parser)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
-        result = asyncio.run(compare(args, Path(root), core=core))
+    with bench_folder(parser) as (root, core):
+        result = asyncio.run(compare(args, root, core=core))
     print(
         f"ratio {result['ratio']:.2f} (goal: at least 0.8); {result['chunks_per_s']:.0f} chunks a "
         "second (goal: 20000, at least 5000)"

@@ -21,13 +21,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from benchmarks.kit.command_line import command_line
+from benchmarks.performance.learner import batch_of
 from coordinator.persistence.state import State
 from coordinator.training.replayed_batch import sent_batch
 from dashboard.reads.critic import worth
@@ -64,13 +65,6 @@ from storage.queries import critic_sample
 from tasks.datasets.source import build_source
 
 
-class CriticRecord(NamedTuple):
-    """Explained variance of untrained answers and seconds of the critic, by update."""
-
-    explained: list[float]
-    seconds: list[float]
-
-
 def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, Shard]]:
     """Yield each batch sent to the learner, for one rank with this configuration."""
     state, rules = State(config), batch_rules(config)
@@ -82,21 +76,22 @@ def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, 
             state.apply(record)
 
 
-def critic_record(run_dir: Path, config: RunConfig) -> CriticRecord:
-    """Train a run's batches again; needs a joined process group of one rank."""
+def critic_record(run_dir: Path, config: RunConfig) -> dict[str, list[float]]:
+    """Train a run's batches again; needs a joined process group of one rank.
+
+    Return two lists by update: `explained`, variance of untrained answers, and `seconds`."""
     learner = config.learner.model_copy(update={"ranks": 1})
     config = config.model_copy(update={"learner": learner})
-    found = CriticRecord([], [])
+    found: dict[str, list[float]] = {"explained": [], "seconds": []}
+    wanted = {"explained": ("critic/vf_explained_var", 3), "seconds": ("timing_s/value", 2)}
     with tempfile.TemporaryDirectory(prefix="headrace-critic-") as folder:
         trainer = Trainer(config, Path(folder), rank=0, device=torch.device("cpu"))
         for batch, shard in recorded_batches(run_dir, config):
             metrics = trainer.train(batch, shard, None).metrics
-            explained = metrics.get("critic/vf_explained_var", math.nan)
-            seconds = metrics.get("timing_s/value", math.nan)
-            assert isinstance(explained, float)
-            assert isinstance(seconds, float)
-            found.explained.append(round(explained, 3))
-            found.seconds.append(round(seconds, 2))
+            for name, (metric, digits) in wanted.items():
+                value = metrics.get(metric, math.nan)
+                assert isinstance(value, float)
+                found[name].append(round(value, digits))
     return found
 
 
@@ -108,7 +103,6 @@ class HeldOutAnswer:
     """A held-out prompt, what the policy wrote, and its return."""
 
     prompt: int
-    item: ScoreItem
     prompt_ids: list[int]
     ids: list[int]
     logprobs: list[float]
@@ -151,7 +145,7 @@ async def answers_of(
             score = await desk.score(item)
             if score.status != "ok":
                 raise UserError(f"an answer could not be scored: {score.error}")
-            return HeldOutAnswer(place, item, ids, whole, written.logprobs, score.reward)
+            return HeldOutAnswer(place, ids, whole, written.logprobs, score.reward)
 
         held: list[HeldOutAnswer] = []
 
@@ -220,15 +214,11 @@ def values_of(
         shard, version=0, lambdas=algorithm.lambdas, shape=shape, kl_coef=0.0, device=device
     )
     finished = value_batch(shard, shape=shape, kl_coef=0.0, device=device)
-    batch = Batch(
-        batch_id=0, update=1, lineage=0, version=0, publish_as=0, parts=[1], value_epochs=1,
-        checkpoint=False,
-    )  # fmt: skip
     engine, slots = models.engines[CRITIC], algorithm.value
     assert slots is not None
     critic = critic_update_class(engine)(
-        slots, engine, models.place, batch, finished, loss_counts(windows, finished, models.place),
-        parts=1, window=config.window,
+        slots, engine, models.place, batch_of(1), finished,
+        loss_counts(windows, finished, models.place), parts=1, window=config.window,
     )  # fmt: skip
     critic.prepare(None, at_cuts=False)
     critic.first_pass(sound=False)
@@ -237,14 +227,8 @@ def values_of(
 
 def explained(values: Floats, returns: Floats, weights: Floats) -> float:
     """Return 1 - Var(R - V) / Var(R), each token counted by its weight [T]."""
-
-    def mean(x: Floats) -> float:
-        return float((weights * x).sum() / weights.sum())
-
-    def spread(x: Floats) -> float:
-        return mean(x * x) - mean(x) ** 2
-
-    return 1.0 - spread(returns - values) / spread(returns) if spread(returns) else float("nan")
+    left, whole = (np.cov(x, aweights=weights, ddof=0) for x in (returns - values, returns))
+    return float(1.0 - left / whole) if whole else float("nan")
 
 
 def attainable(prefixes: Sequence[tuple[int, Sequence[float]]]) -> float:
@@ -317,10 +301,9 @@ def _again(run_dir: Path, config: RunConfig, wanted: Sequence[str], *, as_json: 
     for text in wanted:
         table = config.model_dump(mode="json")
         merge_overrides(table, [] if text == "-" else text.split(","))
-        record = critic_record(run_dir, RunConfig.model_validate(table))
-        found[text] = record._asdict()
+        record = found[text] = critic_record(run_dir, RunConfig.model_validate(table))
         if not as_json:
-            print(f"{text}\n  explained  {record.explained}\n  seconds    {record.seconds}")
+            print(f"{text}\n  explained  {record['explained']}\n  seconds    {record['seconds']}")
     if as_json:
         print(json.dumps({"run": run_dir.name, "again": found}))
     return 0

@@ -9,6 +9,10 @@ tables on the screen are drawn; both ends have opened the page before, the brows
 (from a filter's change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
 `bytes_per_paint` (over the websocket), `bytes_per_refresh` and `refresh_cpu_s` (of a run that goes
 on while the page is open). These are of the worst page; `pages` and `filters` have each.
+
+A page is there when the server's script has ended and every chart and table on the screen is drawn;
+it is whole when those below are. Bytes are those of the websocket's messages, as the browser
+receives them.
 """
 
 import argparse
@@ -17,28 +21,22 @@ import json
 import sqlite3
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.machine_state import MachineWatch
-from benchmarks.kit.rows import RESULTS, ResultFile
+from benchmarks.kit.rows import RESULTS
 from benchmarks.kit.synthetic_runs import LiveRun, RunShape, make_run
-from benchmarks.performance.dashboard_pages import (
-    DashboardServer,
-    first_paints,
-    open_page,
-    refreshes,
-    serve_dashboard,
-    time_action,
-)
-from headrace.errors import UserError
+from headrace.errors import RunFailedError, UserError
 from headrace.host.install import ROOT
 from storage.database.engine import SQLITE_NAME
-from tests.dashboard.chromium import open_window
+from tests.dashboard.chromium import open_window, serving
 from tests.services import find_chromium
 
 NAME, OTHER = "large", "other"
@@ -54,6 +52,46 @@ WORST = (
     *("first_paint_s", "whole_s", "cpu_s", "bytes_per_paint", "bytes_per_refresh"),
     "refresh_cpu_s",
 )
+PATIENCE_S = 300.0
+SETTLE_S = 0.4
+"""Wait after a page is there, for the browser's reply and the server's last work."""
+BEFORE = 2
+"""Visits of a page between the first and those that count."""
+IS_THERE = """whole => {
+    if (document.querySelector('[data-testid="stException"]')) return true;
+    const app = document.querySelector('[data-testid="stApp"]');
+    if (!app || app.getAttribute('data-test-script-state') !== 'notRunning') return false;
+    if (!document.querySelector('[data-testid="stMain"] h1')) return false;
+    const isSeen = part => part.getClientRects().length > 0
+        && !part.closest('details:not([open])')
+        && (whole || part.getBoundingClientRect().top < window.innerHeight);
+    const seen = kind => [...document.querySelectorAll(`[data-testid="${kind}"]`)].filter(isSeen);
+    const drawn = (kind, inside) => seen(kind).every(part => part.querySelector(inside));
+    return seen('stSkeleton').length === 0
+        && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
+}"""
+"""Tests that the script has ended and charts and tables on the screen are drawn.
+
+`whole`: those of the rest of the page, too. A chart that is not drawn yet has no height."""
+WATCH = """() => {
+    const app = document.querySelector('[data-testid="stApp"]');
+    for (const table of document.querySelectorAll('[data-testid="stDataFrame"]'))
+        table.dataset.known = 'yes';
+    window.ranThrough = false;
+    let began = false;
+    const watcher = new MutationObserver(() => {
+        if (app.getAttribute('data-test-script-state') !== 'notRunning') began = true;
+        else if (began) { window.ranThrough = true; watcher.disconnect(); }
+    });
+    watcher.observe(app, {attributes: true});
+}"""
+"""Marks the tables, and sets `ranThrough` once the server's script has run again."""
+HAS_ROWS = """() => {
+    if (window.ranThrough) return true;
+    const table = document.querySelector('[data-testid="stDataFrame"]');
+    return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
+}"""
+"""Tests that the first table is new and drawn, or certainly stays or is gone."""
 
 
 def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> RunShape:
@@ -71,9 +109,113 @@ def path_of(page: str) -> str:
     return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
 
 
-def filters(
-    window: BrowserContext, server: DashboardServer, updates: int, times: int
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class DashboardServer:
+    """A dashboard: its address, its server, and the browser's window that looks at it."""
+
+    address: str
+    process: psutil.Process
+    window: BrowserContext
+
+    def cpu_s(self) -> float:
+        """Return the processor seconds that the server has used."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def memory_mb(self) -> float:
+        """Return the server's resident memory, in millions of bytes."""
+        return self.process.memory_info().rss / 1e6
+
+
+class PagePaint(NamedTuple):
+    """Cost of opening a page: seconds until it was there and whole, server CPU, bytes."""
+
+    first_paint_s: float
+    whole_s: float
+    cpu_s: float
+    bytes_per_paint: int
+
+
+@contextlib.contextmanager
+def open_page(server: DashboardServer, name: str) -> Iterator[tuple[Page, PagePaint, list[int]]]:
+    """Open a new page until it is there, and record its messages' bytes.
+
+    The list has a number for each message over its websockets, and grows."""
+    page, sizes = server.window.new_page(), list[int]()
+    page.set_default_timeout(1000 * PATIENCE_S)
+
+    def came(payload: str | bytes) -> None:
+        sizes.append(len(payload))
+
+    page.on("websocket", lambda socket: socket.on("framereceived", came))
+    try:
+        used, began = server.cpu_s(), time.perf_counter()
+        page.goto(f"{server.address}/{path_of(name)}", wait_until="commit")
+        page.wait_for_function(IS_THERE, arg=False, polling="raf")
+        seconds = time.perf_counter() - began
+        page.wait_for_function(IS_THERE, arg=True, polling="raf")
+        whole = time.perf_counter() - began
+        page.wait_for_timeout(1000 * SETTLE_S)
+        if (errors := page.get_by_test_id("stException")).count():
+            raise RunFailedError(f"page {path_of(name)}: {errors.first.inner_text()[:500]}")
+        yield page, PagePaint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
+    finally:
+        page.close()
+
+
+def first_paints(server: DashboardServer, pages: Sequence[str], times: int) -> dict[str, Any]:
+    """Return median figures of opening pages, by name.
+
+    Each page is opened three times before it counts, so that both ends are warm: a browser keeps
+    the code of a page after two visits. The first visit is `cold_s`."""
+    found: dict[str, Any] = {}
+    for name in pages:
+        paints = []
+        for _ in range(1 + BEFORE + times):
+            with open_page(server, name) as (_, paint, _):
+                paints.append(paint)
+        cold, warm = paints[0], paints[1 + BEFORE :]
+        middle = PagePaint(*map(statistics.median, zip(*warm, strict=True)))
+        found[name] = {
+            **{figure: round(value, 3) for figure, value in middle._asdict().items()},
+            "first_paint_most_s": round(max(paint.first_paint_s for paint in warm), 3),
+            "bytes_per_paint": round(middle.bytes_per_paint),
+            "cold_s": round(cold.first_paint_s, 3),
+            "cold_cpu_s": round(cold.cpu_s, 3),
+            "memory_mb": round(server.memory_mb(), 1),
+        }
+        print(f"{name:<14} {found[name]}", flush=True)
+    return found
+
+
+def refreshes(server: DashboardServer, name: str, seconds: float) -> dict[str, Any]:
+    """Return bytes and server CPU per refresh of a live run's page, over `seconds`."""
+    with open_page(server, name) as (page, _, sizes):
+        page.wait_for_timeout(1000)
+        used, runs = server.cpu_s(), len(sizes)
+        began = time.perf_counter()
+        page.wait_for_timeout(1000 * seconds)
+        count = max(1.0, (time.perf_counter() - began) / 2.0)
+        return {
+            "bytes_per_refresh": round(sum(sizes[runs:]) / count),
+            "messages_per_refresh": round((len(sizes) - runs) / count, 1),
+            "refresh_cpu_s": round((server.cpu_s() - used) / count, 3),
+        }
+
+
+def time_action(page: Page, act: Callable[[], None]) -> tuple[float, float]:
+    """Return seconds from a user's action to the first table's rows and whole page."""
+    page.evaluate(WATCH)
+    began = time.perf_counter()
+    act()
+    page.wait_for_function(HAS_ROWS, polling="raf")
+    rows_s = time.perf_counter() - began
+    page.wait_for_function("() => window.ranThrough", polling="raf")
+    page.wait_for_function(IS_THERE, arg=False, polling="raf")
+    return rows_s, time.perf_counter() - began
+
+
+def filters(server: DashboardServer, updates: int, times: int) -> dict[str, Any]:
     """Return median seconds to the rows and the whole page, by Trajectories' filter.
 
     The whole page has the trajectory below the rows. No filter is repeated, so none is cached."""
@@ -91,12 +233,12 @@ def filters(
         return time_action(page, wanted.click)
 
     for turn in range(times):
-        with open_page(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(server, "trajectories") as (page, _, _):
             reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
             length = number(page, "Length from", 60 + 5 * turn)
             status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
             sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
-        with open_page(window, server, path_of("trajectories")) as (page, _, _):
+        with open_page(server, "trajectories") as (page, _, _):
             update = number(page, "Trained at update", max(1, updates // (turn + 2)))
         took = {"reward": reward, "length": length, "status": status, "sort": sort}
         for name, seconds in (took | {"update": update}).items():
@@ -129,24 +271,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     run_dir = make_run(root / NAME, size)
     counts = rows_of(run_dir)
     print(f"{counts['metric_rows']:,} metric rows, {counts['trajectories']:,} trajectories")
-    pages: dict[str, Any] = {}
     chosen = options.pages or list(PAGES)
     with (
         MachineWatch() as watch,
         open_window(*WINDOW, private=options.private) as window,
-        serve_dashboard(root) as server,
+        serving(root) as (address, pid),
     ):
-        by_path = first_paints(window, server, [path_of(page) for page in chosen], options.times)
-        pages = {page: by_path[path_of(page)] for page in chosen}
+        server = DashboardServer(address, psutil.Process(pid), window)
+        pages = first_paints(server, chosen, options.times)
         by_filter = {}
         if "trajectories" in chosen:
-            by_filter = filters(window, server, size.updates, options.times)
+            by_filter = filters(server, size.updates, options.times)
             print(f"filters        {by_filter}", flush=True)
         memory = server.memory_mb()
         if options.live_s:
             with LiveRun(run_dir, size):
                 for page in chosen:
-                    live = refreshes(window, server, path_of(page), options.live_s)
+                    live = refreshes(server, page, options.live_s)
                     print(f"{page:<14} {live}", flush=True)
                     pages[page] |= live
                     memory = max(memory, server.memory_mb())
@@ -162,7 +303,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **counts,
         "filters": by_filter,
         "pages": pages,
-        **{name: seen for name, seen in watch.state({}).as_row().items() if name not in WORST},
+        **{name: seen for name, seen in watch.state({}).items() if name not in WORST},
     }
 
 
@@ -182,9 +323,8 @@ def main(argv: Sequence[str]) -> int:
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")
     options.root.mkdir(parents=True, exist_ok=True)
-    # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = ResultFile(options.rows), round(time.time())
-    row = rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
+    at = round(time.time())
+    row = options.rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
     if options.json:
         print(json.dumps(row))
     return 0

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.machine_state import MachineWatch
 from benchmarks.kit.pairs import in_turns, ratios
-from benchmarks.kit.rows import RESULTS, ResultFile, result_line
+from benchmarks.kit.rows import RESULTS, result_line
 from benchmarks.kit.study_table import spread
 from benchmarks.kit.synthetic_runs import RunShape, make_run
 from headrace.errors import RunFailedError
@@ -110,7 +110,7 @@ def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str
             "length": length,
             "file_mb": round(out.stat().st_size / 1e6, 1),
             **summary(figures),
-            "machine_state": watch.state({}).as_row(),
+            "machine_state": watch.state({}),
         }
 
 
@@ -138,11 +138,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
     add_rows_option(parser, RESULTS / "export.jsonl")
     options = parser.parse_args(argv)
-    rows, began, found = ResultFile(options.rows), round(time.time()), []
+    began, found = round(time.time()), []
     for tokens in options.tokens:
         for length in options.length:
             row = measure(tokens, length, options.turns, options.root)
-            rows.add(f"export/{tokens} tokens of {length}/{began}", row)
+            options.rows.add(f"export/{tokens} tokens of {length}/{began}", row)
             found.append(row)
             print(line(row), flush=True)
     if options.json:

@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import xxhash
 
 from benchmarks.kit.command_line import command_line
-from benchmarks.kit.pairs import Timing, conclude, in_turns, ratios, spread, spread_text
+from benchmarks.kit.machine_state import on_cores
+from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
 from generators.engine import NO_VERSION, GenerationRequest
 from generators.engines.model_files import read_config, weight_layout
@@ -40,8 +40,6 @@ from tests.generators.scripted import NAME, ScriptedCoordinator
 
 PATIENCE_S = 600.0
 PROMPT_TOKENS = 16
-LOADS = 5
-"""Number of weight changes during a full batch."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,12 @@ class PromptBatch:
         ]
 
 
-def notice_of(path: Path, *, version: int = 0, update: int = 0) -> m.WeightNotice:
-    """Return a learner's notice of a file of weights."""
+def notice_of(path: Path) -> m.WeightNotice:
+    """Return a learner's notice of a file of weights, of version 0."""
     data = path.read_bytes()
     return m.WeightNotice(
-        version=version,
-        update=update,
+        version=0,
+        update=0,
         digest=xxhash.xxh3_128(data).hexdigest(),
         num_bytes=len(data),
         sources=[f"file:{path.resolve()}"],
@@ -153,12 +151,11 @@ class GeneratorBench:
         """`cpus`: the coordinator's cores."""
         model = str(options.model)
         config = read_config(model)
-        self.weights = options.model / "model.safetensors"
         self._capacity = options.in_flight
         self._batch = PromptBatch(
             options.in_flight, options.tokens, options.window, config.get_text_config().vocab_size
         )
-        notice = notice_of(self.weights)
+        notice = notice_of(options.model / "model.safetensors")
         self._pipe, far_end = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
             target=coordinator, args=(far_end, self._batch, notice, cpus), daemon=True
@@ -180,7 +177,6 @@ class GeneratorBench:
     async def start(self) -> None:
         """Start engine and loop, with the weights of version 0."""
         await self._engine.start()
-        self._processes = [psutil.Process(), psutil.Process(self._engine.pid)]
         self._dealer = Dealer(Link(self._pipe.recv()), NAME)
         loop = GeneratorLoop(
             self._engine,
@@ -225,72 +221,38 @@ class GeneratorBench:
         assert tokens == self._batch.count * self._batch.tokens
         return time.perf_counter() - began
 
-    def cpu_s(self) -> float:
-        """Return processor seconds of generator and engine so far.
-
-        On a shared machine they are a steadier measure of cost than the wall clock."""
-        times = [process.cpu_times() for process in self._processes]
-        return sum(t.user + t.system for t in times)
-
-    async def load_gaps(self, turn: int) -> list[float]:
-        """Return the seconds that each of some weight loads stopped a full batch."""
-        running = asyncio.create_task(self.ours(turn))
-        gaps = []
-        for _ in range(LOADS):
-            await asyncio.sleep(0.1)
-            report = await self._engine.load_weights(self.weights, self._engine.version + 1)
-            gaps.append(report.gap_s)
-        await running
-        return gaps
-
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure with this process on a generator's core and the coordinator on any."""
-    cpus = os.sched_getaffinity(0)
-    pin(None)
-    try:
-        return compare(options, cpus)
-    finally:
-        os.sched_setaffinity(0, cpus)
+    """Compare both sides in turns.
 
-
-def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
-    """Compare both sides in turns."""
+    This process is on a generator's core meanwhile, the coordinator on any."""
     tokens = options.in_flight * options.tokens
-    with asyncio.Runner() as runner:
+    with on_cores(cpus := os.sched_getaffinity(0)), asyncio.Runner() as runner:
+        pin(None)
         bench = GeneratorBench(options, cpus)
 
-        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Timing:
-            before = bench.cpu_s()
-            return Timing(runner.run(side(turn)), bench.cpu_s() - before)
-
-        def show(turn: Mapping[str, Timing]) -> None:
-            raw, ours = (tokens / turn[side].wall_s for side in ("raw", "ours"))
+        def show(turn: Mapping[str, float]) -> None:
+            raw, ours = (tokens / turn[side] for side in ("raw", "ours"))
             print(f"{raw:>10.0f} {ours:>10.0f} {ours / raw:>6.3f}", flush=True)
 
         try:
             runner.run(bench.start())
             print(f"{'raw tok/s':>10} {'ours tok/s':>10} {'ratio':>6}")
-            sides = {"raw": partial(timed, bench.raw), "ours": partial(timed, bench.ours)}
+            sides = {
+                "raw": lambda turn: runner.run(bench.raw(turn)),
+                "ours": lambda turn: runner.run(bench.ours(turn)),
+            }
             turns = in_turns(sides, options.repeats, seen=show)
-            gaps = runner.run(bench.load_gaps(options.repeats + 1))
         finally:
             runner.run(bench.stop())
-    speeds = {side: [tokens / each.wall_s for each in found] for side, found in turns.items()}
-    busy = {side: sum(each.cpu_s for each in found) for side, found in turns.items()}
+    speeds = {side: [tokens / seconds for seconds in found] for side, found in turns.items()}
     ratio = spread(ratios(speeds["ours"], speeds["raw"]))
-    cpu_ratio, gap_ms = busy["raw"] / busy["ours"], 1000 * statistics.median(gaps)
-    print(
-        f"\ngenerator / raw vLLM: {spread_text(ratio)}, processor time raw / generator: "
-        f"{cpu_ratio:.3f}, weights changed in {gap_ms:.0f} ms"
-    )
+    print(f"\ngenerator / raw vLLM: {spread_text(ratio)}")
     return {
         **ratio,
         "repeats": options.repeats,
         "raw_tokens_per_s": round(statistics.median(speeds["raw"]), 1),
         "generator_tokens_per_s": round(statistics.median(speeds["ours"]), 1),
-        "cpu_ratio": round(cpu_ratio, 4),
-        "weight_load_gap_ms": round(gap_ms, 1),
         "in_flight": options.in_flight,
         "tokens": options.tokens,
         "window": options.window,

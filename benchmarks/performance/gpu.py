@@ -29,10 +29,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text
 from benchmarks.kit.synthetic_runs import MODEL
-from benchmarks.performance.learner import SyntheticAnswer, shard_of
+from benchmarks.performance.learner import SyntheticAnswer, batch_of, shard_of
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.recipe import load_recipe
@@ -40,7 +40,6 @@ from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB, free_port
 from headrace.host.install import ROOT
 from headrace.protocol.messages.batches import Shard
-from headrace.protocol.messages.control import Batch
 from learner.batching.layout import layout_of
 from learner.device import choose_device
 from learner.models import attention
@@ -145,13 +144,9 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
         "bench", folder, config.transport, num_bytes=size, coordinator="tcp://127.0.0.1:1"
     ) as publisher:
         for update in range(1, options.updates + 2):
-            batch = Batch(
-                batch_id=update, update=update, lineage=0, version=update - 1, publish_as=update,
-                parts=[1], value_epochs=1, checkpoint=False,
-            )  # fmt: skip
             part = windows(config, options.answers, shape.vocabulary, update)
             counted.flops = 0.0
-            done = trainer.train(batch, part, publisher)
+            done = trainer.train(batch_of(update, version=update - 1), part, publisher)
             if done.skipped:
                 raise RuntimeError(done.skipped)
             figures = {n: float(v) for n, v in done.metrics.items() if isinstance(v, float)}
@@ -272,6 +267,6 @@ def main(argv: Sequence[str]) -> int:
                         help="layers are computed again in the backward pass")  # fmt: skip
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True,
                         help="layers are compiled")  # fmt: skip
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     return conclude("gpu", options, partial(measure, options))

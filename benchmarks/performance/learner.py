@@ -3,10 +3,9 @@
 Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. All have the
 same model, precision and batches, one thread, and take turns. `--against` selects one:
 
-- loop      `benchmarks.performance.padded_loop`, a plain loop over padded batches. `ratio`: its
-            seconds over ours (target: at least 0.9). `useful_share`: tokens that go through the
-            layers and are no padding (target 0.95); `attention_share`: the same inside attention,
-            where sequences of similar length are padded together
+- loop      `PaddedLoop`, a plain loop over padded batches. `ratio`: its seconds over ours (target:
+            at least 0.9). `useful_share`: tokens that go through the layers and are no padding
+            (target 0.95)
 - prompts   without `learner.share_prompts`, for groups of eight responses. By length of the prompt,
             `ratio`: seconds without over those with; `tokens`: the share of tokens that still go
             through the models
@@ -20,15 +19,18 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
 from benchmarks.kit.synthetic_runs import MODEL
-from benchmarks.performance.padded_loop import PaddedLoop
 from headrace.config.sections.algorithm import AlgorithmConfig
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.model import ModelConfig
@@ -38,8 +40,6 @@ from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shar
 from headrace.protocol.messages.control import Batch
 from headrace.protocol.token_spans import Float32, Int32, Reward, Span
 from learner.algorithms.registry import build_algorithm
-from learner.batching.layout import layout_of
-from learner.batching.packing import pack_sequences
 from learner.batching.shards import merge_shards
 from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
@@ -48,6 +48,7 @@ from learner.models.loading import load_critic, load_policy
 from learner.updates.update import Updater
 
 CPU = torch.device("cpu")
+Rows = list[dict[str, Any]]
 BUDGET = 4096
 POLICY_LR, VALUE_LR = 1e-4, 5e-4
 # Response lengths after training: p50 31, p90 87, p99 239, mean about 45.
@@ -154,6 +155,14 @@ def demo_shard(
     return shard_of(answers)
 
 
+def batch_of(update: int, *, version: int = 0) -> Batch:
+    """Return the header of an update's only part; `version`: of the weights before it."""
+    return Batch(
+        batch_id=update, update=update, lineage=0, version=version, publish_as=version + 1,
+        parts=[1], value_epochs=1, checkpoint=False,
+    )  # fmt: skip
+
+
 class BenchLearner:
     """Our update with the demonstration's settings, as the only rank."""
 
@@ -194,12 +203,122 @@ class BenchLearner:
     def run(self, part: Shard) -> dict[str, Metric]:
         """Run one update on its only part; return its metrics."""
         self.updates += 1
-        batch = Batch(
-            batch_id=self.updates, update=self.updates, lineage=0, version=0, publish_as=1,
-            parts=[1], value_epochs=1, checkpoint=False,
-        )  # fmt: skip
-        self.metrics = self.updater.run(batch, merge_shards([part])).metrics
+        self.metrics = self.updater.run(batch_of(self.updates), merge_shards([part])).metrics
         return self.metrics
+
+
+class PaddedLoop:
+    """One update of T-PPO as a short script would write it, over length-bucketed padded batches.
+
+    Values without gradient, GAE by the backward recursion on padded rows, whitening, clipped
+    surrogate, squared error to the Monte-Carlo return; torch's AdamW, bf16 autocast, transformers'
+    own attention; no DeepSpeed and no packing. Rows are padded on the right, so that the causal
+    mask alone keeps padding out and attention needs no other (which makes it faster)."""
+
+    def __init__(self, model: Path, *, budget: int, lr: tuple[float, float]) -> None:
+        """`budget`: maximum tokens of a batch, padding included."""
+        self._budget = budget
+        loaded: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        self._policy = AutoModelForCausalLM.from_pretrained(model, **loaded)
+        self._critic = AutoModelForTokenClassification.from_pretrained(
+            model, num_labels=1, **loaded
+        )
+        torch.nn.init.zeros_(self._critic.score.weight)
+        self._optimizers = {
+            m: torch.optim.AdamW(
+                m.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            )
+            for m, rate in zip((self._policy, self._critic), lr, strict=True)
+        }
+        self.computed = self.useful = 0
+
+    def run(self, shard: Shard) -> None:
+        """Run one update."""
+
+        def row(item: PolicyWindow | ValueTrajectory, start: int) -> dict[str, Any]:
+            sequence = shard.sequences[item.sequence]
+            ids = torch.from_numpy(sequence.token_ids.astype("int64"))
+            return {"ids": ids, "from": sequence.opening + start, "reward": item.score}
+
+        windows = [
+            {**row(w, w.start), "finished": w.finished, "old": torch.from_numpy(w.logprobs.copy())}
+            for w in shard.windows
+        ]
+        self._advantages(windows)
+        self._step(self._critic, self._value_loss, [row(v, 0) for v in shard.values])
+        self._step(self._policy, self._policy_loss, windows)
+
+    def _buckets(self, rows: Rows) -> list[Rows]:
+        buckets: list[Rows] = [[]]
+        for row in sorted(rows, key=lambda r: -r["ids"].numel()):
+            longest = buckets[-1][0]["ids"].numel() if buckets[-1] else 0
+            if (len(buckets[-1]) + 1) * longest > self._budget:
+                buckets.append([])
+            buckets[-1].append(row)
+        return [bucket for bucket in buckets if bucket]
+
+    def _padded(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Token ids and the mask of tokens of interest, both [n, L]."""
+        ids = pad_sequence([row["ids"] for row in rows], batch_first=True)
+        begin, end = (
+            torch.tensor(each).unsqueeze(1)
+            for each in ([row["from"] for row in rows], [row["ids"].numel() for row in rows])
+        )
+        places = torch.arange(ids.shape[1])
+        self.useful += int(end.sum())
+        self.computed += ids.numel()
+        return ids, (begin <= places) & (places < end)
+
+    def _values(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """[n, L] value before each token, and the mask of tokens of interest."""
+        ids, wanted = self._padded(rows)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values = self._critic(ids).logits.float().squeeze(-1)
+        return torch.nn.functional.pad(values[:, :-1], (1, 0)), wanted
+
+    @torch.no_grad()
+    def _advantages(self, windows: Rows) -> None:
+        for rows in self._buckets(windows):
+            values, wanted = self._values(rows)
+            for i, row in enumerate(rows):
+                row["values"] = values[i][wanted[i]]
+        for row in windows:
+            v = row["values"].tolist()
+            following = 0.0 if row["finished"] else v[-1]
+            total, result = 0.0, [0.0] * len(v)
+            for t in reversed(range(len(v))):
+                reward = row["reward"] if t == len(v) - 1 else 0.0
+                total = reward + following - v[t] + 0.95 * total
+                result[t], following = total, v[t]
+            row["advantages"] = torch.tensor(result)
+        everything = torch.cat([row["advantages"] for row in windows])
+        mean, spread = everything.mean(), everything.std() + 1e-8
+        for row in windows:
+            row["advantages"] = ((row["advantages"] - mean) / spread).clamp(-10, 10)
+
+    def _step(self, model: Any, loss: Callable[[Rows], Tensor], rows: Rows) -> None:
+        tokens = sum(row["ids"].numel() - row["from"] for row in rows)
+        for bucket in self._buckets(rows):
+            (loss(bucket) / tokens).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        self._optimizers[model].step()
+        self._optimizers[model].zero_grad()
+
+    def _value_loss(self, rows: Rows) -> Tensor:
+        values, wanted = self._values(rows)
+        targets = torch.tensor([row["reward"] for row in rows]).unsqueeze(1).expand_as(values)
+        return 0.5 * (values - targets)[wanted].square().sum()
+
+    def _policy_loss(self, rows: Rows) -> Tensor:
+        ids, wanted = self._padded(rows)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = self._policy(ids).logits
+        chosen = logits[:, :-1][wanted[:, 1:]].float().log_softmax(-1)
+        new = chosen.gather(1, ids[wanted].unsqueeze(1)).squeeze(1)
+        old = torch.cat([row["old"] for row in rows])
+        advantages = torch.cat([row["advantages"] for row in rows])
+        ratio = (new - old).exp()
+        return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.28)).sum()
 
 
 def loss_tokens(shard: Shard) -> int:
@@ -230,34 +349,22 @@ def against_loop(options: argparse.Namespace) -> dict[str, Any]:
         options.repeats,
     )
     tokens = [loss_tokens(batch(seed=turn)) for turn in range(1, options.repeats + 1)]
-    wall = {side: [each.wall_s for each in found] for side, found in turns.items()}
-    busy = {side: [each.cpu_s for each in found] for side, found in turns.items()}
-    speeds = {side: statistics.median(ratios(tokens, found)) for side, found in wall.items()}
-    against, useful = spread(ratios(wall["plain"], wall["ours"])), ours.metrics["perf/useful_share"]
-    inside, padded = attention_share(options), plain.useful / plain.computed
+    speeds = {side: statistics.median(ratios(tokens, found)) for side, found in turns.items()}
+    against = spread(ratios(turns["plain"], turns["ours"]))
+    useful = ours.metrics["perf/useful_share"]
+    padded = plain.useful / plain.computed
     print(
         f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
         f"{spread_text(against)}, target 0.9\nnot padding: {useful:.3f} of the tokens (padded "
-        f"batches: {padded:.3f}), inside attention {inside:.3f}"
+        f"batches: {padded:.3f})"
     )
     return {
         **against,
-        "cpu_time_ratio": statistics.median(ratios(busy["plain"], busy["ours"])),
         "tokens_per_s": speeds["ours"],
         "reference_tokens_per_s": speeds["plain"],
         "useful_share": useful,
         "reference_useful_share": padded,
-        "attention_share": inside,
     }
-
-
-def attention_share(options: argparse.Namespace) -> float:
-    """Return the share of tokens that is no padding inside attention."""
-    drawn = demo_lengths(options.trajectories, np.random.default_rng(options.repeats))
-    lengths = [OPENING + length for length in drawn]
-    packs = pack_sequences(lengths, budget=options.budget)
-    layouts = (layout_of([lengths[i] for i in chosen]) for chosen in packs)
-    return sum(lengths) / sum(layout.padded_from.numel() for layout in layouts)
 
 
 def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
@@ -273,7 +380,7 @@ def against_prompts(options: argparse.Namespace) -> dict[str, Any]:
             trajectories=options.trajectories, window=options.window, seed=turn, prompt=prompt,
             members=MEMBERS,
         )  # fmt: skip
-        seconds, found = time_call(partial(learners[side].run, part)).wall_s, learners[side].metrics
+        seconds, found = time_call(partial(learners[side].run, part)), learners[side].metrics
         return seconds, float(found["perf/tokens_per_s"]) * float(found["timing_s/update"])  # type: ignore[arg-type]
 
     prompts: dict[str, Any] = {}
@@ -300,7 +407,7 @@ def against_contexts(options: argparse.Namespace) -> dict[str, Any]:
         ours, shares = BenchLearner(context=context, window=window, critic_spread=0.3), list[Any]()
         seconds = time_call(
             lambda: shares.extend(ours.run(part)["perf/context_share"] for part in parts)
-        ).wall_s
+        )
         carried = sum(store.num_bytes for store in ours.updater.carried.values())
         return seconds / len(parts), statistics.mean(shares), carried / kept
 
@@ -350,7 +457,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--window", type=int, help="tokens of a window (240, 240 or 128)")
     parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     return conclude("learner", options, partial(measure, options))

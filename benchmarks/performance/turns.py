@@ -3,10 +3,9 @@
 Both sides are evaluations through the whole path, of a model that draws every token with the same
 chance, so that a turn has 32 tokens on average, or an answer 256. The environment takes 50 ms for a
 step, many of them at once, and inserts two tokens. They run in turn, `repeats` times; `ratio` is
-many turns over one, in sampled tokens per second. `prefill_per_token` is the engine's prefill of
-prompts and prefixes for each sampled token. With `--against endpoint` an agent requests the eight
-turns, with the same pauses, and `ratio` is its relative time. The scripted engine takes 10 ms per
-token, so that a waiting slot is measurable.
+many turns over one, in sampled tokens per second. With `--against endpoint` an agent requests the
+eight turns, with the same pauses, and `ratio` is its relative time. The scripted engine takes 10 ms
+per token, so that a waiting slot is measurable.
 """
 
 import argparse
@@ -22,13 +21,12 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.kit.command_line import add_engine_option, add_row_option, command_line
+from benchmarks.kit.command_line import add_engine_option, add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.performance.whole_path import evaluate
 from generators.run import FAKE_STEP
 from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
-from storage.queries import metric_series
 
 TURNS, TOKENS, VOCABULARY = 8, 32, 512
 STEP_S = 0.05
@@ -97,27 +95,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         f"environment.max_turn_tokens={4 * TOKENS}",
     ]  # fmt: skip
     named = "environment.name={}benchmarks.performance.turns:{}"
-    sides = {"turns": [named.format("", "Turns"), *stepped]}
-    sizes, other = {"turns": TOKENS}, options.against
-    if other == "endpoint":
-        sides[other], sizes[other] = [named.format("agent:", "ask"), *stepped], TOKENS
-    else:
-        sides[other], sizes[other] = ["environment=null", "reward.kind=exact"], TURNS * TOKENS
+    own = {
+        "turns": (TOKENS, [named.format("", "Turns"), *stepped]),
+        "endpoint": (TOKENS, [named.format("agent:", "ask"), *stepped]),
+        "one": (TURNS * TOKENS, ["environment=null", "reward.kind=exact"]),
+    }
+    sides, other = {}, options.against
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        for name, tokens in sizes.items():
+        for name in ("turns", other):
+            tokens, settings = own[name]
             path = json.dumps(str(model_of(Path(folder), tokens)))
-            sides[name] += [f"model.path={path}", f"task.max_response_length={longest}"]
-            sides[name] += [f"schedule.window={longest}", *common]
-
-        prefill: dict[str, list[float]] = {side: [] for side in sides}
+            lengths = [f"task.max_response_length={longest}", f"schedule.window={longest}"]
+            sides[name] = [*settings, f"model.path={path}", *lengths, *common]
 
         def rate(side: str, turn: int) -> float:
-            found, run = evaluate(
-                options.recipe, sides[side], root=Path(folder), name=f"{side}-{turn}"
-            )
-            gauge = metric_series(run, ["perf/prefill_per_token"], "wall", samples=True)
-            prefill[side].append(round(float(gauge["value"].iloc[-1]), 3))
-            return found
+            name = f"{side}-{turn}"
+            return evaluate(options.recipe, sides[side], root=Path(folder), name=name)
 
         rates = in_turns(
             {side: partial(rate, side) for side in sides}, options.repeats, warm_up=False,
@@ -127,7 +120,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         **spread(ratios(rates["turns"], rates[other])),
         "against": other,
         "engine": options.engine,
-        "prefill_per_token": prefill,
         "tokens_per_s": {side: [round(rate, 1) for rate in found] for side, found in rates.items()},
     }
 
@@ -142,6 +134,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=192, help="answers of a side and repeat")
     parser.add_argument("--slots", type=int, default=48, help="answers that are sampled at a time")
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     return conclude("turns", options, partial(measure, options))

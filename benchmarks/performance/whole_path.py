@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread
 from benchmarks.kit.runs import train
 from benchmarks.performance.generator import read_all
@@ -69,13 +69,13 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
     return tokens / seconds
 
 
-def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> tuple[float, Path]:
-    """Run an evaluation on the whole path; return tokens per second and run folder."""
+def evaluate(recipe: str, overrides: list[str], *, root: Path, name: str) -> float:
+    """Run an evaluation on the whole path; return tokens per second."""
     only = ["evaluation.only=true", "evaluation.before=true", "evaluation.after=false"]
     summary = train(recipe, [*overrides, *only], root=root, name=name)
     (evaluation,) = summary["evaluations"]
     tokens = evaluation["num_prompts"] * evaluation["response_length"]
-    return float(tokens / evaluation["seconds"]), Path(summary["folder"])
+    return float(tokens / evaluation["seconds"])
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             {
                 "ours": lambda turn: evaluate(
                     recipe, overrides, root=Path(folder), name=f"path-{turn}"
-                )[0],
+                ),
                 "raw": lambda turn: asyncio.run(raw_rate(recipe, overrides)),
             },
             options.repeats,
@@ -116,6 +116,6 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
-    add_row_option(parser)
+    add_rows_option(parser)
     options = parser.parse_args(argv)
     return conclude("whole_path", options, partial(measure, options))

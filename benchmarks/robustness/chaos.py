@@ -18,9 +18,7 @@ has gone on, the others come while it recovers. A Ctrl-C ends the run, and then 
 - orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs without
                              an update after three resumes
 - failed_ends                runs whose exit code after the Ctrl-C was neither 0 nor 130
-- stale_share                of the generated tokens, those that were dropped for their age;
-                             `stale_share_quiet`, of those in batches that no fault held up;
-                             `stale_share_after`, of the others, by the kind of fault
+- stale_share                of the generated tokens, those that were dropped for their age
 - ledger_error_tokens        generated minus the ledger's accounts
 - failed, unexplained       trajectories that ended as failed, by reason; those that have none
 - images, images_astray      those of prompts, by the journal; others in their store, or such as are
@@ -41,7 +39,7 @@ from multiprocessing import get_context
 from typing import Any, get_args
 
 from benchmarks.kit.command_line import add_engine_option, add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS, ResultFile, result_line
+from benchmarks.kit.rows import RESULTS, result_line
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, STOPS, Kind, draw
 from benchmarks.robustness.chaos_figures import ended_badly, facts, total_figures
 from benchmarks.robustness.chaos_job import SMALL, ChaosJob
@@ -107,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs takes 1 or more")
-    rows, wanted = ResultFile(args.rows), {}
+    rows, wanted = args.rows, {}
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number
         count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)

@@ -22,7 +22,6 @@ from storage.journal.store import read_journal
 
 Figures = dict[str, Any]
 DOUBLED: Final = "trained_twice"
-NO_FAULT: Final = "none"
 
 
 def facts(run_dir: Path, history: JobHistory) -> Figures:
@@ -63,7 +62,6 @@ def facts(run_dir: Path, history: JobHistory) -> Figures:
         "generated": report.counts["generated"],
         "trained": report.counts["trained_policy"],
         "dropped": report.counts["dropped"],
-        "aged": stale_tokens(records, history.faults, applied),
         "updates": weights.updates,
         "rolled_back": rolled_back,
         "trained_again": again,
@@ -117,39 +115,6 @@ def trained_again(records: Iterable[r.Record]) -> tuple[int, int]:
     return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
 
 
-def stale_tokens(
-    records: Iterable[r.Record], done: Sequence[FaultEvent], updates: Sequence[float]
-) -> dict[str, list[int]]:
-    """Return [tokens left out for age, tokens taken] of batches, by kind of fault.
-
-    Of the batches from each fault to the second update after its end, whose windows waited for it;
-    `NO_FAULT`: of the others. A batch that several faults may have delayed counts for the last."""
-    ordered = sorted(updates)
-    covers = []
-    for one in done:
-        after = [at for at in ordered if at > one.over][:2]
-        covers.append((one.began, after[-1] if after else float("inf"), one.fault.kind))
-    sizes: dict[int, int] = {}
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for record in records:
-        left_out = tokens = 0
-        match record:
-            case r.WindowsClosed():
-                sizes |= {window.window_id: window.tokens for window in record.windows}
-            case r.BatchTaken():
-                for window in record.windows:
-                    tokens += sizes[window.window_id]
-                    left_out += sum(m.tokens for m in window.masked if m.reason == "stale")
-            case r.WindowsDropped(reason="stale"):
-                tokens = left_out = sum(sizes[key] for key in record.window_ids)
-        if tokens:
-            kinds = [kind for begin, end, kind in covers if begin <= record.at <= end]
-            counts = found[kinds[-1] if kinds else NO_FAULT]
-            counts[0] += left_out
-            counts[1] += tokens
-    return dict(found)
-
-
 def recoveries(
     done: Sequence[FaultEvent], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
 ) -> dict[str, list[float]]:
@@ -188,11 +153,6 @@ def total_figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
     def total(name: str) -> int:
         return sum(row.get(name, 0) for row in rows)
 
-    near: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        for kind, counts in row.get("aged", {}).items():
-            near[kind] = [one + more for one, more in zip(near[kind], counts, strict=True)]
-    shares = {kind: round(old / tokens, 4) for kind, (old, tokens) in sorted(near.items())}
     undone = total("rolled_back")
     counted = (
         "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
@@ -206,8 +166,6 @@ def total_figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
         "stale_share": round(
             sum(row["dropped"].get("stale", 0) for row in rows) / max(1, total("generated")), 4
         ),
-        "stale_share_quiet": shares.pop(NO_FAULT, None),
-        "stale_share_after": shares,
         "rolled_back_trained_again": round(total("trained_again") / undone, 4) if undone else None,
         "recovery_s": {
             role: {

@@ -6,7 +6,6 @@ outlives `end`.
 """
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -26,6 +25,7 @@ from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 from headrace.run_files.update_log import read_applied
 from headrace_cli.launch.monitor import coordinator_of
+from storage.queries.processes import supervisor_events
 
 PATIENCE_S = 150.0
 """Seconds without an update after which the run counts as hung."""
@@ -255,7 +255,7 @@ class ChaosJob(RunFolder):
             case "slow_disk":
                 self._testbed.slow_disk(fault.seconds)
             case "freeze_sql" if self._testbed.database:
-                self._testbed.database.freeze(fault.seconds)
+                self._testbed.database.pause(fault.seconds)
             case "lose_sql" if self._testbed.database:
                 self._testbed.database.away(fault.seconds)
             case "cut_network" if network:
@@ -290,14 +290,8 @@ class ChaosJob(RunFolder):
 
     def _newest(self) -> dict[str, int]:
         """Return the pid of each process by name, from the supervisor's log."""
-        path = self.run_dir / "supervisor.jsonl" if self.exists() else None
-        found: dict[str, int] = {}
-        for line in path.read_text(errors="replace").splitlines() if path and path.exists() else ():
-            with contextlib.suppress(ValueError):  # Cut off when its supervisor was killed.
-                row = json.loads(line)
-                if row.get("pid"):
-                    found[str(row["name"])] = int(row["pid"])
-        return found
+        rows = supervisor_events(self.run_dir) if self.exists() else []
+        return {row["name"]: row["pid"] for row in rows if row.get("pid")}
 
 
 def _send_signal(pid: int, fault: Fault) -> bool:

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from benchmarks.robustness.chaos_faults import Kind
+from tests.services import find_postgresql
+from tests.storage.postgresql import Server
 
 DISK_MIB = 1024
 SLOW_RATE = "2mbit"
@@ -144,55 +144,26 @@ class NamespaceNetwork:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-class PostgresServer:
+class ChaosDatabase(Server):
     """A PostgreSQL server on a Unix socket, which other networks reach, too."""
 
-    def __init__(self, folder: Path) -> None:
-        found = shutil.which("initdb") or max(
-            map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), default=""
-        )
-        if not found:
-            raise FileNotFoundError("there is no PostgreSQL server")
-        folder.mkdir()
-        self._as: tuple[str, ...] = ()
-        if os.geteuid() == 0:  # it does not run as root
-            shutil.chown(folder, "postgres")
-            self._as = ("runuser", "-u", "postgres", "--")
-            folder.parent.chmod(0o711)
-        self._folder, self._control = folder, str(Path(found).with_name("pg_ctl"))
-        _run(*self._as, found, "-D", str(folder / "data"), "-A", "trust", "-U", "chaos", "-N")
-        self.url = f"postgresql+psycopg://chaos@/postgres?host={folder}"
-        self._start()
-
-    def _start(self) -> None:
-        self._call("-l", f"{self._folder}/log", "-o", f"-k {self._folder} -h '' -F", "start")
-
-    def close(self) -> None:
-        """Stop the server at once."""
-        self._call("-m", "immediate", "stop")
-
-    def _call(self, *arguments: str) -> None:
-        command = (*self._as, self._control, "-D", f"{self._folder}/data", "-w", *arguments)
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        super().__init__(binaries, folder)
+        self.url = f"postgresql+psycopg://tester@/postgres?host={folder}&port={self._port}"
 
     def away(self, seconds: float) -> None:
         """Kill the server, and start it again after some seconds."""
-        self.close()
+        self.stop()
         time.sleep(seconds)
-        self._start()
+        self.start()
 
-    def freeze(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Stop all its processes for some seconds."""
-        server = psutil.Process(int((self._folder / "data/postmaster.pid").read_text().split()[0]))
-        server.suspend()  # it starts no others, and those that end stay zombies
-        processes = [*server.children(recursive=True), server]
+        self.freeze()
         try:
-            for process in processes:
-                process.suspend()
             time.sleep(seconds)
         finally:
-            for process in processes:
-                process.resume()
+            self.thaw()
 
 
 @dataclass
@@ -202,7 +173,7 @@ class Testbed:
     root: Path
     network: NamespaceNetwork | None
     missing: dict[Kind, str] = field(default_factory=dict)
-    database: PostgresServer | None = None
+    database: ChaosDatabase | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command that starts a job here."""
@@ -254,7 +225,7 @@ def open_testbed() -> Iterator[Testbed]:
                 missing["reset"] = "the kernel does not end connections for `ss --kill`"
         database = None
         try:
-            database = stack.enter_context(contextlib.closing(PostgresServer(base / "sql")))
+            database = start_database(base / "sql", stack)
         except (OSError, subprocess.CalledProcessError) as error:
             missing |= {"freeze_sql": str(error), "lose_sql": str(error)}
         root = base / "disk" / "runs"
@@ -283,6 +254,19 @@ def _disk(base: Path, stack: contextlib.ExitStack) -> str:
     if not problem:
         stack.callback(subprocess.run, ["umount", "--lazy", str(mount)], check=False)
     return problem
+
+
+def start_database(folder: Path, stack: contextlib.ExitStack) -> ChaosDatabase:
+    """Start a server in a new folder. OSError or CalledProcessError: that fails."""
+    binaries = find_postgresql()
+    if binaries is None:
+        raise FileNotFoundError("there is no PostgreSQL server")
+    folder.mkdir()
+    folder.parent.chmod(0o711)  # it does not run as root
+    database = ChaosDatabase(binaries, folder)
+    database.start()
+    stack.callback(database.stop)
+    return database
 
 
 def _problem(*argv: str) -> str:

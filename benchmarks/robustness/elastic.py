@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.kit.command_line import add_row_option, command_line
+from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.rows import report_result
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S
 from benchmarks.robustness.chaos_job import END_S, RECIPE, SMALL, RunFolder, start_process
@@ -191,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--most", type=int, default=16, help="generators at once")
     parser.add_argument("--first-seed", type=int, default=1, help="of the first trial")
     parser.add_argument("--trials", type=int, default=3, help="in turn, each with its seed")
-    add_row_option(parser)
+    add_rows_option(parser)
     args = parser.parse_args(argv)
     if reason := problem():
         parser.error(reason)

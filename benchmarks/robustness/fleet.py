@@ -14,20 +14,13 @@ None: it was not reached.
 import asyncio
 import contextlib
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.command_line import add_row_option, command_line
-from benchmarks.kit.pinned_coordinator import (
-    PinnedCoordinator,
-    allow_files,
-    on_core,
-    sockets_for,
-    two_cores,
-)
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
 from headrace.protocol.messages import control as m
@@ -84,16 +77,13 @@ async def fleet(
         transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
     )
     server = PinnedCoordinator(folder, config, core=core)
-    try:
-        with sockets_for(server.start(), generators + 2) as at:
-            reward = CountingReward(name="reward-0", **at)
-            peers = [ScriptedLearner(name="learner-0", **at), reward]
-            for number in range(generators):
-                peers.append(ScriptedGenerator(name=f"generator-{number}", capacity=capacity, **at))
-            async with server.joined(peers):
-                yield server, reward
-    finally:
-        server.end()
+    with server.started(generators + 2) as at:
+        reward = CountingReward(name="reward-0", **at)
+        peers = [ScriptedLearner(name="learner-0", **at), reward]
+        for number in range(generators):
+            peers.append(ScriptedGenerator(name=f"generator-{number}", capacity=capacity, **at))
+        async with server.joined(peers):
+            yield server, reward
 
 
 async def measure(
@@ -143,17 +133,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
-    add_row_option(parser)
+    add_rows_option(parser)
     args = parser.parse_args(argv)
-    core, own = two_cores(parser)
     allow_files(max(args.generators))
     found: dict[int, list[dict[str, Any]]] = {size: [] for size in args.generators}
     print(f"{'generators':>10} {'answers/s':>10} {'coordinator':>11} {'peers':>6} {'lost':>5}")
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
+    with bench_folder(parser) as (root, core):
         for repeat in range(args.repeats):
             for size in args.generators[:: -1 if repeat % 2 else 1]:
                 settings = {"generators": size, "ranks": args.ranks, "core": core}
-                folder = Path(root) / f"{repeat}-{size}"
+                folder = root / f"{repeat}-{size}"
                 one = asyncio.run(measure(folder, trajectories=args.trajectories, **settings))
                 found[size].append(one)
                 print(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS, ResultFile
+from benchmarks.kit.rows import RESULTS
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
@@ -169,11 +169,10 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     math_answer.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
-    # Made before the measurement, so that it knows the commit that is measured.
-    rows, at = ResultFile(options.rows), round(time.time())
+    at = round(time.time())
     files = [path.name for path in options.files]
     result = compare(cases, others)
-    row = rows.add(f"math-verifier/{at}", {**result, "files": files})
+    row = options.rows.add(f"math-verifier/{at}", {**result, "files": files})
     if options.json:
         print(json.dumps(row))
         return 0

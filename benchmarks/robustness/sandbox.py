@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS, ResultFile, report_result
+from benchmarks.kit.rows import RESULTS, report_result
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
 from sandbox.isolation_check import LAYERS, LayerTrial, try_layer
@@ -114,5 +114,4 @@ def main(argv: Sequence[str]) -> int:
         )
     add_rows_option(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
-    options.rows = ResultFile(options.rows)
     return report_result(options, {"benchmark": "sandbox", **asyncio.run(measure(options))})

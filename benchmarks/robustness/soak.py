@@ -13,7 +13,6 @@ write that the final kill cuts off, do not count), and `texts`, the first of the
 
 import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from benchmarks.kit.command_line import add_row_option, command_line
-from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, on_core, two_cores
+from benchmarks.kit.command_line import add_rows_option, command_line
+from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.robustness.fleet import CountingReward, fleet
 from storage.audit import audit_run
@@ -141,12 +140,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
     parser.add_argument("--generators", type=int, default=8, help="how many at once")
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
-    add_row_option(parser)
+    add_rows_option(parser)
     args = parser.parse_args(argv)
-    core, own = two_cores(parser)
     allow_files(args.generators)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
-        folder = args.keep or Path(root) / "run"
+    with bench_folder(parser) as (root, core):
+        folder = args.keep or root / "run"
         sizes = {name: getattr(args, name) for name in ("trajectories", "restarts", "generators")}
         result = asyncio.run(run(folder, **sizes, core=core))
     print(

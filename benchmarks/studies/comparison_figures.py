@@ -4,14 +4,12 @@ In: a study with a race, and rows by arm and seed. Out: `summarise`, the result 
 it; `part_figures` of the study's parts; and the tables of them. Nothing is run.
 """
 
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.kit.arm_run import generated_at, warm_up_updates
 from benchmarks.kit.arms import Row, rows_of
-from benchmarks.kit.rows import read_rows
 from benchmarks.kit.study_file import Race
 from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.study_table import Table, beside, spread, text
@@ -20,8 +18,6 @@ from benchmarks.kit.time_to_target import (
     crossing,
     curve,
     interval_text,
-    largest_fall,
-    median,
     ratio_text,
     resolvable,
     restricted_mean,
@@ -76,8 +72,6 @@ def summarise(
     for name, (over, under, _) in race.quotients.items():
         if {over, under} <= set(found):
             result[name] = _at_all_targets(race, found, over, under, target)
-    if study.file.ceiling in found:
-        result["ceiling"] = ceiling_figures(study, found)
     return result
 
 
@@ -107,7 +101,7 @@ def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]
 def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     """Return figures of one arm over its seeds."""
     each = list(rows.values())
-    times = [time_to(row, target) for row in each]
+    times = {seed: time_to(row, target) for seed, row in rows.items()}
     crossings = [crossing(curve(row), target) for row in each]
     tokens = [
         spent_at(row, target, [generated_at(row, version) for version, *_ in row["evaluations"]])
@@ -116,18 +110,14 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
     return {
         "seeds": len(each),
-        "censored": sum(not time.reached for time in times),
-        "seconds": restricted_mean(times),
-        "seconds_median": median(times),
-        "seconds_of_seed": {seed: time_to(row, target).value for seed, row in rows.items()},
+        "censored": sum(not time.reached for time in times.values()),
+        "seconds": restricted_mean(list(times.values())),
+        "seconds_of_seed": {seed: time.value for seed, time in times.items()},
         "tokens": restricted_mean(tokens),
         "cpu_s": restricted_mean(cpu),
         "dense": all(one.is_dense for one in crossings if one),
         "prompts": min(row["num_prompts"] for row in each),
         "final": spread([row["final"] for row in each]),
-        "final_on_long_prompts": spread(
-            [statistics.fmean(row["long_prompts"]["accuracy"][-2:]) for row in each]
-        ),
         "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
         **beside(each),
     }
@@ -139,39 +129,12 @@ def _mean(row: Row, metric: str) -> float:
     return statistics.fmean([value for value in values if value is not None] or [0.0])
 
 
-def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
-    """Return the speed-up limit of streaming; None until it is measured.
-
-    `ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
-    trained tokens; `share`: the part of that which the stream reached, the median of `runs`."""
-    assert study.file.ceiling is not None
-    rows = rows_of(study.arm(study.file.ceiling), read_rows(study.path("ceiling")))
-    if not rows:
-        return None
-    measured = list(rows.values())
-    reference = found[study.file.reference].values()
-    ppo = [row["train_time_s"] / row["tokens"]["trained_policy"] for row in reference]
-    slower = [max(row["generator_s"], row["learner_s"]) for row in measured]
-    best = [seconds / row["trained"] for seconds, row in zip(slower, measured, strict=True)]
-    shares = [seconds / row["stream_s"] for seconds, row in zip(slower, measured, strict=True)]
-    return {
-        "runs": len(measured),
-        "ceiling": statistics.median(ppo) / statistics.median(best),
-        "share": statistics.median(shares),
-        **{
-            side: statistics.median(row[f"{side}_s"] / row["stream_s"] for row in measured)
-            for side in ("generator", "learner")
-        },
-    }
-
-
 def part_figures(
     study: Study, name: str, rows: Mapping[str, Row], target: float
 ) -> dict[str, dict[str, Any]]:
     """Return figures of a part by arm; arms without a run are left out.
 
-    Seconds of training to the target, these over those of the arm that it is compared with, the
-    fall of accuracy on the way."""
+    Seconds of training to the target, these over those of the arm that it is compared with."""
     part, found = study.file.parts[name], {}
     seeds = set(part.seeds)
     all_rows = {
@@ -195,7 +158,6 @@ def part_figures(
             "seconds_of_seed": {seed: time.value for seed, time in times.items()},
             "reached": {seed: time.reached for seed, time in times.items()},
             "over": compare_times(pairs),
-            "fall": [fall(row, aim) for row in own.values()],
             "final": spread([row["final"] for row in own.values()]),
             "speed": spread(
                 [row["tokens"]["trained_policy"] / row["train_time_s"] for row in own.values()]
@@ -205,78 +167,63 @@ def part_figures(
     return found
 
 
-def fall(row: Row, target: float) -> float:
-    """Return the largest fall of smoothed accuracy from its best before the target."""
-    points = curve(row)
-    crossed = crossing(points, target)
-    return largest_fall(points, until=crossed.at if crossed else math.inf)
-
-
 # -- tables ----------------------------------------------------------------------------------------
 
 
 def race_table(result: Mapping[str, Any]) -> Table:
     """Return a table of each arm's cost to the target."""
-    lines = []
-    for mode, arm in result.get("arms", {}).items():
-        crossed = arm["seeds"] - arm["censored"]
-        against = arm["against_ppo"]
-        lines.append(
-            (
-                mode,
-                f"{arm['seeds']} ({crossed} crossed)" if arm["censored"] else str(arm["seeds"]),
-                f"{arm['seconds']:.1f}",
-                f"{arm['cpu_s']:.1f}",
-                f"{arm['tokens']:,.0f}",
-                f"{against['ratio']:.2f}" if against else "-",
-                interval_text(against.get("interval")),
-                text(arm["final"], ".3f"),
-                text(arm["final_on_long_prompts"], ".3f"),
-                f"{arm['context_share']:.2f}",
-                point_text(arm["point"]),
-            )
-        )
-    titles = (
-        "arm", "seeds", "seconds to target", "CPU seconds", "tokens", "PPO's seconds over its own",
-        "95 % interval", "final accuracy", "on long prompts", "context share", "best setting",
-    )  # fmt: skip
-    return Table(titles, lines)
+    return Table.of(
+        [{"arm": mode, **arm} for mode, arm in result.get("arms", {}).items()],
+        {
+            "arm": lambda arm: arm["arm"],
+            "seeds": _seeds_text,
+            "seconds to target": lambda arm: f"{arm['seconds']:.1f}",
+            "CPU seconds": lambda arm: f"{arm['cpu_s']:.1f}",
+            "tokens": lambda arm: f"{arm['tokens']:,.0f}",
+            "PPO's seconds over its own": lambda arm: (
+                f"{arm['against_ppo']['ratio']:.2f}" if arm["against_ppo"] else "-"
+            ),
+            "95 % interval": lambda arm: interval_text(arm["against_ppo"].get("interval")),
+            "final accuracy": lambda arm: text(arm["final"], ".3f"),
+            "context share": lambda arm: f"{arm['context_share']:.2f}",
+            "best setting": lambda arm: point_text(arm["point"]),
+        },
+    )
+
+
+def _seeds_text(arm: Mapping[str, Any]) -> str:
+    crossed = arm["seeds"] - arm["censored"]
+    return f"{arm['seeds']} ({crossed} crossed)" if arm["censored"] else str(arm["seeds"])
 
 
 def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table of a part's arms; `over`: a run never reached the target."""
-    part, lines = study.file.parts[name], []
-    for label, one in figures.items():
-        crossed, over = one["seeds"] - one["censored"], one["over"]
-        reached = one["reached"]
-        each = (
-            f"{'' if reached[s] else 'over '}{v:.0f}" for s, v in one["seconds_of_seed"].items()
-        )
-        lines.append(
-            (
-                label.partition(", ")[2] if part.title else label,
-                f"{one['seeds']} ({crossed} crossed)" if one["censored"] else str(one["seeds"]),
-                f"{one['seconds']:.0f}",
-                ", ".join(each),
-                f"{over['ratio']:.2f} ({over['ratio_min']:.2f} to {over['ratio_max']:.2f})"
-                if over
-                else "-",
-                f"{max(one['fall']):.2f}",
-                *(() if part.title else (text(one["final"], ".3f"), text(one["speed"], ",.0f"))),
-            )
-        )
+    part = study.file.parts[name]
+
+    def each(arm: Mapping[str, Any]) -> str:
+        times = arm["seconds_of_seed"].items()
+        return ", ".join(f"{'' if arm['reached'][s] else 'over '}{v:.0f}" for s, v in times)
+
+    def over_text(arm: Mapping[str, Any]) -> str:
+        over = arm["over"]
+        bounds = over and f"({over['ratio_min']:.2f} to {over['ratio_max']:.2f})"
+        return f"{over['ratio']:.2f} {bounds}" if over else "-"
+
     others = (part.against or "of another arm").partition(", ")[2] or "of what it is compared with"
     targets = {f"{one['target']:.2f}" for one in figures.values()}
-    titles = (
-        part.title or "arm",
-        "seeds",
-        f"seconds to {targets.pop() if len(targets) == 1 else 'the target'}",
-        "seed by seed",
-        f"over those {others}",
-        "largest fall of accuracy on the way",
-        *(() if part.title else ("final accuracy", "tokens trained a second")),
-    )
-    return Table(titles, lines)
+    target = targets.pop() if len(targets) == 1 else "the target"
+    columns: dict[str, Callable[[Any], str]] = {
+        part.title or "arm": lambda arm: arm["arm"],
+        "seeds": _seeds_text,
+        f"seconds to {target}": lambda arm: f"{arm['seconds']:.0f}",
+        "seed by seed": each,
+        f"over those {others}": over_text,
+    }
+    if not part.title:
+        columns["final accuracy"] = lambda arm: text(arm["final"], ".3f")
+        columns["tokens trained a second"] = lambda arm: text(arm["speed"], ",.0f")
+    names = {label: label.partition(", ")[2] if part.title else label for label in figures}
+    return Table.of([{"arm": names[label], **one} for label, one in figures.items()], columns)
 
 
 def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
@@ -300,20 +247,17 @@ def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
 
 def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of every point that was run."""
-    return Table(
-        ("arm", "point", "seeds", "crossed", "seconds", "final accuracy", ""),
-        [
-            (
-                line["arm"],
-                point_text(line["point"]),
-                str(line["seeds"]),
-                str(line["crossed"]),
-                f"{line['seconds']:.1f}",
-                f"{line['final']:.3f}",
-                "best" if line["best"] else "",
-            )
-            for line in lines
-        ],
+    return Table.of(
+        lines,
+        {
+            "arm": lambda line: line["arm"],
+            "point": lambda line: point_text(line["point"]),
+            "seeds": lambda line: str(line["seeds"]),
+            "crossed": lambda line: str(line["crossed"]),
+            "seconds": lambda line: f"{line['seconds']:.1f}",
+            "final accuracy": lambda line: f"{line['final']:.3f}",
+            "": lambda line: "best" if line["best"] else "",
+        },
     )
 
 

@@ -7,8 +7,6 @@ token that lies in two tenths counts in both, for its parts); advantages are tho
 recomputed from the recorded values, because whitening removes their common part.
 """
 
-import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.kit.arm_run import exported_trajectories
 from learner.algorithms.advantages import gae
-from storage.queries import export, run_config
+from storage.queries import run_config
 
 TENTHS = 10
 EARLY = 4
 """Number of the policy's updates that count as its first."""
-LONG = 20
-"""Minimum tokens of an answer with steps written out."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -35,37 +32,22 @@ class TrainedAnswer(NamedTuple):
 
 
 def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
-    """Return figures of `all` and of `long` answers of the policy's first `updates`.
+    """Return figures of `all` answers of the policy's first `updates`.
 
     The number of `answers`, mean `reward`, and by tenth the mean `value` and `advantage`."""
     config = run_config(folder)["algorithm"]
     lam = float(config["advantages"]["gae_lambda_policy"])
     last = int(config["value"]["warmup_updates"]) + updates
     answers = list(trained_answers(folder, last))
-    long = [answer for answer in answers if len(answer.values) >= LONG]
-    return {
-        "early_positions": {
-            "updates": updates,
-            **{
-                name: positions(chosen, lam)
-                for name, chosen in (("all", answers), ("long", long))
-                if chosen
-            },
-        }
-    }
+    found = {"all": positions(answers, lam)} if answers else {}
+    return {"early_positions": {"updates": updates, **found}}
 
 
 def trained_answers(folder: Path, last: int) -> Iterator[TrainedAnswer]:
     """Yield the whole answers that updates up to `last` trained the policy on."""
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "trajectories.jsonl"
-        export(folder, "trajectories", None, path, where="purpose = 'train'")
-        with path.open(encoding="utf-8") as file:
-            for row in map(json.loads, file):
-                if row["length"] and 0 <= row["trained_at_update"][0] <= last:
-                    yield TrainedAnswer(
-                        np.array(row["values"], np.float64), float(row["returns"][-1])
-                    )
+    for row in exported_trajectories(folder, "purpose = 'train'"):
+        if row["length"] and 0 <= row["trained_at_update"][0] <= last:
+            yield TrainedAnswer(np.array(row["values"], np.float64), float(row["returns"][-1]))
 
 
 def positions(answers: Sequence[TrainedAnswer], lam: float) -> dict[str, Any]:

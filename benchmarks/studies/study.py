@@ -40,9 +40,6 @@ from benchmarks.studies.comparison_figures import (
 from headrace.errors import UserError
 from headrace.host.hardware import detect
 
-CEILING = "a66d1709"
-"""Commit with the measurement of the ceiling (benchmarks/kit/ceiling.py)."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Run what is missing of a study and print the figures; return 1 when runs failed."""
@@ -92,8 +89,6 @@ def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse
     parts = {name: part.about for name, part in file.parts.items()}
     if file.tuning:
         parts["tune"] = "run what tuning lacks"
-    if file.ceiling:
-        parts["ceiling"] = f"is measured no more; its code is at commit {CEILING}"
     group = parser.add_mutually_exclusive_group() if parts else parser
     for name, meaning in parts.items():
         group.add_argument(f"--{name}", action="store_const", dest="part", const=name, help=meaning)
@@ -113,8 +108,6 @@ def about(path: Path) -> str:
 def carry_out(study: Study, options: argparse.Namespace) -> int:
     """Run what is missing of the selection, or only list it, and show the figures."""
     file, part = study.file, options.part
-    if part == "ceiling":
-        raise UserError(f"the ceiling is measured no more; its code is at commit {CEILING}")
     file_of = "tuning" if part == "tune" else part
     rows = ResultFile(options.rows or study.path(file_of))
     modes, seeds = chosen(study, options)

@@ -34,7 +34,8 @@ from typing import Any
 from benchmarks.kit import study_plots
 from benchmarks.kit.arms import Arm, Row, rows_of
 from benchmarks.kit.command_line import add_rows_option, command_line
-from benchmarks.kit.rows import RESULTS, ResultFile, read_rows, result_line
+from benchmarks.kit.machine_state import on_cores
+from benchmarks.kit.rows import RESULTS, read_rows, result_line
 from benchmarks.kit.study_file import Point
 from benchmarks.kit.study_plan import Plan, Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner, listing
@@ -112,20 +113,18 @@ class TrlComparison:
             rows=self.rows,
         )
 
-    def plan(self, seeds: Sequence[int]) -> Plan:
-        """Plan both parts of all arms at their best points."""
+    def arms(self) -> dict[tuple[str, str], Arm]:
+        """Return both parts of all arms at their best points, by part and mode."""
         best = {mode: self.tuning.best(mode) for mode in MODES}
-        arms = [self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES]
-        return in_drawn_order(arms, seeds)
+        return {(part, mode): self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES}
+
+    def plan(self, seeds: Sequence[int]) -> Plan:
+        """Plan all of `arms`."""
+        return in_drawn_order(list(self.arms().values()), seeds)
 
     def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
-        """Return the arms' rows at their best points, by part and mode, then by seed."""
-        best = {mode: self.tuning.best(mode) for mode in MODES}
-        return {
-            (part, mode): rows_of(self.arm(part, mode, best[mode]), self.rows, seeds)
-            for part in PARTS
-            for mode in MODES
-        }
+        """Return the rows of `arms`, by part and mode, then by seed."""
+        return {key: rows_of(arm, self.rows, seeds) for key, arm in self.arms().items()}
 
     def cost(self, name: str, row: Row) -> TimeToTarget:
         """Return a run's cost, one of `COST_PARTS`."""
@@ -140,7 +139,7 @@ class TrlComparison:
 def main(argv: list[str]) -> int:
     """Run what is missing, print the figures; return 1 when runs failed."""
     options = parse(argv)
-    rows = ResultFile(options.rows)
+    rows = options.rows
     found = TrlComparison(rows.rows, options.updates)
     file = found.studies[SPEED].file
     assert file.reduced is not None
@@ -150,15 +149,11 @@ def main(argv: list[str]) -> int:
         return 0
     trl_python()  # built before anything is measured
     runner = Runner("trl", rows, measure=run)
-    cores = os.sched_getaffinity(0)
     # What is started from here runs on the same cores, whatever its arm.
-    os.sched_setaffinity(0, sorted(cores)[:CORES])
-    try:
+    with on_cores(sorted(os.sched_getaffinity(0))[:CORES]):
         if not options.reduced:
             runner.tune(found.tuning, MODES)
         failed = runner.run_all(found.plan(seeds))
-    finally:
-        os.sched_setaffinity(0, cores)
     result = summarise(found, seeds)
     show(result)
     if options.json:
@@ -253,28 +248,29 @@ def show(result: Mapping[str, Any]) -> None:
 
 def arms_table(result: Mapping[str, Any]) -> Table:
     """Return a table with a line for each arm."""
-    titles = (
-        "arm", "seeds of speed, of the race", "tokens a second", "CPU ms a token",
-        f"seconds to {result['accuracy']}", f"CPU seconds to {result['accuracy']}",
-        "TRL's seconds over its own", "TRL's CPU seconds over its own", "best setting",
-    )  # fmt: skip
-    lines = []
-    for mode, arm in result["arms"].items():
+
+    def seeds(arm: Mapping[str, Any]) -> str:
         crossed = arm["race_seeds"] - arm.get("censored", 0)
         some = f" ({crossed} crossed)" if crossed < arm["race_seeds"] else ""
-        each = arm["cpu_s_per_token"]
-        lines.append(
-            (
-                mode,
-                f"{arm['speed_seeds']}, {arm['race_seeds']}{some}",
-                text(arm.get("tokens_per_s"), ",.0f"),
-                "-" if each is None else f"{1000 * each:.2f}",
-                *("-" if arm[n] is None else f"{arm[n]:.1f}" for n in ("seconds", "cpu_s")),
-                *(_ratio(arm["against_trl"][name]) for name in ("seconds", "cpu_s")),
-                point_text(arm["point"]),
-            )
-        )
-    return Table(titles, lines)
+        return f"{arm['speed_seeds']}, {arm['race_seeds']}{some}"
+
+    def cost(name: str, form: str, arm: Mapping[str, Any], times: int = 1) -> str:
+        return "-" if arm[name] is None else format(times * arm[name], form)
+
+    return Table.of(
+        [{"arm": mode, **arm} for mode, arm in result["arms"].items()],
+        {
+            "arm": lambda arm: arm["arm"],
+            "seeds of speed, of the race": seeds,
+            "tokens a second": lambda arm: text(arm.get("tokens_per_s"), ",.0f"),
+            "CPU ms a token": lambda arm: cost("cpu_s_per_token", ".2f", arm, 1000),
+            f"seconds to {result['accuracy']}": partial(cost, "seconds", ".1f"),
+            f"CPU seconds to {result['accuracy']}": partial(cost, "cpu_s", ".1f"),
+            "TRL's seconds over its own": lambda arm: _ratio(arm["against_trl"]["seconds"]),
+            "TRL's CPU seconds over its own": lambda arm: _ratio(arm["against_trl"]["cpu_s"]),
+            "best setting": lambda arm: point_text(arm["point"]),
+        },
+    )
 
 
 def _ratio(found: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -96,7 +95,7 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
     command = trl_command(trl_python(), job, path)
     with MachineWatch() as watch:
         output = listen(command, trl_environment_of(arm.point), folder / "log")
-    state, result = watch.state({output.pid: TRL}).as_row(), output.result
+    state, result = watch.state({output.pid: TRL}), output.result
     summary = {"evaluations": output.evaluations, "watch": watch, "machine_state": state}
     found = {
         "point": dict(arm.point),
@@ -257,15 +256,14 @@ def listen(
             start_new_session=True,
         ) as process,
     ):  # fmt: skip
-        deadline = threading.Timer(wall_s, end, (process,))
-        deadline.start()
+        output = ""
         try:
-            assert process.stdout is not None
-            messages = [json.loads(line) for line in process.stdout if line.startswith("{")]
-            process.wait()
+            output, _ = process.communicate(timeout=wall_s)
+        except subprocess.TimeoutExpired:
+            pass
         finally:
-            deadline.cancel()
             end(process)
+    messages = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     results = [message["result"] for message in messages if "result" in message]
     if process.returncode != 0 or not results:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]

@@ -17,7 +17,6 @@ from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import (
     asked_number,
-    evaluation_answers,
     evaluations,
     prompt_history,
     prompt_scores,
@@ -108,7 +107,6 @@ __all__ = [
     "dropped_tokens",
     "dropped_windows",
     "episode_ends",
-    "evaluation_answers",
     "evaluations",
     "events",
     "export",

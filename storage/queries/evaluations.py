@@ -20,14 +20,11 @@ from storage.database.tables import (
     Update,
     WeightVersion,
 )
-from storage.database.trajectory_rows import joined
 from storage.exports.scores import ScoreRows
 from storage.queries.metrics import CPU
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_TOKEN_BYTES = 4
 
 
 def evaluations(run_dir: Path) -> "pd.DataFrame":
@@ -146,33 +143,6 @@ def prompt_history(run_dir: Path, prompt_id: str, *, most: int = 1000) -> "pd.Da
         .limit(most)
     )
     return reader.frame(query)[::-1].reset_index(drop=True)
-
-
-def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
-    """One row per answer to a held-out prompt, in order.
-
-    version (of its weights, empty without a token), prompt_id, info (of the prompt's row, as JSON),
-    prompt_tokens, length (tokens), correct (False where it could not be scored), first_token_at and
-    finished_at (seconds since the epoch)."""
-    reader = open_run(run_dir)
-    query = (
-        joined(
-            select(
-                Trajectory.min_version.label("version"),
-                Prompt.prompt_id,
-                Prompt.info,
-                (func.length(Prompt.prompt_ids) / _TOKEN_BYTES).label("prompt_tokens"),
-                Trajectory.length,
-                func.coalesce(Trajectory.correct, False).label("correct"),
-                Trajectory.first_token_at,
-                Trajectory.finished_at,
-            ),
-            reader.key,
-        )
-        .where(Trajectory.purpose == "eval")
-        .order_by(Trajectory.trajectory_id)
-    )
-    return reader.frame(query)
 
 
 def prompt_scores(run_dir: Path) -> "pd.DataFrame":

@@ -31,13 +31,6 @@ def race_row(arm: str, seed: int, curve: Curve, **more: Any) -> dict[str, Any]:
         "num_prompts": 1024,
         "evaluations": [[version, at, accuracy, 10.0] for version, at, accuracy in curve],
         "evaluation_cpu_s": [2 * at for _, at, _ in curve],
-        "long_prompts": {
-            "by": "tokens",
-            "least": 9,
-            "share": 0.1,
-            "accuracy": [a / 2 for _, _, a in curve],
-        },
-        "lost_by_tenth": [{"longest": 5, "tokens": 10, "stale": 0.25, "other": 0.125}] * 10,
         "wall_s": 100.0,
         "others_cpu_share": 0.01,
         "steal_share": 0.0,

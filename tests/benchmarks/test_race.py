@@ -11,7 +11,6 @@ from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_plan import Study, in_drawn_order
 from benchmarks.kit.study_runs import Runner
 from benchmarks.studies.comparison_figures import (
-    ceiling_figures,
     part_figures,
     part_table,
     ratio_line,
@@ -144,7 +143,6 @@ def test_figures_of_an_arm(tmp_path: Path) -> None:
     assert arm["cpu_s"] == pytest.approx(2 * arm["seconds"])
     assert arm["tokens"] == pytest.approx(100 * (arm["seconds"] + 2))
     assert arm["context_share"] == pytest.approx(0.4)
-    assert arm["final_on_long_prompts"]["median"] == pytest.approx(0.45)
     assert arm["point"] == dict(start_of(small_race(tmp_path), "streaming"))
     # One second apart, and 9.5 s to the target: that is not a tenth of it.
     assert not arm["dense"]
@@ -181,19 +179,6 @@ def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
     assert "arms" not in summarise(race, start.rows, PAIR, SEEDS)
 
 
-def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
-    race = small_race(tmp_path)
-    rows = ResultFile(race.path("ceiling"))
-    arm = race.arm("streaming")
-    measured = {"arm": arm.name, "seed": 1, "trained": 1000, "stream_s": 20.0,
-                "generator_s": 16.0, "learner_s": 10.0}  # fmt: skip
-    rows.add(key(arm, 1), measured)
-    ppo = race_row("small/synchronous", 1, rising(0.1, until=40))
-    found = ceiling_figures(race, {"synchronous": {1: ppo}, "streaming": {}})
-    assert found == {"runs": 1, "ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
-    assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
-
-
 def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
     race = small_race(tmp_path)
     rows = ResultFile(race.path("factors"))
@@ -209,7 +194,7 @@ def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
     assert found["synchronous, steps 4"]["target"] == 0.6
 
 
-def test_a_part_counts_who_never_came_there_and_how_far_accuracy_fell(tmp_path: Path) -> None:
+def test_a_part_counts_who_never_came_there(tmp_path: Path) -> None:
     race = small_race(tmp_path)
     rows, seeds = ResultFile(race.path("old-data")), race.file.parts["old-data"].seeds
     found = race.part("old-data")
@@ -225,7 +210,6 @@ def test_a_part_counts_who_never_came_there_and_how_far_accuracy_fell(tmp_path: 
     assert (tuned["censored"], larger["censored"]) == (0, 1)
     assert larger["over"]["ratio_min"] == pytest.approx(2.0, abs=0.1)
     assert larger["over"]["ratio_max"] > 4
-    assert larger["fall"] == [pytest.approx(0.3), 0.0]
     text = part_table(race, "old-data", figures).markdown()
     assert text.startswith(
         "| streaming T-PPO | seeds | seconds to 0.87 | seed by seed | over those"

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.robustness.chaos_faults import Fault, Kind
 from benchmarks.robustness.chaos_job import SMALL, ChaosJob
-from benchmarks.robustness.chaos_testbed import PostgresServer, Testbed
+from benchmarks.robustness.chaos_testbed import Testbed, start_database
 from headrace.protocol.records.record_types import UpdateCommitted
 from storage.audit import audit_run
 from storage.journal.store import read_journal
@@ -37,7 +37,7 @@ def updates_during(kind: Kind, seed: int) -> int:
     """How many updates the journal has of the seconds of this fault."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-sql-")))
-        server = stack.enter_context(closing(PostgresServer(folder / "sql")))
+        server = start_database(folder / "sql", stack)
         root = folder / "disk" / "runs"
         root.mkdir(parents=True)
         chosen = ("generator.engine=fake", f"seed={seed}", f"storage.database={server.url}")

@@ -60,7 +60,8 @@ class Server:
     def _signal(self, number: int) -> None:
         pid = int((self._data / "postmaster.pid").read_text().split()[0])
         server = psutil.Process(pid)
-        for process in (server, *server.children(recursive=True)):
+        server.send_signal(number)  # a stopped one starts no others
+        for process in server.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 

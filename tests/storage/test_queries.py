@@ -243,15 +243,6 @@ def test_losses_by_length(run_dir: Path) -> None:
     assert len(queries.losses_by_length(run_dir)) == 2, "fewer answers than parts"
 
 
-def test_answers_of_evaluations(run_dir: Path) -> None:
-    (answer,) = queries.evaluation_answers(run_dir).to_dict("records")
-    assert json.loads(answer["info"]) == {"level": 1}
-    assert {name: answer[name] for name in ("version", "prompt_tokens", "length", "correct")} == {
-        "version": 0, "prompt_tokens": 5, "length": 4, "correct": False,
-    }  # fmt: skip
-    assert (answer["first_token_at"], answer["finished_at"]) == (2.0, 3.0)
-
-
 def test_events_with_those_of_the_supervisor(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     lines = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.machine_state import MachineState, MachineWatch
+from benchmarks.kit.machine_state import DISTURBED_CORES, MachineWatch
 from benchmarks.kit.pairs import conclude, in_turns, ratios, spread, spread_text, time_call
 from benchmarks.kit.rows import ResultFile
 
@@ -37,10 +37,8 @@ def test_ratios_are_of_the_same_turn() -> None:
     assert spread_text(spread(found)) == "2.000 (1.000 to 4.000)"
 
 
-def test_a_side_is_timed_on_the_clock_and_on_the_processor() -> None:
-    found = time_call(lambda: sum(range(10**6)))
-    assert found.wall_s > 0
-    assert found.cpu_s > 0
+def test_a_side_is_timed_on_the_clock() -> None:
+    assert time_call(lambda: sum(range(10**6))) > 0
 
 
 @pytest.mark.parametrize(("others", "kept"), [(0.01, 1), (0.3, 0)])
@@ -51,9 +49,8 @@ def test_a_disturbed_result_is_printed_and_becomes_no_row(
     others: float,
     kept: int,
 ) -> None:
-    monkeypatch.setattr(
-        MachineWatch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {})
-    )
+    state = {"others_cpu_share": others, "disturbed": others > DISTURBED_CORES}
+    monkeypatch.setattr(MachineWatch, "state", lambda watch, roles: state)
     rows = tmp_path / "rows.jsonl"
     options = argparse.Namespace(json=True, rows=ResultFile(rows))
     assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0

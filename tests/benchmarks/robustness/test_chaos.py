@@ -16,7 +16,6 @@ import pytest
 from benchmarks.robustness.chaos_faults import KILLS, ROLES, Fault, Kind, draw
 from benchmarks.robustness.chaos_figures import (
     recoveries,
-    stale_tokens,
     stored_images,
     total_figures,
     trained_again,
@@ -31,13 +30,10 @@ from benchmarks.robustness.chaos_job import (
 from benchmarks.robustness.chaos_testbed import open_testbed
 from headrace.data.media import MediaStore
 from headrace.protocol.records.record_types import (
-    BatchTaken,
     ClosedWindow,
     GroupIssued,
     LineageBegan,
-    MaskedRun,
     Record,
-    TakenWindow,
     UpdateCommitted,
     WindowsClosed,
     WindowsDropped,
@@ -111,34 +107,6 @@ def test_of_rolled_back_tokens_those_in_the_surviving_weights_count() -> None:
     ]  # fmt: skip
     # 4 waits for an update: neither trained again nor lost to it.
     assert trained_again(records) == (50, 20)
-
-
-def test_tokens_left_out_for_their_age_are_said_by_the_fault_that_held_them_up() -> None:
-    def taken(at: float, window_id: int, stale: int) -> Record:
-        masked = [MaskedRun("stale", 0, stale, stale), MaskedRun("overlong", stale, 9, 1)]
-        window = TakenWindow(window_id=window_id, masked=masked)
-        return BatchTaken(
-            at=at, update=1, lineage=0, version=0, windows=[window], value_trajectories=[]
-        )
-
-    def done(kind: Kind, began: float, over: float) -> FaultEvent:
-        return FaultEvent(Fault(kind, "learner", 0, over - began, True, 0.0), began, over, 1)
-
-    records: list[Record] = [
-        *(_closed(key, 10) for key in (1, 2, 3, 4)),
-        taken(5.0, 1, 2),
-        taken(12.0, 2, 3),
-        WindowsDropped(at=30.0, window_ids=[3], reason="stale"),
-        WindowsDropped(at=30.0, window_ids=[3], reason="value_warmup"),
-        taken(45.0, 4, 0),
-    ]
-    faults = [done("stop", 10.0, 11.0), done("kill", 29.0, 29.0)]
-    found = stale_tokens(records, faults, [4.0, 11.5, 13.0, 31.0, 44.0, 46.0])
-    assert found == {"none": [2, 20], "stop": [3, 10], "kill": [10, 10]}
-    row = {"aged": found, "dropped": {}, "generated": 1, "recovery_s": {}, "exit_code": 0}
-    both = total_figures([row, row])
-    assert both["stale_share_quiet"] == 0.1
-    assert both["stale_share_after"] == {"stop": 0.3, "kill": 1.0}
 
 
 def test_files_beside_the_images_of_prompts_are_astray(tmp_path: Path) -> None:
@@ -230,7 +198,7 @@ def test_a_frozen_server_answers_again_afterwards() -> None:
         if testbed.database is None:
             pytest.skip(testbed.missing["freeze_sql"])
         url = testbed.database.url.replace("+psycopg", "")
-        freezer = threading.Thread(target=testbed.database.freeze, args=(1.5,))
+        freezer = threading.Thread(target=testbed.database.pause, args=(1.5,))
         freezer.start()
         time.sleep(0.3)
         began = time.monotonic()

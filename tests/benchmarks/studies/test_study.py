@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.kit import study_file
-from benchmarks.kit.arm_run import area, figures, metric_of
+from benchmarks.kit.arm_run import area, figures, metric_of, program_figures
 from benchmarks.kit.arms import Arm, key, rows_of
 from benchmarks.kit.rows import ResultFile
-from benchmarks.kit.run_facts import program_figures
 from benchmarks.kit.study_file import StudyColumn, StudyFile, filled, value_of
 from benchmarks.kit.study_plan import Study
 from benchmarks.kit.study_runs import Runner, core_shares, prepare
