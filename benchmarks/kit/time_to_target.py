@@ -19,7 +19,7 @@ import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 Points = Sequence[tuple[float, float]]
@@ -63,6 +63,14 @@ def smooth(points: Points) -> list[tuple[float, float]]:
         (at, statistics.fmean(values[max(0, index - 1) : index + 2]))
         for index, (at, _) in enumerate(points)
     ]
+
+
+def largest_fall(points: Points, *, until: float = math.inf) -> float:
+    """Return smoothed accuracy's largest fall from its best, up to second `until`."""
+    line = [value for at, value in smooth(points) if at <= until]
+    return max(
+        (top - value for top, value in zip(accumulate(line, max), line, strict=True)), default=0.0
+    )
 
 
 def crossing(points: Points, target: float) -> Crossing | None:

@@ -4,6 +4,7 @@ In: a study with a race, and rows by arm and seed. Out: `summarise`, the result 
 it; `part_figures` of the study's parts; and the tables of them. Nothing is run.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.kit.time_to_target import (
     crossing,
     curve,
     interval_text,
+    largest_fall,
     ratio_text,
     resolvable,
     restricted_mean,
@@ -134,7 +136,8 @@ def part_figures(
 ) -> dict[str, dict[str, Any]]:
     """Return figures of a part by arm; arms without a run are left out.
 
-    Seconds of training to the target, these over those of the arm that it is compared with."""
+    Seconds of training to the target, these over those of the arm that it is compared with, the
+    fall of accuracy on the way."""
     part, found = study.file.parts[name], {}
     seeds = set(part.seeds)
     all_rows = {
@@ -158,6 +161,7 @@ def part_figures(
             "seconds_of_seed": {seed: time.value for seed, time in times.items()},
             "reached": {seed: time.reached for seed, time in times.items()},
             "over": compare_times(pairs),
+            "fall": [fall(row, aim) for row in own.values()],
             "final": spread([row["final"] for row in own.values()]),
             "speed": spread(
                 [row["tokens"]["trained_policy"] / row["train_time_s"] for row in own.values()]
@@ -165,6 +169,12 @@ def part_figures(
             "disturbed": sum(row["disturbed"] for row in own.values()),
         }
     return found
+
+
+def fall(row: Row, target: float) -> float:
+    """Return the largest fall of smoothed accuracy from its best before the target."""
+    crossed = crossing(curve(row), target)
+    return largest_fall(curve(row), until=crossed.at if crossed else math.inf)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -218,6 +228,7 @@ def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]
         f"seconds to {target}": lambda arm: f"{arm['seconds']:.0f}",
         "seed by seed": each,
         f"over those {others}": over_text,
+        "largest fall of accuracy on the way": lambda arm: f"{max(arm['fall']):.2f}",
     }
     if not part.title:
         columns["final accuracy"] = lambda arm: text(arm["final"], ".3f")

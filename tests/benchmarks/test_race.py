@@ -194,7 +194,7 @@ def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
     assert found["synchronous, steps 4"]["target"] == 0.6
 
 
-def test_a_part_counts_who_never_came_there(tmp_path: Path) -> None:
+def test_a_part_counts_who_never_came_there_and_how_far_accuracy_fell(tmp_path: Path) -> None:
     race = small_race(tmp_path)
     rows, seeds = ResultFile(race.path("old-data")), race.file.parts["old-data"].seeds
     found = race.part("old-data")
@@ -210,6 +210,7 @@ def test_a_part_counts_who_never_came_there(tmp_path: Path) -> None:
     assert (tuned["censored"], larger["censored"]) == (0, 1)
     assert larger["over"]["ratio_min"] == pytest.approx(2.0, abs=0.1)
     assert larger["over"]["ratio_max"] > 4
+    assert larger["fall"] == [pytest.approx(0.3), 0.0]
     text = part_table(race, "old-data", figures).markdown()
     assert text.startswith(
         "| streaming T-PPO | seeds | seconds to 0.87 | seed by seed | over those"

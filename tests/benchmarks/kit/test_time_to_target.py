@@ -13,6 +13,7 @@ from benchmarks.kit.time_to_target import (
     at_place,
     crossing,
     interval,
+    largest_fall,
     ratio_of_means,
     resolvable,
     restricted_mean,
@@ -23,6 +24,15 @@ from benchmarks.kit.time_to_target import (
 
 def times(*values: float, censored: tuple[float, ...] = ()) -> list[TimeToTarget]:
     return [TimeToTarget(v, True) for v in values] + [TimeToTarget(v, False) for v in censored]
+
+
+def test_the_largest_fall_is_from_the_best_so_far_on_the_smoothed_line() -> None:
+    points = list(enumerate([0.2, 0.4, 0.6, 0.5, 0.1, 0.3, 0.6]))
+    line = [value for _, value in smooth(points)]
+    assert line == pytest.approx([0.3, 0.4, 0.5, 0.4, 0.3, 1 / 3, 0.45])
+    assert largest_fall(points) == pytest.approx(0.2)
+    assert largest_fall(points, until=3) == pytest.approx(0.1)
+    assert largest_fall(points, until=2) == 0.0
 
 
 def test_smoothing_is_the_mean_of_three_and_of_two_at_the_ends() -> None:
