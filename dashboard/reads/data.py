@@ -22,6 +22,7 @@ from dashboard.reads.throttled import ThrottledReads
 from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
+from headrace.run_files.run_folder import latest_name
 from storage import queries
 from storage.queries import (
     RunLine,
@@ -70,7 +71,7 @@ def run_line(run_dir: str) -> RunLine:
 
 def newest_run(root: str) -> str | None:
     """The folder's name of the run that `latest` means; None where there is none."""
-    return queries.latest_run(Path(root))
+    return latest_name(Path(root))
 
 
 def stamp_of(line: RunLine) -> str:

@@ -45,8 +45,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         format: the record format of the journal. balanced: generated tokens are those in the
         accounts, and the coordinator counted the same. counts: tokens by account, as
-        `recount_ledger` gives them. looked_at: numbers of examined records, trajectories, windows,
-        token tables, images, checkpoints, updates in the learner's log and windows' diagnostics.
+        `storage.audit.recount.count` gives them. looked_at: numbers of examined records,
+        trajectories, windows, token tables, images, checkpoints, updates in the learner's log and
+        windows' diagnostics.
     """
 
     run: str
@@ -114,22 +115,13 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
     )
 
 
-def recount_ledger(run_dir: Path) -> dict[str, Any]:
-    """Tokens by account, from the journal alone, by the names of `storage.audit.recount.count`."""
-    facts, findings = JournalFacts(), Findings()
-    journal = survey(run_dir / "journal", findings, growing=True)
-    for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):
-        pass
-    return count(facts)
-
-
 def _gather(
     run_dir: Path,
     config: dict[str, Any],
     facts: JournalFacts,
     findings: Findings,
     journal: JournalSurvey,
-    figures: LedgerChecks | None,
+    figures: LedgerChecks,
 ) -> Iterator[int]:
     """Gather facts from all records; after each, yields how many are done."""
     has_value = config["algorithm"]["value"] is not None
@@ -139,8 +131,7 @@ def _gather(
     for read in journaled:
         sequences.check_record(read)
         updates.check_record(read)
-        if figures is not None:
-            figures.check_record(read)
+        figures.check_record(read)
         yield read.offset + 1
     if journaled.problem is not None:
         text = f"{journaled.problem}; what follows it was not looked at"

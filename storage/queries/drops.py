@@ -20,30 +20,6 @@ if TYPE_CHECKING:
 
 _ROWS = 50_000
 """Read at a time."""
-_COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "tokens", "at"]
-
-
-def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd.DataFrame":
-    """One row per dropped window or masked run of tokens, newest first: trajectory_id, window (its
-    index), start, end, update (empty: none had it), reason, tokens, at."""
-    import pandas as pd
-
-    reader = open_run(run_dir)
-    most = offset + limit
-    query = (
-        select(Window.__table__)
-        .where(Window.run == reader.key, lost_tokens())
-        .order_by(Window.at.desc(), Window.window_id)
-        .limit(most)
-    )
-    rows = [
-        (w.trajectory_id, w.index, start, end, w.update, reason, tokens, w.at)
-        for w in reader.rows(query)
-        for reason, start, end, tokens in (
-            w.masked if w.state == "trained" else [(w.reason, w.start, w.end, w.tokens)]
-        )
-    ]
-    return pd.DataFrame(rows[offset:most], columns=_COLUMNS)
 
 
 def dropped_tokens(run_dir: Path) -> dict[str, int]:

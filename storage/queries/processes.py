@@ -1,4 +1,4 @@
-"""Processes and events, status of a run, and weights of its generators.
+"""Processes and events, and status of a run.
 
 In: the journal's processes, gauges and events, the supervisor's starts and deaths, `now.json`.
 """
@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from headrace.run_files.run_folder import EVENTS_FILE, LIVE_STATE_FILE
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import Event, Process, VersionLoad, WeightVersion
+from storage.database.tables import Event, Process
 from storage.projection.history import FINAL_PHASES
 from storage.queries.metrics import latest_values
 from storage.queries.rewards import ALERT
@@ -91,32 +91,6 @@ def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
             }
         )
     return lines
-
-
-def weight_versions(run_dir: Path) -> "pd.DataFrame":
-    """One row per load: version, lineage, update, published_at, generator, loaded_at, gap_s,
-    load_s. From generator on all are empty for a version that was not loaded."""
-    reader = open_run(run_dir)
-    query = (
-        select(
-            WeightVersion.version,
-            WeightVersion.lineage,
-            WeightVersion.update,
-            WeightVersion.published_at,
-            VersionLoad.generator,
-            VersionLoad.at.label("loaded_at"),
-            VersionLoad.gap_s,
-            VersionLoad.load_s,
-        )
-        .join(
-            VersionLoad,
-            (VersionLoad.run == WeightVersion.run) & (VersionLoad.version == WeightVersion.version),
-            isouter=True,
-        )
-        .where(WeightVersion.run == reader.key)
-        .order_by(WeightVersion.version, VersionLoad.offset)
-    )
-    return reader.frame(query)
 
 
 # -- how they are -------------------------------------------------------------------------------
