@@ -20,8 +20,7 @@ from storage.database.tables import (
     WeightVersion,
     Window,
 )
-from storage.queries.alerts import alerts_of
-from storage.queries.metrics import latest_values, same_update
+from storage.queries.metrics import alerts_of, latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
