@@ -24,11 +24,10 @@ from storage.audit.files import (
 )
 from storage.audit.findings import Finding, Findings
 from storage.audit.journal_facts import JournalFacts
-from storage.audit.mirror import check_rows, moment
 from storage.audit.reading import JournalSurvey, UsableRecords, survey
 from storage.audit.recount import LedgerChecks, check_tokens, count, surplus
-from storage.audit.rows import SqlRowChecks
 from storage.audit.sequences import SequenceChecks
+from storage.audit.sql import SqlRowChecks, check_rows, moment
 from storage.audit.updates import UpdateChecks
 from storage.database.reader import check_formats, read_config
 from storage.database.tables import Projection

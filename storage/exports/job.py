@@ -23,14 +23,12 @@ from storage.exports.columns import type_name
 from storage.exports.leading_rows import LeadingRows
 from storage.exports.metrics import MetricRows
 from storage.exports.packed_rows import ExportRows
-from storage.exports.preferences import PreferenceRows
+from storage.exports.query_rows import ScoreRows, WindowRows
 from storage.exports.row_buffer import RowBuffer
-from storage.exports.scores import ScoreRows
-from storage.exports.sft import SftRows
 from storage.exports.target import check_target, part_of
 from storage.exports.tokens import TokenRows
+from storage.exports.training_answers import PreferenceRows, SftRows
 from storage.exports.trajectories import TrajectoryRows
-from storage.exports.windows import WindowRows
 from storage.exports.writers import DATASETS, FORMATS, open_writer, row_groups
 
 EXPORT_FORMAT = 3

@@ -18,10 +18,9 @@ import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
 from storage.database.reader import RunReader
-from storage.database.tables import AnySelect, Prompt, Trajectory, Window
+from storage.database.tables import Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.columns import JSON_TEXTS, TokenField, array_of
-from storage.exports.packed_rows import ExportPart, from_columns
 from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.responses import Responses, ResponseSelection, response_pages
 from storage.text.token_table import (
@@ -91,27 +90,6 @@ def selection_of(pairs: Iterable[int]) -> ResponseSelection:
     """A selection of responses: pairs of ids, rising, and last chunks' offsets."""
     table = np.fromiter(pairs, np.int64).reshape(-1, 2)
     return ResponseSelection(table[:, 0].copy(), table[:, 1].copy())
-
-
-class RowsOfQuery:
-    """Rows that a query has, by the names of its columns."""
-
-    def __init__(
-        self, reader: RunReader, schema: pa.Schema, names: Sequence[str], query: AnySelect
-    ) -> None:
-        self.schema = schema
-        self._reader, self._names, self._query = reader, names, query
-
-    def total(self) -> int:
-        """Number of rows."""
-        return self._reader.count(self._query)
-
-    def parts(self) -> Iterator[ExportPart]:
-        """Rows in batches of bounded size."""
-        for found in self._reader.columns(self._query, SQL_ROWS):
-            columns = dict(zip(self._names, found, strict=True))
-            columns["run_id"] = (self._reader.run_id,) * len(found[0])
-            yield ExportPart(len(found[0]), from_columns(self.schema, columns))
 
 
 class RowsOfTrajectories:

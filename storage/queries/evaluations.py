@@ -21,7 +21,7 @@ from storage.database.tables import (
     WeightVersion,
 )
 from storage.database.trajectory_rows import joined
-from storage.exports.scores import ScoreRows
+from storage.exports.query_rows import ScoreRows
 from storage.queries.metrics import CPU
 
 if TYPE_CHECKING:
