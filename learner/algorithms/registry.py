@@ -67,27 +67,12 @@ from learner.batching.group_statistics import Groups, group_advantages
 from learner.batching.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
 
 RatioFunction = Callable[[LossInputs], Ratio]
+AdvantageFunction = Callable[[Tensor, Tensor, Tensor | None, Segments, Groups], Tensor]
+"""(rewards [T], token rewards [T], values [T], windows, groups) -> advantages [T].
 
-
-class AdvantageFunction(Protocol):
-    """(rewards [T], token rewards [T], values [T], windows, groups) -> advantages [T].
-
-    Raw ones. `rewards` come from the reward; `token_rewards` are each token's own besides (KL)."""
-
-    def __call__(
-        self,
-        rewards: Tensor,
-        token_rewards: Tensor,
-        values: Tensor | None,
-        segments: Segments,
-        groups: Groups,
-    ) -> Tensor: ...
-
-
-class NormaliseFunction(Protocol):
-    """(raw advantages [T], mask [T], `moments` of the batch) -> advantages [T]."""
-
-    def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
+Raw ones. `rewards` come from the reward; `token_rewards` are each token's own besides (KL)."""
+NormaliseFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(raw advantages [T], mask [T], `moments` of the batch) -> advantages [T]."""
 
 
 class AggregateFunction(Protocol):

@@ -1,5 +1,7 @@
 """Publishing of weights: a safetensors file per version, served to other hosts.
 
+A ranker that is trained along is published as folders that reward workers load.
+
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
 `tcp://` source. Promises: an announced file is complete and never changes; the last few versions
 stay; weights that are not finite never leave; where a disk has no room for a version it waits, and
@@ -27,12 +29,15 @@ from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.host.hardware import SHARED_MEMORY, own_address
 from headrace.protocol.messages.control import (
+    ModelVersion,
     WeightBytes,
     WeightNotice,
     WeightRequest,
     weights_digest,
 )
 from headrace.protocol.transport.sockets import BlockingRouter, is_loopback
+from headrace.run_files.run_folder import RANKERS
+from learner.ranking.model import SessionRanker, digest_of
 
 _LOG = logging.getLogger("headrace.learner")
 PIECE_BYTES = 4 << 20
@@ -84,7 +89,9 @@ class WeightPublisher:
         self._tell = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else tell
         self._kept: list[int] = []
         self._server = _WeightServer(self._folder, transport)
-        host = "127.0.0.1" if is_loopback(transport.host) else _own_address(coordinator)
+        host, target = "127.0.0.1", urlsplit(coordinator)
+        if not is_loopback(transport.host):
+            host = own_address(target.hostname or host, target.port or 1)
         self._remote = f"tcp://{host}:{self._server.port}"
 
     def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
@@ -213,15 +220,35 @@ def _remove_orphans(parent: Path, prefix: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own_address(coordinator: str) -> str:
-    """Return this host's address on the coordinator's network."""
-    target = urlsplit(coordinator)
-    return own_address(target.hostname or "127.0.0.1", target.port or 1)
-
-
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all is finite, by the extremes: one pass without a mask."""
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def publish_ranker(
+    ranker: SessionRanker, weights: Mapping[str, Tensor], run_dir: Path, *, version: int,
+    keep: int, tell: Callable[[str], None],
+) -> ModelVersion:  # fmt: skip
+    """Write a ranker under the version of its policy's weights; remove all but `keep`.
+
+    Out: rankers/vN in the run's folder. An announced folder is complete and never changes.
+    RunFailedError where a weight is not finite."""
+    if not all(map(_is_finite, weights.values())):
+        raise RunFailedError(f"a weight of the ranker is not finite in version {version}")
+    root = run_dir / RANKERS
+    root.mkdir(exist_ok=True)
+    folder, partial = root / f"v{version}", root / f".v{version}.partial"
+
+    def attempt() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        ranker.save(partial, weights)
+
+    until_written(attempt, root, bytes_of(weights), tell=tell)
+    partial.rename(folder)
+    versions = sorted(root.glob("v*"), key=lambda path: int(path.name[1:]))
+    for old in versions[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return ModelVersion(version=version, path=str(folder), digest=digest_of(folder))
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:

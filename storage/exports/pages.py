@@ -22,7 +22,12 @@ from storage.database.tables import Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.columns import JSON_TEXTS, TokenField, array_of
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import Responses, ResponseSelection, response_pages
+from storage.journal.responses import (
+    EMPTY_RESPONSE,
+    Responses,
+    ResponseSelection,
+    response_pages,
+)
 from storage.text.token_table import (
     MARKS,
     REASONS,
@@ -68,7 +73,8 @@ def pages(
         ids += wanted.ids[~silent][order].tolist()
     for first in range(0, len(ids), PAGE_TRAJECTORIES):
         page = ids[first : first + PAGE_TRAJECTORIES]
-        yield loader.page(page, _without_tokens(len(page)))
+        silence = Responses(np.zeros(len(page) + 1, np.int64), *EMPTY_RESPONSE[:3], {})
+        yield loader.page(page, silence)
     if tokens:
         spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
         for some in response_pages(reader.journal, spoken, PAGE_TOKENS, PAGE_TRAJECTORIES):
@@ -106,17 +112,6 @@ class RowsOfTrajectories:
     def total(self) -> int:
         """Number of these trajectories."""
         return len(self._wanted.ids)
-
-
-def _without_tokens(size: int) -> Responses:
-    nothing = np.zeros(0, np.int32)
-    return Responses(
-        np.zeros(size + 1, np.int64),
-        nothing,
-        nothing.astype(np.float32),
-        nothing.astype(np.int64),
-        {},
-    )
 
 
 class _PageLoader:

@@ -22,12 +22,12 @@ import pyarrow as pa
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import UpdateCommitted
 from headrace.protocol.token_spans import Float32
+from storage.journal.record_batches import read_frame
 from storage.journal.segments import (
     BatchPlace,
     SegmentWriter,
     check_format,
     locate_batches,
-    read_batch,
     rows_before,
     segment_paths,
 )
@@ -121,7 +121,7 @@ class DiagnosticsReader:
 
     def _batch(self, place: BatchPlace) -> "_IndexedBatch":
         if place not in self._batches:
-            self._batches[place] = _indexed(read_batch(place))
+            self._batches[place] = _indexed(read_frame(*place).batch)
             if len(self._batches) > _CACHED_BATCHES:
                 self._batches.popitem(last=False)
         self._batches.move_to_end(place)

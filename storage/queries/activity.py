@@ -332,10 +332,10 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     )
     # From the last one before the first edge on: what came before that changes no difference.
     earlier = select(Metric.offset).where(*mine, Metric.offset < _written_before(reader, edges[0]))
-    known = reader.rows(earlier.order_by(Metric.offset.desc()).limit(1))
+    known = reader.value(earlier.order_by(Metric.offset.desc()).limit(1))
     query = (
         select(Metric.wall_time, Metric.value)
-        .where(*mine, Metric.offset >= (known[0][0] if known else 0))
+        .where(*mine, Metric.offset >= (known or 0))
         .order_by(Metric.offset)
     )
     found = np.fromiter(chain.from_iterable(reader.tuples(query)), dtype=np.float64)
