@@ -346,15 +346,11 @@ def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     has_clip = low is not None or high is not None
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
-        loss=clipped if has_clip else _squared_error,
+        loss=clipped if has_clip else lambda values, _old, targets: squared_error(values, targets),
         aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,
         targets_read_old=lam != 1.0,
     )
-
-
-def _squared_error(values: Tensor, _old: Tensor, targets: Tensor) -> Tensor:
-    return squared_error(values, targets)
 
 
 def build_ratio(config: RatioConfig) -> RatioFunction:
@@ -396,10 +392,6 @@ def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
 
 def reads_proximal(config: RatioConfig) -> bool:
     """Return whether the ratio reads logprobs recomputed at the update's start."""
-    match config:
-        case BehaviourRatioConfig():
-            return False
-        case DecoupledRatioConfig():
-            return config.proximal == "recomputed"
-        case TisRatioConfig():
-            return True
+    if isinstance(config, DecoupledRatioConfig):
+        return config.proximal == "recomputed"
+    return isinstance(config, TisRatioConfig)

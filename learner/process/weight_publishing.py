@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -141,13 +142,9 @@ class _WeightServer(threading.Thread):
         super().__init__(name="weights", daemon=True)
         self._folder, self._transport = folder, transport
         self._end = threading.Event()
-        self._bound = threading.Event()
-        self._failure: BaseException | None = None
-        self.port = 0
+        self._bound: Future[int] = Future()
         self.start()
-        self._bound.wait()
-        if self._failure is not None:
-            raise self._failure
+        self.port = self._bound.result()
 
     def run(self) -> None:
         """Serve until closed. A router belongs to the thread that opened it."""
@@ -156,11 +153,9 @@ class _WeightServer(threading.Thread):
             most = int(limits.max_message_mib * 2**20)
             router = BlockingRouter(limits.host, 0, max_bytes=most, curve_keys=limits.curve_keys)
         except BaseException as error:
-            self._failure = error
-            self._bound.set()
+            self._bound.set_exception(error)
             return
-        self.port = router.port
-        self._bound.set()
+        self._bound.set_result(router.port)
         piece = min(PIECE_BYTES, most // 2)
         try:
             while not self._end.is_set():

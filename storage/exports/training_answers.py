@@ -208,7 +208,8 @@ class PreferenceRows:
                 if other is None:
                     halves[group] = one
                 else:
-                    rows.append(self._row(*sorted((one, other), key=_reward, reverse=True)))
+                    pair = sorted((one, other), key=lambda a: a.scalars["reward"], reverse=True)
+                    rows.append(self._row(*pair))
             yield ExportPart(page.size, from_rows(self.schema, rows))
 
     def _row(self, best: Answer, worst: Answer) -> dict[str, Any]:
@@ -226,8 +227,3 @@ class PreferenceRows:
             "rejected_reward": worst.scalars["reward"],
             "margin": scalars["reward"] - worst.scalars["reward"],
         }
-
-
-def _reward(half: Answer) -> float:
-    reward: float = half.scalars["reward"]
-    return reward

@@ -149,7 +149,8 @@ def _located(folder: Path) -> list[LocatedBatch]:
     with _INDEXING:
         known = _INDEXES.pop(folder, _FolderIndex({}, []))
         paths = segment_paths(folder)
-        stamps = {path: _stamp(path) for path in paths}
+        about = {path: path.stat() for path in paths}
+        stamps = {path: (now.st_size, now.st_mtime_ns) for path, now in about.items()}
         same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
         found = [located for located in known.found if located[0].path in same]
         if len(same) < len(paths):
@@ -163,11 +164,6 @@ def _located(folder: Path) -> list[LocatedBatch]:
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)
         return found
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    about = path.stat()
-    return about.st_size, about.st_mtime_ns
 
 
 def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:

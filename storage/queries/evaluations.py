@@ -51,15 +51,11 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         .correlate(Evaluation)
         .scalar_subquery()
     )
-    sampled = (
-        select(func.max(Metric.offset))
-        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
-        .correlate(Evaluation)
-        .scalar_subquery()
-    )
     used = (
         select(Metric.value)
-        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset == sampled)
+        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
+        .order_by(Metric.offset.desc())
+        .limit(1)
         .correlate(Evaluation)
         .scalar_subquery()
     )

@@ -46,9 +46,7 @@ def process_table(run_dir: Path) -> "pd.DataFrame":
     return reader.frame(query)
 
 
-def events(
-    run_dir: Path, *, limit: int = 500, level: str | None = None, kind: str | None = None
-) -> "pd.DataFrame":
+def events(run_dir: Path, *, limit: int = 500, kind: str | None = None) -> "pd.DataFrame":
     """The newest events, newest first: at, level, kind, text.
 
     The supervisor's are of kind `supervisor`, so that a dead coordinator is on record too, but for
@@ -57,15 +55,13 @@ def events(
 
     reader = open_run(run_dir)
     query = select(Event.at, Event.level, Event.kind, Event.text).where(Event.run == reader.key)
-    if level is not None:
-        query = query.where(Event.level == level)
     if kind is not None:
         query = query.where(Event.kind == kind)
     frame = reader.frame(query.order_by(Event.offset.desc()).limit(limit))
     lines = [
         {key: line[key] for key in ("at", "level", "kind", "text")}
         for line in supervisor_events(run_dir)
-        if level in (None, line["level"]) and kind in (None, line["kind"])
+        if kind in (None, line["kind"])
     ]
     if lines:
         frame = pd.concat([frame, pd.DataFrame(lines)]) if len(frame) else pd.DataFrame(lines)
