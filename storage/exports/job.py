@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +27,8 @@ from storage.database.reader import RunReader, open_run
 from storage.exports.columns import type_name
 from storage.exports.leading_rows import LeadingRows
 from storage.exports.metrics import MetricRows
-from storage.exports.packed_rows import ExportRows
+from storage.exports.packed_rows import ExportRows, RowBuffer
 from storage.exports.query_rows import ScoreRows, WindowRows
-from storage.exports.row_buffer import RowBuffer
 from storage.exports.tokens import TokenRows
 from storage.exports.training_answers import PreferenceRows, SftRows
 from storage.exports.trajectories import TrajectoryRows
@@ -111,7 +111,8 @@ def export(
             words = spool.dictionaries()
             with closing(open_writer(fmt, part, kept, words, csv_safe=csv_safe)) as writer:
                 written = 0
-                for batch in row_groups(_in_order(leading, spool, kept.names)):
+                others = leading.others(spool.parts(), kept.names)
+                for batch in row_groups(chain(leading.rows(kept.names), others)):
                     writer.write(batch.replace_schema_metadata(kept.metadata))
                     written += batch.num_rows
                     say(ExportProgress(0.5 + written / count / 2, count))
@@ -140,13 +141,6 @@ def _gather(rows: ExportRows, leading: LeadingRows, spool: RowBuffer, say: Progr
             spool.add(made.rows)
         say(ExportProgress(done / max(total, 1) / 2, count))
     return count
-
-
-def _in_order(
-    leading: LeadingRows, spool: RowBuffer, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    yield from leading.rows(names)
-    yield from leading.others(spool.parts(), names)
 
 
 def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:

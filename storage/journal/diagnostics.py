@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class DiagnosticsReader:
 
     def __init__(self, folder: Path) -> None:
         folder = folder.resolve()
-        self._batches: OrderedDict[BatchPlace, _IndexedBatch] = OrderedDict()
+        self._batch = lru_cache(_CACHED_BATCHES)(_indexed)
         check_format(folder, DIAGNOSTICS_FORMAT)
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
         for place, updates in _located(folder):
@@ -118,14 +119,6 @@ class DiagnosticsReader:
             rows, places = zip(*(batch.find(keys, same) for same in wanted[place]), strict=True)
             if len(chosen := np.concatenate(rows)):
                 yield batch.rows.take(pa.array(chosen)), np.concatenate(places)
-
-    def _batch(self, place: BatchPlace) -> "_IndexedBatch":
-        if place not in self._batches:
-            self._batches[place] = _indexed(read_frame(*place).batch)
-            if len(self._batches) > _CACHED_BATCHES:
-                self._batches.popitem(last=False)
-        self._batches.move_to_end(place)
-        return self._batches[place]
 
 
 LocatedBatch = tuple[BatchPlace, frozenset[tuple[int, int]]]
@@ -190,7 +183,8 @@ def _update_of(key: Int64) -> tuple[int, int]:
     return int(key[0]), int(key[1])
 
 
-def _indexed(batch: pa.RecordBatch) -> _IndexedBatch:
+def _indexed(place: BatchPlace) -> _IndexedBatch:
+    batch = read_frame(*place).batch
     keys = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
     order = np.lexsort(keys[::-1])  # rows of one window stay in their order
     borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1

@@ -56,8 +56,8 @@ from storage.queries.runs import run_config as run_config
 from storage.queries.runs import run_line as run_line
 from storage.queries.summary import run_figures as run_figures
 from storage.queries.summary import run_summary as run_summary
+from storage.queries.trajectories import RowPage as RowPage
 from storage.queries.trajectories import TrajectoryDetail as TrajectoryDetail
-from storage.queries.trajectories import TrajectoryPage as TrajectoryPage
 from storage.queries.trajectories import episode_ends as episode_ends
 from storage.queries.trajectories import prompt_images as prompt_images
 from storage.queries.trajectories import search_responses as search_responses

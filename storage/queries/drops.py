@@ -6,7 +6,6 @@ written down in the windows table, and nothing else is asked. Reasons are in the
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +15,7 @@ from sqlalchemy import ColumnElement, Text, and_, case, cast, func, literal, or_
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Trajectory, Window
 from storage.journal.responses import Int64
+from storage.queries.trajectories import RowPage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,14 +143,6 @@ _WINDOW: tuple[str, ...] = (
 _TRAJECTORY = ("trajectory_id", "windows", "reasons", "lost", "of", "status", "length", "reward")
 
 
-@dataclass(frozen=True)
-class DroppedPage:
-    """Some rows of those that match, and how many match."""
-
-    rows: "pd.DataFrame"
-    total: int
-
-
 def dropped_page(
     run_dir: Path,
     *,
@@ -160,7 +152,7 @@ def dropped_page(
     order: Order = "newest",
     limit: int = 100,
     offset: int = 0,
-) -> DroppedPage:
+) -> RowPage:
     """Rows that lost tokens, for one of `reasons` (none: for any).
 
     `lengths`: bounds, included, of the trajectory's length. A window's row: trajectory_id, window
@@ -189,7 +181,7 @@ def dropped_page(
         rows, names = _windows(found, reasons), _WINDOW
     else:
         rows, names = _trajectories(reader, found, wanted, reasons), _TRAJECTORY
-    return DroppedPage(pd.DataFrame(rows, columns=list(names)), total)
+    return RowPage(pd.DataFrame(rows, columns=list(names)), total)
 
 
 def _windows(found: Sequence[Any], reasons: Sequence[str]) -> list[tuple[Any, ...]]:
