@@ -1,10 +1,10 @@
 """Exports: what a run holds as files that any program opens.
 
 In: a run's folder, a kind of rows, a format. Out: one file, or a folder for `datasets`. Promises:
-all of it is one moment of the run, though it be going on; rows stream in bounded memory; the file
-appears under its name only when it is whole, and one that exists is an error unless forced; nothing
-is left of an export that failed. A value of each column is among the first rows, columns without
-any value are left out.
+all of it is one moment of the run, though it be going on; rows stream in bounded memory; what
+cannot be written is a UserError before anything is done; the file appears under its name only when
+it is whole, and one that exists is an error unless forced; nothing is left of an export that
+failed. A value of each column is among the first rows, columns without any value are left out.
 """
 
 import errno

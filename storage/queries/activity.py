@@ -193,6 +193,7 @@ def _generators(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, 
     lives = _lives(reader, span)
     loads = _loads(reader, edges)
     whole = absent = able = none = np.zeros(len(edges) - 1)
+    # Of each generator: free to sample, loading, without a trajectory, and the other phases.
     found: dict[str, tuple[Seconds, Seconds, Seconds, dict[str, Seconds]]] = {}
     for name, begun, ended in _names(reader, span):
         there = {
