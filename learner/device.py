@@ -69,10 +69,6 @@ class RankContext:
     work: ProgressReporter = field(default_factory=ProgressReporter)
     images: ImageShapes | None = None
 
-    def seed_of(self, *stream: int) -> list[int]:
-        """Return a seed that depends on the run's seed and the given numbers alone."""
-        return [self.seed, *stream]
-
     def total(self, x: Tensor) -> Tensor:
         """Sum x over all ranks."""
         if self.world > 1:

@@ -78,17 +78,12 @@ def decode(data: Json, find: Find) -> Any:
         # One object for every NaN would make lists that hold it equal.
         return float("nan") if isinstance(data, float) and data != data else data
     name, *rest = data
+    for kind, known in _SEQUENCES:
+        if name == known:
+            return kind(decode(item, find) for item in rest)
     match name:
-        case "list":
-            return [decode(item, find) for item in rest]
-        case "tuple":
-            return tuple(decode(item, find) for item in rest)
         case "dict":
             return {decode(k, find): decode(v, find) for k, v in rest}
-        case "set":
-            return {decode(item, find) for item in rest}
-        case "frozenset":
-            return frozenset(decode(item, find) for item in rest)
         case "int":
             return int(rest[0], 16)
         case "bytes":

@@ -116,11 +116,8 @@ class RunStore:
         self._since: float | None = None
         """Time when the oldest record came that SQL does not have."""
         self._catch_up_at, self._moved_at = 0.0, time.monotonic()
-        self._wake, self._closing, self._pending = (
-            threading.Condition(),
-            False,
-            list[PlacedRecord](),
-        )
+        self._wake, self._closing = threading.Condition(), False
+        self._pending: list[PlacedRecord] = []
         """Requests of the run to its background thread."""
         self._background: Future[None] | None = None
         lacks, is_server = rows - seen, config.storage.database is not None

@@ -15,7 +15,7 @@ import pandas as pd
 from dashboard.formatting import answers_address, moment
 from headrace.metrics.health_ranges import Alert
 from storage.queries import SCORES
-from storage.queries.alerts import MAX_UPDATES
+from storage.queries.metrics import MAX_ALERT_UPDATES
 
 CHART = "chart"
 """The metric whose chart the page Learning shows, in its address."""
@@ -25,7 +25,7 @@ QUIET = (
 )
 CAPTION = (
     "Metrics outside their healthy bands for longer than a moment, in the newest "
-    f"{MAX_UPDATES:,} updates. A band is a first look, not a law: alerts change nothing."
+    f"{MAX_ALERT_UPDATES:,} updates. A band is a first look, not a law: alerts change nothing."
 )
 
 

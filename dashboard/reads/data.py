@@ -22,12 +22,13 @@ from dashboard.reads.throttled import ThrottledReads
 from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
+from headrace.run_files.run_folder import latest_name
 from storage import queries
 from storage.queries import (
+    RowPage,
     RunLine,
     StackDump,
     TrajectoryDetail,
-    TrajectoryPage,
 )
 from storage.queries.metrics import Axis
 
@@ -70,7 +71,7 @@ def run_line(run_dir: str) -> RunLine:
 
 def newest_run(root: str) -> str | None:
     """The folder's name of the run that `latest` means; None where there is none."""
-    return queries.latest_run(Path(root))
+    return latest_name(Path(root))
 
 
 def stamp_of(line: RunLine) -> str:
@@ -245,7 +246,7 @@ class RunData:
         kept = f"{self.line.status} {self.line.lineage}"
         return _critic(self._at[0], kept, first, last)
 
-    def page(self, *, response: str = "", **wanted: Any) -> TrajectoryPage:
+    def page(self, *, response: str = "", **wanted: Any) -> RowPage:
         """A page of trajectories, see `storage.queries.trajectory_page`; with `response`, of those
         whose response contains that text. Of a live run these are as of its
         last update, because reading all responses again for every token takes long."""
@@ -320,7 +321,7 @@ def _critic(run_dir: str, stamp: str, first: int, last: int) -> CriticReport | N
 @st.cache_data(max_entries=64, show_spinner=False)
 def _page(
     run_dir: str, stamp: str, searched: str, response: str, wanted: dict[str, Any]
-) -> TrajectoryPage:
+) -> RowPage:
     # Those that were found are looked up here: as a part of what is asked for, a million numbers
     # would have to be hashed to find the page.
     filters = dict(wanted.get("filters", {}))

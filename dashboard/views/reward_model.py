@@ -13,6 +13,7 @@ from dashboard.charts.figures import reliability_chart, series_chart
 from dashboard.components import panels
 from dashboard.formatting import count, duration, number, share
 from dashboard.reads.data import POINTS, RunData
+from headrace.run_files.reward_model_run import read_report
 from storage import queries
 
 CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
@@ -60,7 +61,7 @@ def render(run: RunData) -> None:
     known = set(curves.dropna(subset=["value"])["name"])
     drawn = [chart for chart in CHARTS if known & set(chart[1])]
     cards = [partial(_card, run, curves, *chart) for chart in drawn]
-    report = queries.reward_model_report(run.line.run_dir)
+    report = read_report(run.line.run_dir)
     if report is not None and "calibration" in report["after"]:
         cards.append(partial(_reliability, report["after"]["calibration"]["bins"]))
     if not cards:

@@ -14,7 +14,7 @@ from dashboard.reads.data import RunData, is_live
 from dashboard.reads.images import thumbnail
 from dashboard.views.answer import TRAJECTORY, read_or_say
 from storage import queries
-from storage.queries import SCORES, TrajectoryPage
+from storage.queries import SCORES, RowPage
 
 ROWS = 100
 ANY: dict[str, Any] = {"index": None, "placeholder": "any", **BOUND}
@@ -186,7 +186,7 @@ def _plain(value: float) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
-def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
+def _rows(run: RunData, wanted: dict[str, Any], top: RowPage) -> int:
     """The table, a page of it at a time, of which `top` is the first; returns the trajectory to
     read where none is chosen."""
     table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")

@@ -31,7 +31,6 @@ def sample_mean_weights(
     segment_ids: Tensor,
     *,
     global_samples: float,
-    num_segments: int | None = None,
     sample_tokens: Tensor | None = None,
 ) -> Tensor:
     """[T] float64: mask / (G n_i), every sample counts the same and its tokens share.
@@ -39,16 +38,15 @@ def sample_mean_weights(
     Args:
         mask: [T] bool, tokens of this micro-batch that have a loss. segment_ids: [T] int, the
         sample of each token. global_samples: G, samples with a loss in the whole batch.
-        num_segments: S, saves reading the ids. sample_tokens: [S] n_i; needed where one sample's
-        tokens lie in several micro-batches, else counted here.
+        sample_tokens: [S] n_i; needed where one sample's tokens lie in several micro-batches, else
+        counted here.
 
     Source: PPO as in VAPO Eq. 6; the value loss of the T-PPO recipe.
     """
     if not global_samples or not mask.numel():
         return _none(mask)
     if sample_tokens is None:
-        size = int(segment_ids.max()) + 1 if num_segments is None else num_segments
-        sample_tokens = segment_sums(mask, segment_ids, size)
+        sample_tokens = segment_sums(mask, segment_ids, int(segment_ids.max()) + 1)
     per_sample = sample_tokens.to(torch.float64)[segment_ids].clamp(min=1.0)
     return mask.to(torch.float64) / (per_sample * global_samples)
 

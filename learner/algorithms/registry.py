@@ -67,27 +67,12 @@ from learner.batching.group_statistics import Groups, group_advantages
 from learner.batching.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
 
 RatioFunction = Callable[[LossInputs], Ratio]
+AdvantageFunction = Callable[[Tensor, Tensor, Tensor | None, Segments, Groups], Tensor]
+"""(rewards [T], token rewards [T], values [T], windows, groups) -> advantages [T].
 
-
-class AdvantageFunction(Protocol):
-    """(rewards [T], token rewards [T], values [T], windows, groups) -> advantages [T].
-
-    Raw ones. `rewards` come from the reward; `token_rewards` are each token's own besides (KL)."""
-
-    def __call__(
-        self,
-        rewards: Tensor,
-        token_rewards: Tensor,
-        values: Tensor | None,
-        segments: Segments,
-        groups: Groups,
-    ) -> Tensor: ...
-
-
-class NormaliseFunction(Protocol):
-    """(raw advantages [T], mask [T], `moments` of the batch) -> advantages [T]."""
-
-    def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
+Raw ones. `rewards` come from the reward; `token_rewards` are each token's own besides (KL)."""
+NormaliseFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(raw advantages [T], mask [T], `moments` of the batch) -> advantages [T]."""
 
 
 class AggregateFunction(Protocol):
@@ -361,15 +346,11 @@ def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     has_clip = low is not None or high is not None
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
-        loss=clipped if has_clip else _squared_error,
+        loss=clipped if has_clip else lambda values, _old, targets: squared_error(values, targets),
         aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,
         targets_read_old=lam != 1.0,
     )
-
-
-def _squared_error(values: Tensor, _old: Tensor, targets: Tensor) -> Tensor:
-    return squared_error(values, targets)
 
 
 def build_ratio(config: RatioConfig) -> RatioFunction:
@@ -411,10 +392,6 @@ def _tis(x: LossInputs, *, config: TisRatioConfig) -> Ratio:
 
 def reads_proximal(config: RatioConfig) -> bool:
     """Return whether the ratio reads logprobs recomputed at the update's start."""
-    match config:
-        case BehaviourRatioConfig():
-            return False
-        case DecoupledRatioConfig():
-            return config.proximal == "recomputed"
-        case TisRatioConfig():
-            return True
+    if isinstance(config, DecoupledRatioConfig):
+        return config.proximal == "recomputed"
+    return isinstance(config, TisRatioConfig)

@@ -121,7 +121,8 @@ def packed_attention(
         key, value = (torch.where(frozen, x.detach(), x) for x in (key, value))
     dtype = _product_dtype(query)
     explicit = query.device.type == "cpu" and dtype == torch.bfloat16
-    packed = [_rows(x.to(dtype)) for x in (query, key, value)]
+    # [T, heads, d] each.
+    packed = [x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value)]
     if unpadded is None and _flash_takes(packed[0]):
         unpadded = _flash
     if unpadded is not None and not changed:
@@ -189,11 +190,6 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[1, heads, T, d] as [T, heads, d]."""
-    return x.squeeze(0).transpose(0, 1)
 
 
 def _flash_takes(query: Tensor) -> bool:

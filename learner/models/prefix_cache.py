@@ -50,11 +50,6 @@ class CacheEntry:
     media: tuple[MediaRun, ...] = ()
     pieces: list[CachePiece] = field(default_factory=list)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all its pieces."""
-        return sum(piece.num_bytes for piece in self.pieces)
-
 
 @dataclass
 class CacheFigures:

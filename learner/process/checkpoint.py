@@ -87,7 +87,9 @@ def _write(
     # An abandoned lineage may have left a checkpoint of the same number.
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
-    _point(root, LATEST, final.name)
+    pointer = root / f".{LATEST}.partial"
+    _write_synced(pointer, final.name + "\n")
+    pointer.rename(root / LATEST)
     _sync(root)
     return final
 
@@ -149,17 +151,9 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
             shutil.rmtree(path)
 
 
-def _point(root: Path, name: str, target: str) -> None:
-    partial = root / f".{name}.partial"
-    _write_synced(partial, target + "\n")
-    partial.rename(root / name)
-
-
 def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    path.write_text(text, encoding="utf-8")
+    _sync(path)
 
 
 def _sync(path: Path) -> None:

@@ -32,8 +32,7 @@ from learner.process.checkpointing import RankCheckpoints, WeightPosition
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import RankRelay
 from learner.process.update_log import UpdateLog
-from learner.process.weight_publishing import PublishingSchedule, WeightPublisher
-from learner.ranking import versions as rankers
+from learner.process.weight_publishing import PublishingSchedule, WeightPublisher, publish_ranker
 from learner.updates.ranker_update import RankerSetup
 from learner.updates.update import Updater
 
@@ -204,7 +203,7 @@ class Trainer:
             return None
         # The newest, those that may still score, and one that is being asked for now.
         keep = settings.max_staleness + 2
-        return rankers.publish(
+        return publish_ranker(
             ranker, weights, self._run_dir, version=version, keep=keep, tell=self.tell
         )
 

@@ -1,5 +1,7 @@
 """Publishing of weights: a safetensors file per version, served to other hosts.
 
+A ranker that is trained along is published as folders that reward workers load.
+
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
 `tcp://` source. Promises: an announced file is complete and never changes; the last few versions
 stay; weights that are not finite never leave; where a disk has no room for a version it waits, and
@@ -14,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,12 +30,15 @@ from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.host.hardware import SHARED_MEMORY, own_address
 from headrace.protocol.messages.control import (
+    ModelVersion,
     WeightBytes,
     WeightNotice,
     WeightRequest,
     weights_digest,
 )
 from headrace.protocol.transport.sockets import BlockingRouter, is_loopback
+from headrace.run_files.run_folder import RANKERS
+from learner.ranking.model import SessionRanker, digest_of
 
 _LOG = logging.getLogger("headrace.learner")
 PIECE_BYTES = 4 << 20
@@ -84,7 +90,9 @@ class WeightPublisher:
         self._tell = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else tell
         self._kept: list[int] = []
         self._server = _WeightServer(self._folder, transport)
-        host = "127.0.0.1" if is_loopback(transport.host) else _own_address(coordinator)
+        host, target = "127.0.0.1", urlsplit(coordinator)
+        if not is_loopback(transport.host):
+            host = own_address(target.hostname or host, target.port or 1)
         self._remote = f"tcp://{host}:{self._server.port}"
 
     def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
@@ -134,13 +142,9 @@ class _WeightServer(threading.Thread):
         super().__init__(name="weights", daemon=True)
         self._folder, self._transport = folder, transport
         self._end = threading.Event()
-        self._bound = threading.Event()
-        self._failure: BaseException | None = None
-        self.port = 0
+        self._bound: Future[int] = Future()
         self.start()
-        self._bound.wait()
-        if self._failure is not None:
-            raise self._failure
+        self.port = self._bound.result()
 
     def run(self) -> None:
         """Serve until closed. A router belongs to the thread that opened it."""
@@ -149,11 +153,9 @@ class _WeightServer(threading.Thread):
             most = int(limits.max_message_mib * 2**20)
             router = BlockingRouter(limits.host, 0, max_bytes=most, curve_keys=limits.curve_keys)
         except BaseException as error:
-            self._failure = error
-            self._bound.set()
+            self._bound.set_exception(error)
             return
-        self.port = router.port
-        self._bound.set()
+        self._bound.set_result(router.port)
         piece = min(PIECE_BYTES, most // 2)
         try:
             while not self._end.is_set():
@@ -213,15 +215,35 @@ def _remove_orphans(parent: Path, prefix: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own_address(coordinator: str) -> str:
-    """Return this host's address on the coordinator's network."""
-    target = urlsplit(coordinator)
-    return own_address(target.hostname or "127.0.0.1", target.port or 1)
-
-
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all is finite, by the extremes: one pass without a mask."""
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def publish_ranker(
+    ranker: SessionRanker, weights: Mapping[str, Tensor], run_dir: Path, *, version: int,
+    keep: int, tell: Callable[[str], None],
+) -> ModelVersion:  # fmt: skip
+    """Write a ranker under the version of its policy's weights; remove all but `keep`.
+
+    Out: rankers/vN in the run's folder. An announced folder is complete and never changes.
+    RunFailedError where a weight is not finite."""
+    if not all(map(_is_finite, weights.values())):
+        raise RunFailedError(f"a weight of the ranker is not finite in version {version}")
+    root = run_dir / RANKERS
+    root.mkdir(exist_ok=True)
+    folder, partial = root / f"v{version}", root / f".v{version}.partial"
+
+    def attempt() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        ranker.save(partial, weights)
+
+    until_written(attempt, root, bytes_of(weights), tell=tell)
+    partial.rename(folder)
+    versions = sorted(root.glob("v*"), key=lambda path: int(path.name[1:]))
+    for old in versions[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return ModelVersion(version=version, path=str(folder), digest=digest_of(folder))
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:

@@ -6,8 +6,10 @@ never 0 or NaN.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -98,14 +100,9 @@ def _log_tally(prefix: str, log: StepLog) -> Tally:
 
 
 def _carried_tally(carried: Sequence[PrefixCache], place: RankContext) -> Tally:
-    counts = {
-        "bytes": sum(store.num_bytes for store in carried),
-        "hits": sum(store.figures.hits for store in carried),
-        "misses": sum(store.figures.misses for store in carried),
-        "recomputed_tokens": sum(store.figures.recomputed for store in carried),
-        "tokens": sum(store.figures.carried for store in carried),
-        "age": sum(store.figures.age for store in carried),
-    }
+    counts = Counter(bytes=sum(store.num_bytes for store in carried))
+    for store in carried:
+        counts.update(asdict(store.figures))
     return Tally(_scalars("carried", counts, place.device), {})
 
 
@@ -145,10 +142,9 @@ def _work_figures(
 
 def _carried_figures(sums: Mapping[str, float]) -> dict[str, float]:
     """Hits, misses and age of carried keys, of all models together."""
-    figures = {
-        f"perf/carried_{name}": sums[f"carried/{name}"]
-        for name in ("bytes", "hits", "misses", "recomputed_tokens")
-    }
-    if sums["carried/tokens"]:
-        figures["perf/carried_age"] = sums["carried/age"] / sums["carried/tokens"]
+    names = ("bytes", "hits", "misses")
+    figures = {f"perf/carried_{name}": sums[f"carried/{name}"] for name in names}
+    figures["perf/carried_recomputed_tokens"] = sums["carried/recomputed"]
+    if sums["carried/carried"]:
+        figures["perf/carried_age"] = sums["carried/age"] / sums["carried/carried"]
     return figures

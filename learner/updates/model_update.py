@@ -113,7 +113,7 @@ class ModelUpdate(ABC):
                     return
 
     def _deal(self, *, epoch: int) -> None:
-        seed = self._place.seed_of(self._batch.update, self.stream, epoch)
+        seed = [self._place.seed, self._batch.update, self.stream, epoch]
         self._dealt = self._steps.deal(seed=seed)
         self._plan = self._steps.cut(self._dealt)
 

@@ -68,7 +68,7 @@ class RankerUpdate:
             return
         self._ranker.model.train()
         for epoch in range(self._config.epochs):
-            seed = self._place.seed_of(self._update, STREAM, epoch)
+            seed = [self._place.seed, self._update, STREAM, epoch]
             order = np.random.default_rng(seed).permutation(len(self._examples))
             for part in np.array_split(order, self._config.minibatches):
                 count = torch.tensor(part.size, device=self._place.device)

@@ -6,7 +6,7 @@ code with the coordinator or the account that it checks.
 
 from storage.audit.findings import KINDS, Finding
 from storage.audit.repair import RepairReport, repair
-from storage.audit.run_audit import AuditReport, audit_run, recount_ledger
+from storage.audit.run_audit import AuditReport, audit_run
 
 __all__ = [
     "KINDS",
@@ -14,6 +14,5 @@ __all__ = [
     "Finding",
     "RepairReport",
     "audit_run",
-    "recount_ledger",
     "repair",
 ]

@@ -35,8 +35,8 @@ from headrace.trajectory.token_ledger import LedgerError
 from storage import projection
 from storage.audit.files import checkpoint_problem
 from storage.audit.findings import Findings
-from storage.audit.mirror import RECORDS_PER_TRANSACTION, check_rows, moment
 from storage.audit.reading import UNREADABLE, JournalRecord, UsableRecords, survey
+from storage.audit.sql import RECORDS_PER_TRANSACTION, check_rows, moment
 from storage.database.engine import SQLITE_NAME, open_file, open_writer
 from storage.database.reader import check_formats, open_run, read_config
 from storage.database.tables import Projection

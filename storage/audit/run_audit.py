@@ -5,7 +5,7 @@ the journal up to the last whole batch, and compares SQL with the part of the jo
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,10 @@ from storage.audit.files import (
 )
 from storage.audit.findings import Finding, Findings
 from storage.audit.journal_facts import JournalFacts
-from storage.audit.mirror import check_rows, moment
 from storage.audit.reading import JournalSurvey, UsableRecords, survey
 from storage.audit.recount import LedgerChecks, check_tokens, count, surplus
-from storage.audit.rows import SqlRowChecks
 from storage.audit.sequences import SequenceChecks
+from storage.audit.sql import SqlRowChecks, check_rows, moment
 from storage.audit.updates import UpdateChecks
 from storage.database.reader import check_formats, read_config
 from storage.database.tables import Projection
@@ -45,8 +44,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         format: the record format of the journal. balanced: generated tokens are those in the
         accounts, and the coordinator counted the same. counts: tokens by account, as
-        `recount_ledger` gives them. looked_at: numbers of examined records, trajectories, windows,
-        token tables, images, checkpoints, updates in the learner's log and windows' diagnostics.
+        `storage.audit.recount.count` gives them. looked_at: numbers of examined records,
+        trajectories, windows, token tables, images, checkpoints, updates in the learner's log and
+        windows' diagnostics.
     """
 
     run: str
@@ -73,17 +73,28 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
     with moment(run_dir, findings) as sql:
         journal = survey(run_dir / "journal", findings, growing=growing)
         is_whole = not (findings.has("damaged") or findings.has("journal"))
-        figures = LedgerChecks(facts, findings, journal.figures_at)
+        has_value = config["algorithm"]["value"] is not None
+        checks = (
+            SequenceChecks(facts, findings, has_value=has_value),
+            UpdateChecks(facts, findings),
+            LedgerChecks(facts, findings, journal.figures_at),
+        )
         connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
         projected = _projected(connection, run, journal, findings) if connection else -1
-        reached = 0
-        for reached in _gather(run_dir, config, facts, findings, journal, figures):
+        journaled, reached = UsableRecords(run_dir / "journal", journal.end), 0
+        for read in journaled:
+            reached = read.offset + 1
+            for each in checks:
+                each.check_record(read)
             if connection is not None and reached == projected:
                 SqlRowChecks(connection, run, findings).compare(facts)
                 tables = check_masks(connection, run, run_dir / "journal", facts, findings)
                 looked_at["token_tables"] = tables
             if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
                 progress(reached, journal.end)
+        if journaled.problem is not None:
+            text = f"{journaled.problem}; what follows it was not looked at"
+            findings.add("unusable", f"record {journaled.reached}", text)
         if sql is not None and 0 <= projected <= reached:
             check_rows(run_dir, config, sql, projected, findings)
     check_tokens(facts, findings, settled_before=journal.last_batch)
@@ -112,39 +123,6 @@ def audit_run(run_dir: Path, progress: AuditProgress | None = None) -> AuditRepo
         },
         findings=findings.all(),
     )
-
-
-def recount_ledger(run_dir: Path) -> dict[str, Any]:
-    """Tokens by account, from the journal alone, by the names of `storage.audit.recount.count`."""
-    facts, findings = JournalFacts(), Findings()
-    journal = survey(run_dir / "journal", findings, growing=True)
-    for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):
-        pass
-    return count(facts)
-
-
-def _gather(
-    run_dir: Path,
-    config: dict[str, Any],
-    facts: JournalFacts,
-    findings: Findings,
-    journal: JournalSurvey,
-    figures: LedgerChecks | None,
-) -> Iterator[int]:
-    """Gather facts from all records; after each, yields how many are done."""
-    has_value = config["algorithm"]["value"] is not None
-    sequences = SequenceChecks(facts, findings, has_value=has_value)
-    updates = UpdateChecks(facts, findings)
-    journaled = UsableRecords(run_dir / "journal", journal.end)
-    for read in journaled:
-        sequences.check_record(read)
-        updates.check_record(read)
-        if figures is not None:
-            figures.check_record(read)
-        yield read.offset + 1
-    if journaled.problem is not None:
-        text = f"{journaled.problem}; what follows it was not looked at"
-        findings.add("unusable", f"record {journaled.reached}", text)
 
 
 def _projected(connection: Connection, run: int, journal: JournalSurvey, findings: Findings) -> int:

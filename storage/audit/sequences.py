@@ -36,16 +36,16 @@ class SequenceChecks(RecordChecks):
         match read.record:
             case r.GroupIssued() as record:
                 self._issue(record)
-            case r.LeaseIssued() as record:
-                self._lease(record)
-            case r.ChunkArrived() as record:
-                self._chunk(record)
-            case r.TrajectoryEnded() as record:
-                self._end(record, read.offset)
-            case r.RewardArrived() as record:
-                self._reward(record)
-            case r.AuditArrived() as record:
-                self._audit(record)
+            case r.LeaseIssued() as record if of := self._trajectory(record.trajectory_id):
+                self._lease(record, of)
+            case r.ChunkArrived() as record if of := self._trajectory(record.trajectory_id):
+                self._chunk(record, of)
+            case r.TrajectoryEnded() as record if of := self._trajectory(record.trajectory_id):
+                self._end(record, of, read.offset)
+            case r.RewardArrived() as record if of := self._trajectory(record.trajectory_id):
+                self._reward(record, of)
+            case r.AuditArrived() as record if of := self._trajectory(record.trajectory_id):
+                self._audit(record, of)
             case r.LinesScored() as record:
                 self._score_lines(record)
             case r.WindowsReady() as record:
@@ -85,10 +85,7 @@ class SequenceChecks(RecordChecks):
             trajectory = TrajectoryFacts(key, record.group_id, record.purpose)
             self._facts.trajectories[key] = trajectory
 
-    def _lease(self, record: r.LeaseIssued) -> None:
-        trajectory = self._trajectory(record.trajectory_id)
-        if trajectory is None:
-            return
+    def _lease(self, record: r.LeaseIssued, trajectory: TrajectoryFacts) -> None:
         name = f"lease {record.lease_id} of trajectory {record.trajectory_id}"
         if record.lease_id <= self._facts.last_lease:
             self._say("tokens", f"{name} does not follow lease {self._facts.last_lease}")
@@ -101,10 +98,7 @@ class SequenceChecks(RecordChecks):
 
     # -- tokens -----------------------------------------------------------------------------------
 
-    def _chunk(self, chunk: r.ChunkArrived) -> None:
-        trajectory = self._trajectory(chunk.trajectory_id)
-        if trajectory is None:
-            return
+    def _chunk(self, chunk: r.ChunkArrived, trajectory: TrajectoryFacts) -> None:
         size = chunk.token_ids.size
         name = f"chunk {chunk.chunk_index} of trajectory {chunk.trajectory_id}"
         if trajectory.ended_at >= 0:
@@ -145,10 +139,7 @@ class SequenceChecks(RecordChecks):
         trajectory.length = max(trajectory.length, end)
         _extend(trajectory.spans, chunk.spans)
 
-    def _end(self, record: r.TrajectoryEnded, offset: int) -> None:
-        trajectory = self._trajectory(record.trajectory_id)
-        if trajectory is None:
-            return
+    def _end(self, record: r.TrajectoryEnded, trajectory: TrajectoryFacts, offset: int) -> None:
         name = f"trajectory {record.trajectory_id}"
         if trajectory.ended_at >= 0:
             self._say("tokens", f"{name} had ended before")
@@ -158,10 +149,7 @@ class SequenceChecks(RecordChecks):
         trajectory.status, trajectory.ended_at = record.status, offset
         self._facts.leases.pop(record.trajectory_id, None)
 
-    def _reward(self, record: r.RewardArrived) -> None:
-        trajectory = self._trajectory(record.trajectory_id)
-        if trajectory is None:
-            return
+    def _reward(self, record: r.RewardArrived, trajectory: TrajectoryFacts) -> None:
         name = f"trajectory {record.trajectory_id}"
         if not trajectory.complete:
             self._say("tokens", f"{name} was scored and is {trajectory.status}")
@@ -185,10 +173,7 @@ class SequenceChecks(RecordChecks):
         if other != model:
             self._say("versions", f"{name} was scored by ranker {model}, its sibling by {other}")
 
-    def _audit(self, record: r.AuditArrived) -> None:
-        trajectory = self._trajectory(record.trajectory_id)
-        if trajectory is None:
-            return
+    def _audit(self, record: r.AuditArrived, trajectory: TrajectoryFacts) -> None:
         name = f"trajectory {record.trajectory_id}"
         if trajectory.reward_status != "ok" or trajectory.purpose != "train":
             self._say("tokens", f"{name} was audited and has no reward to audit")

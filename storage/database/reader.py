@@ -63,8 +63,8 @@ class RunReader:
             return connection.execute(query).all()
 
     def value(self, query: AnySelect) -> Any:
-        """The first column of a query's first row."""
-        return self.rows(query)[0][0]
+        """The first column of a query's first row; None where there is none."""
+        return next((row[0] for row in self.rows(query)), None)
 
     def count(self, query: AnySelect) -> int:
         """Number of a query's rows."""

@@ -1,16 +1,21 @@
 """Exports: what a run holds as files that any program opens.
 
 In: a run's folder, a kind of rows, a format. Out: one file, or a folder for `datasets`. Promises:
-all of it is one moment of the run, though it be going on; rows stream in bounded memory; the file
-appears under its name only when it is whole, and one that exists is an error unless forced. A value
-of each column is among the first rows, columns without any value are left out.
+all of it is one moment of the run, though it be going on; rows stream in bounded memory; what
+cannot be written is a UserError before anything is done; the file appears under its name only when
+it is whole, and one that exists is an error unless forced; nothing is left of an export that
+failed. A value of each column is among the first rows, columns without any value are left out.
 """
 
+import errno
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,19 +27,16 @@ from storage.database.reader import RunReader, open_run
 from storage.exports.columns import type_name
 from storage.exports.leading_rows import LeadingRows
 from storage.exports.metrics import MetricRows
-from storage.exports.packed_rows import ExportRows
-from storage.exports.preferences import PreferenceRows
-from storage.exports.row_buffer import RowBuffer
-from storage.exports.scores import ScoreRows
-from storage.exports.sft import SftRows
-from storage.exports.target import check_target, part_of
+from storage.exports.packed_rows import ExportRows, RowBuffer
+from storage.exports.query_rows import ScoreRows, WindowRows
 from storage.exports.tokens import TokenRows
+from storage.exports.training_answers import PreferenceRows, SftRows
 from storage.exports.trajectories import TrajectoryRows
-from storage.exports.windows import WindowRows
-from storage.exports.writers import DATASETS, FORMATS, open_writer, row_groups
+from storage.exports.writers import DATASET_FILES, DATASETS, FORMATS, open_writer, row_groups
 
 EXPORT_FORMAT = 3
 """In the metadata of Parquet and Arrow files, as `format`; JSONL and CSV have no place for it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], ExportRows]
 KINDS: dict[str, dict[str, MakeRows]] = {
     "trajectories": {"native": TrajectoryRows},
@@ -109,7 +111,8 @@ def export(
             words = spool.dictionaries()
             with closing(open_writer(fmt, part, kept, words, csv_safe=csv_safe)) as writer:
                 written = 0
-                for batch in row_groups(_in_order(leading, spool, kept.names)):
+                others = leading.others(spool.parts(), kept.names)
+                for batch in row_groups(chain(leading.rows(kept.names), others)):
                     writer.write(batch.replace_schema_metadata(kept.metadata))
                     written += batch.num_rows
                     say(ExportProgress(0.5 + written / count / 2, count))
@@ -140,13 +143,6 @@ def _gather(rows: ExportRows, leading: LeadingRows, spool: RowBuffer, say: Progr
     return count
 
 
-def _in_order(
-    leading: LeadingRows, spool: RowBuffer, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    yield from leading.rows(names)
-    yield from leading.others(spool.parts(), names)
-
-
 def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:
     """The columns with values, and metadata for a reader of the file.
 
@@ -166,3 +162,60 @@ def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]
             "columns": json.dumps(columns),
         }
     )
+
+
+# -- the target: a file, or a folder for `datasets`, complete or absent ----------------------------
+
+
+def check_target(out: Path, *, folder: bool, force: bool) -> None:
+    """UserError where the target cannot be, or exists and is not to be replaced."""
+    try:
+        if out.is_dir() and not folder:
+            hint = f"name a file in it, such as {out / 'export.parquet'}"
+            raise UserError(f"{out} is a folder; {hint}")
+        if folder and out.is_file():
+            raise UserError(f"{out} is a file, and a dataset is a folder; name another one")
+        if out.exists() and not out.is_dir() and not out.is_file():
+            raise UserError(f"{out} is not a regular file")
+        if out.is_dir() and force and not is_dataset(out) and any(out.iterdir()):
+            raise UserError(f"{out} holds other things than a dataset; name another folder")
+        if out.exists() and not force:
+            raise UserError(f"{out} exists; --force replaces it")
+        if not out.parent.is_dir():
+            raise UserError(f"{out.parent} is not a folder")
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+
+
+def is_dataset(folder: Path) -> bool:
+    """Return whether a folder holds the files of an exported dataset alone."""
+    return {path.name for path in folder.iterdir()} == set(DATASET_FILES)
+
+
+@contextmanager
+def part_of(out: Path, *, folder: bool) -> Iterator[Path]:
+    """A temporary file or folder beside the target, renamed to it if the block succeeds."""
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        if folder:
+            part.mkdir()
+        else:
+            part.touch()
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    try:
+        yield part
+        for path in part.iterdir() if folder else (part,):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if out.is_dir():
+            shutil.rmtree(out)
+        part.replace(out)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise UserError(f"cannot write {out}: {os.strerror(error.errno)}") from error
+        raise
+    finally:
+        if folder:
+            shutil.rmtree(part, ignore_errors=True)
+        part.unlink(missing_ok=True)

@@ -83,8 +83,8 @@ class MetricRows:
         columns["source"] = [
             "sample" if lineage is None else "update" for lineage in columns["lineage"]
         ]
-        units = {name: _unit(name) for name in set(names)}
-        columns["unit"] = [units[name] for name in names]
+        infos = {name: METRICS.get(pattern_of(name)) for name in set(names)}
+        columns["unit"] = [info.unit if (info := infos[name]) else "" for name in names]
         arrays = [array_of(field, columns[field.name]) for field in _FIELDS]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(_FIELDS))
 
@@ -113,8 +113,3 @@ def _by_bin(rows: Sequence[Any]) -> dict[str, Sequence[Any]]:
             if name != "value":
                 columns[name] += [row._mapping[name]] * len(known)
     return dict(columns)
-
-
-def _unit(name: str) -> str:
-    info = METRICS.get(pattern_of(name))
-    return info.unit if info else ""

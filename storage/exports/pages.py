@@ -18,12 +18,16 @@ import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
 from storage.database.reader import RunReader
-from storage.database.tables import AnySelect, Prompt, Trajectory, Window
+from storage.database.tables import Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.columns import JSON_TEXTS, TokenField, array_of
-from storage.exports.packed_rows import ExportPart, from_columns
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import Responses, ResponseSelection, response_pages
+from storage.journal.responses import (
+    EMPTY_RESPONSE,
+    Responses,
+    ResponseSelection,
+    response_pages,
+)
 from storage.text.token_table import (
     MARKS,
     REASONS,
@@ -69,7 +73,8 @@ def pages(
         ids += wanted.ids[~silent][order].tolist()
     for first in range(0, len(ids), PAGE_TRAJECTORIES):
         page = ids[first : first + PAGE_TRAJECTORIES]
-        yield loader.page(page, _without_tokens(len(page)))
+        silence = Responses(np.zeros(len(page) + 1, np.int64), *EMPTY_RESPONSE[:3], {})
+        yield loader.page(page, silence)
     if tokens:
         spoken = ResponseSelection(wanted.ids[~silent], wanted.last_offsets[~silent])
         for some in response_pages(reader.journal, spoken, PAGE_TOKENS, PAGE_TRAJECTORIES):
@@ -93,27 +98,6 @@ def selection_of(pairs: Iterable[int]) -> ResponseSelection:
     return ResponseSelection(table[:, 0].copy(), table[:, 1].copy())
 
 
-class RowsOfQuery:
-    """Rows that a query has, by the names of its columns."""
-
-    def __init__(
-        self, reader: RunReader, schema: pa.Schema, names: Sequence[str], query: AnySelect
-    ) -> None:
-        self.schema = schema
-        self._reader, self._names, self._query = reader, names, query
-
-    def total(self) -> int:
-        """Number of rows."""
-        return self._reader.count(self._query)
-
-    def parts(self) -> Iterator[ExportPart]:
-        """Rows in batches of bounded size."""
-        for found in self._reader.columns(self._query, SQL_ROWS):
-            columns = dict(zip(self._names, found, strict=True))
-            columns["run_id"] = (self._reader.run_id,) * len(found[0])
-            yield ExportPart(len(found[0]), from_columns(self.schema, columns))
-
-
 class RowsOfTrajectories:
     """Base of rows made from the trajectories that meet a condition (None: all)."""
 
@@ -128,17 +112,6 @@ class RowsOfTrajectories:
     def total(self) -> int:
         """Number of these trajectories."""
         return len(self._wanted.ids)
-
-
-def _without_tokens(size: int) -> Responses:
-    nothing = np.zeros(0, np.int32)
-    return Responses(
-        np.zeros(size + 1, np.int64),
-        nothing,
-        nothing.astype(np.float32),
-        nothing.astype(np.int64),
-        {},
-    )
 
 
 class _PageLoader:

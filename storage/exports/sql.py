@@ -19,22 +19,14 @@ import pyarrow as pa
 
 from headrace.errors import UserError
 from storage.database.reader import RunReader, open_run
-from storage.exports.job import MakeRows
-from storage.exports.metrics import MetricRows
-from storage.exports.scores import ScoreRows
-from storage.exports.tokens import TokenRows
-from storage.exports.trajectories import TrajectoryRows
-from storage.exports.windows import WindowRows
+from storage.exports.job import KINDS, MakeRows
 
 if TYPE_CHECKING:
     import duckdb
 
 TABLES: dict[str, MakeRows] = {
-    "trajectories": TrajectoryRows,
-    "tokens": TokenRows,
-    "metrics": MetricRows,
-    "windows": WindowRows,
-    "scores": ScoreRows,
+    name: KINDS[name]["native"]
+    for name in ("trajectories", "tokens", "metrics", "windows", "scores")
 }
 _ROWS = 1000
 _AGAIN_S = 0.05

@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from storage.exports.target import DATASET_FILES
 from storage.exports.text import csv_header, csv_lines, json_lines
 
 DATASETS = "datasets"
 """A folder that `datasets.load_from_disk` opens."""
+DATASET_FILES = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
+"""The files in it."""
 FORMATS = ("parquet", "jsonl", "csv", "arrow", DATASETS)
 Dictionaries = Mapping[str, pa.Array]
 """All values of each dictionary column."""

@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +23,12 @@ import pyarrow as pa
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records.record_types import UpdateCommitted
 from headrace.protocol.token_spans import Float32
+from storage.journal.record_batches import read_frame
 from storage.journal.segments import (
     BatchPlace,
     SegmentWriter,
     check_format,
     locate_batches,
-    read_batch,
     rows_before,
     segment_paths,
 )
@@ -82,7 +83,7 @@ class DiagnosticsReader:
 
     def __init__(self, folder: Path) -> None:
         folder = folder.resolve()
-        self._batches: OrderedDict[BatchPlace, _IndexedBatch] = OrderedDict()
+        self._batch = lru_cache(_CACHED_BATCHES)(_indexed)
         check_format(folder, DIAGNOSTICS_FORMAT)
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
         for place, updates in _located(folder):
@@ -119,14 +120,6 @@ class DiagnosticsReader:
             if len(chosen := np.concatenate(rows)):
                 yield batch.rows.take(pa.array(chosen)), np.concatenate(places)
 
-    def _batch(self, place: BatchPlace) -> "_IndexedBatch":
-        if place not in self._batches:
-            self._batches[place] = _indexed(read_batch(place))
-            if len(self._batches) > _CACHED_BATCHES:
-                self._batches.popitem(last=False)
-        self._batches.move_to_end(place)
-        return self._batches[place]
-
 
 LocatedBatch = tuple[BatchPlace, frozenset[tuple[int, int]]]
 """A batch's place, and of which (lineage, update) it has windows."""
@@ -149,7 +142,8 @@ def _located(folder: Path) -> list[LocatedBatch]:
     with _INDEXING:
         known = _INDEXES.pop(folder, _FolderIndex({}, []))
         paths = segment_paths(folder)
-        stamps = {path: _stamp(path) for path in paths}
+        about = {path: path.stat() for path in paths}
+        stamps = {path: (now.st_size, now.st_mtime_ns) for path, now in about.items()}
         same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
         found = [located for located in known.found if located[0].path in same]
         if len(same) < len(paths):
@@ -163,11 +157,6 @@ def _located(folder: Path) -> list[LocatedBatch]:
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)
         return found
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    about = path.stat()
-    return about.st_size, about.st_mtime_ns
 
 
 def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
@@ -194,7 +183,8 @@ def _update_of(key: Int64) -> tuple[int, int]:
     return int(key[0]), int(key[1])
 
 
-def _indexed(batch: pa.RecordBatch) -> _IndexedBatch:
+def _indexed(place: BatchPlace) -> _IndexedBatch:
+    batch = read_frame(*place).batch
     keys = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
     order = np.lexsort(keys[::-1])  # rows of one window stay in their order
     borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1

@@ -32,7 +32,6 @@ from storage.journal.record_batches import (
     SegmentEnding,
     SegmentWalk,
     damage_error,
-    read_frame,
     stamped,
     stamps,
 )
@@ -166,14 +165,9 @@ def read_batches(
 
 
 def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
-    """`read_batches` with the place of each batch, for `read_batch`."""
+    """`read_batches` with the place of each batch, for `read_frame`."""
     for frame in read_frames(folder, first_row):
         yield BatchPlace(frame.path, frame.position), frame.batch
-
-
-def read_batch(place: BatchPlace) -> pa.RecordBatch:
-    """The batch at a place that `locate_batches` gave, with its file's own schema."""
-    return read_frame(*place).batch
 
 
 def read_frames(

@@ -55,6 +55,8 @@ SCHEMA = pa.schema(
         pa.field("body", pa.binary()),
     ]
 )
+_CHUNK = ("lease_id", "chunk_index", "generator", "start", "finish")
+"""Plain columns of chunks alone, as their fields are named."""
 
 
 def _array_to_bytes(value: Any) -> bytes:
@@ -175,7 +177,6 @@ def run_id_of(run_dir: Path) -> str:
 def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
     """Records as one batch whose offsets begin at `first_offset`."""
     chunks = [r if isinstance(r, ChunkArrived) else None for r in records]
-    bodies = [_body(record) for record in records]
     spans = [span for chunk in chunks if chunk for span in chunk.spans]
     span_values = pa.StructArray.from_arrays(
         [pa.array([getattr(span, f.name) for span in spans], type=f.type) for f in _SPAN],
@@ -186,21 +187,17 @@ def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
         "kind": [type(record).__name__ for record in records],
         "at": [record.at for record in records],
         "trajectory_id": [getattr(record, "trajectory_id", None) for record in records],
-        "lease_id": [chunk and chunk.lease_id for chunk in chunks],
-        "chunk_index": [chunk and chunk.chunk_index for chunk in chunks],
-        "generator": [chunk and chunk.generator for chunk in chunks],
-        "start": [chunk and chunk.start for chunk in chunks],
+        **{name: [chunk and getattr(chunk, name) for chunk in chunks] for name in _CHUNK},
         "token_ids": _lists([c.token_ids if c else None for c in chunks], np.dtype(np.int32)),
         "logprobs": _lists([c.logprobs if c else None for c in chunks], np.dtype(np.float32)),
         "spans": pa.ListArray.from_arrays(
             _borders([len(chunk.spans) if chunk else 0 for chunk in chunks]), span_values
         ),
-        "finish": [chunk and chunk.finish for chunk in chunks],
-        "body": bodies,
+        "body": [_body(record) for record in records],
     }
     arrays = [
-        value if isinstance(value, pa.Array) else pa.array(value, type=SCHEMA.field(name).type)
-        for name, value in columns.items()
+        value if isinstance(value := columns[f.name], pa.Array) else pa.array(value, type=f.type)
+        for f in SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -236,14 +233,10 @@ def decode(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
             ChunkArrived(
                 at=plain["at"][row],
                 trajectory_id=plain["trajectory_id"][row],
-                lease_id=plain["lease_id"][row],
-                chunk_index=plain["chunk_index"][row],
-                generator=plain["generator"][row],
-                start=plain["start"][row],
+                **{name: plain[name][row] for name in _CHUNK},
                 token_ids=tokens[first:last],
                 logprobs=logprobs[first:last],
                 spans=spans[span_first:span_last],
-                finish=plain["finish"][row],
                 streams=None if body is None else _STREAMS.decode(body),
             ),
         )

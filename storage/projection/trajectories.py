@@ -20,6 +20,9 @@ from storage.projection.rows import (
 )
 
 Scored = ChunkArrived | LinesScored | RewardArrived
+_GROUP = ("group_id", "prompt_id", "position", "domain", "purpose")
+_LINE_SCORE = ("at", "trajectory_id", "source", "status", "through", "seconds")
+"""Columns that are a record's fields as they are."""
 
 
 def _extend() -> PreparedStatement:
@@ -77,11 +80,7 @@ def issue_groups(connection: Connection, run: int, records: list[PlacedRecord]) 
         )
         groups.append(
             {
-                "group_id": r.group_id,
-                "prompt_id": r.prompt_id,
-                "position": r.position,
-                "domain": r.domain,
-                "purpose": r.purpose,
+                **{name: getattr(r, name) for name in _GROUP},
                 "size": len(r.trajectory_ids),
                 "issued_at": r.at,
                 "offset": offset,
@@ -219,14 +218,9 @@ def add_line_scores(connection: Connection, run: int, records: list[PlacedRecord
     rows = [
         {
             "offset": offset,
-            "at": r.at,
-            "trajectory_id": r.trajectory_id,
-            "source": r.source,
-            "status": r.status,
-            "through": r.through,
+            **{name: getattr(r, name) for name in _LINE_SCORE},
             "lines": [[line.position, line.score] for line in r.lines],
             "rewards": [[reward.value, reward.position] for reward in r.rewards],
-            "seconds": r.seconds,
             "error": clean_text(r.error),
         }
         for offset, r in records

@@ -4,148 +4,64 @@ All functions take a run's folder (or the root of run folders), return plain dic
 pandas frames, are bounded, and never write. A run may be alive, finished, or cut short.
 """
 
-from headrace.run_files.reward_model_run import read_report as reward_model_report
-from headrace.run_files.run_folder import latest_name as latest_run
-from storage.audit import recount_ledger
-from storage.exports import ExportProgress, ExportSummary, export
-from storage.exports.sql import QueryResult, ask
-from storage.queries.activity import activity, idle_of, lives
-from storage.queries.alerts import band_alerts
-from storage.queries.answers import GroupAnswer, beginnings, group_answers
-from storage.queries.critic import CriticSample, critic_sample
-from storage.queries.dropped_pages import DroppedPage, dropped_page
-from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
-from storage.queries.evaluations import (
-    asked_number,
-    evaluations,
-    prompt_history,
-    prompt_scores,
-    score_summary,
-)
-from storage.queries.metrics import latest_metrics, metric_arrays, metric_names, metric_series
-from storage.queries.metrics_since import MetricsPosition, UpdateMetrics, metrics_since
-from storage.queries.processes import (
-    CoordinatorStatus,
-    coordinator_status,
-    events,
-    process_health,
-    process_table,
-    supervisor_events,
-    weight_versions,
-)
-from storage.queries.reward_models import (
-    WITHOUT_UPDATES,
-    reward_model_config,
-    reward_model_curves,
-    reward_model_page,
-    reward_model_summary,
-)
-from storage.queries.rewards import (
-    ALERT,
-    SCORES,
-    RewardAlert,
-    RewardFailures,
-    reward_alerts,
-    reward_failures,
-    reward_lengths,
-    reward_sample,
-    reward_sources,
-)
-from storage.queries.runs import (
-    UNREADABLE,
-    RunLine,
-    any_line,
-    list_runs,
-    run_config,
-    run_line,
-)
-from storage.queries.stack_dumps import StackDump, last_stacks
-from storage.queries.summary import run_figures, run_summary
-from storage.queries.trajectories import (
-    TrajectoryDetail,
-    TrajectoryPage,
-    episode_ends,
-    prompt_images,
-    search_responses,
-    trajectory_detail,
-    trajectory_page,
-)
-from storage.text.token_table import MARKS, REASONS, SOURCES
-
-__all__ = [
-    "ALERT",
-    "MARKS",
-    "REASONS",
-    "SCORES",
-    "SOURCES",
-    "UNREADABLE",
-    "WITHOUT_UPDATES",
-    "CoordinatorStatus",
-    "CriticSample",
-    "DroppedPage",
-    "ExportProgress",
-    "ExportSummary",
-    "GroupAnswer",
-    "MetricsPosition",
-    "QueryResult",
-    "RewardAlert",
-    "RewardFailures",
-    "RunLine",
-    "StackDump",
-    "TrajectoryDetail",
-    "TrajectoryPage",
-    "UpdateMetrics",
-    "activity",
-    "any_line",
-    "ask",
-    "asked_number",
-    "band_alerts",
-    "beginnings",
-    "coordinator_status",
-    "critic_sample",
-    "dropped_page",
-    "dropped_tokens",
-    "dropped_windows",
-    "episode_ends",
-    "evaluations",
-    "events",
-    "export",
-    "group_answers",
-    "idle_of",
-    "last_stacks",
-    "latest_metrics",
-    "latest_run",
-    "list_runs",
-    "lives",
-    "losses_by_length",
-    "metric_arrays",
-    "metric_names",
-    "metric_series",
-    "metrics_since",
-    "process_health",
-    "process_table",
-    "prompt_history",
-    "prompt_images",
-    "prompt_scores",
-    "recount_ledger",
-    "reward_alerts",
-    "reward_failures",
-    "reward_lengths",
-    "reward_model_config",
-    "reward_model_curves",
-    "reward_model_page",
-    "reward_model_report",
-    "reward_model_summary",
-    "reward_sample",
-    "reward_sources",
-    "run_config",
-    "run_figures",
-    "run_line",
-    "run_summary",
-    "score_summary",
-    "search_responses",
-    "supervisor_events",
-    "trajectory_detail",
-    "trajectory_page",
-    "weight_versions",
-]
+from storage.exports import export as export
+from storage.exports.sql import ask as ask
+from storage.queries.activity import activity as activity
+from storage.queries.activity import idle_of as idle_of
+from storage.queries.activity import lives as lives
+from storage.queries.answers import GroupAnswer as GroupAnswer
+from storage.queries.answers import beginnings as beginnings
+from storage.queries.answers import group_answers as group_answers
+from storage.queries.critic import CriticSample as CriticSample
+from storage.queries.critic import critic_sample as critic_sample
+from storage.queries.drops import dropped_page as dropped_page
+from storage.queries.drops import dropped_tokens as dropped_tokens
+from storage.queries.drops import losses_by_length as losses_by_length
+from storage.queries.evaluations import asked_number as asked_number
+from storage.queries.evaluations import evaluations as evaluations
+from storage.queries.evaluations import prompt_history as prompt_history
+from storage.queries.evaluations import prompt_scores as prompt_scores
+from storage.queries.evaluations import score_summary as score_summary
+from storage.queries.metrics import MetricsPosition as MetricsPosition
+from storage.queries.metrics import band_alerts as band_alerts
+from storage.queries.metrics import latest_metrics as latest_metrics
+from storage.queries.metrics import metric_arrays as metric_arrays
+from storage.queries.metrics import metric_names as metric_names
+from storage.queries.metrics import metric_series as metric_series
+from storage.queries.metrics import metrics_since as metrics_since
+from storage.queries.processes import CoordinatorStatus as CoordinatorStatus
+from storage.queries.processes import StackDump as StackDump
+from storage.queries.processes import coordinator_status as coordinator_status
+from storage.queries.processes import events as events
+from storage.queries.processes import last_stacks as last_stacks
+from storage.queries.processes import process_health as process_health
+from storage.queries.processes import process_table as process_table
+from storage.queries.reward_models import WITHOUT_UPDATES as WITHOUT_UPDATES
+from storage.queries.reward_models import reward_model_curves as reward_model_curves
+from storage.queries.reward_models import reward_model_page as reward_model_page
+from storage.queries.rewards import ALERT as ALERT
+from storage.queries.rewards import SCORES as SCORES
+from storage.queries.rewards import RewardAlert as RewardAlert
+from storage.queries.rewards import reward_alerts as reward_alerts
+from storage.queries.rewards import reward_failures as reward_failures
+from storage.queries.rewards import reward_lengths as reward_lengths
+from storage.queries.rewards import reward_sample as reward_sample
+from storage.queries.rewards import reward_sources as reward_sources
+from storage.queries.runs import UNREADABLE as UNREADABLE
+from storage.queries.runs import RunLine as RunLine
+from storage.queries.runs import any_line as any_line
+from storage.queries.runs import list_runs as list_runs
+from storage.queries.runs import run_config as run_config
+from storage.queries.runs import run_line as run_line
+from storage.queries.summary import run_figures as run_figures
+from storage.queries.summary import run_summary as run_summary
+from storage.queries.trajectories import RowPage as RowPage
+from storage.queries.trajectories import TrajectoryDetail as TrajectoryDetail
+from storage.queries.trajectories import episode_ends as episode_ends
+from storage.queries.trajectories import prompt_images as prompt_images
+from storage.queries.trajectories import search_responses as search_responses
+from storage.queries.trajectories import trajectory_detail as trajectory_detail
+from storage.queries.trajectories import trajectory_page as trajectory_page
+from storage.text.token_table import MARKS as MARKS
+from storage.text.token_table import REASONS as REASONS
+from storage.text.token_table import SOURCES as SOURCES

@@ -14,7 +14,6 @@ time without a trajectory is known; the rest is spread evenly over the others as
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -188,22 +187,14 @@ def _learner(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, Sec
     return {"working": working, "waiting": training - working, **kinds}
 
 
-@dataclass
-class _GeneratorSeconds:
-    """Seconds of a generator per stretch: in training, with an unfinished trajectory, loading."""
-
-    training: Seconds
-    present: Seconds
-    loading: Seconds
-    phases: dict[str, Seconds]
-
-
 def _generators(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, dict[str, Seconds]]:
     phases = _phases(reader, span)
     idle = _idle_share(reader, edges)
     lives = _lives(reader, span)
     loads = _loads(reader, edges)
-    found: dict[str, _GeneratorSeconds] = {}
+    whole = absent = able = none = np.zeros(len(edges) - 1)
+    # Of each generator: free to sample, loading, without a trajectory, and the other phases.
+    found: dict[str, tuple[Seconds, Seconds, Seconds, dict[str, Seconds]]] = {}
     for name, begun, ended in _names(reader, span):
         there = {
             kind: _covered([(max(first, begun), min(last, ended)) for first, last in pieces], edges)
@@ -211,26 +202,22 @@ def _generators(reader: RunReader, span: TimeSpan, edges: Seconds) -> dict[str, 
         }
         training = there.pop("training")
         present = np.minimum(_covered(lives.get(name, []), edges), training)
-        loading = np.minimum(loads.get(name, np.zeros(len(edges) - 1)), present)
-        found[name] = _GeneratorSeconds(training, present, loading, there)
-    whole = sum((g.training for g in found.values()), np.zeros(len(edges) - 1))
-    absent = sum((g.training - g.present for g in found.values()), np.zeros(len(edges) - 1))
-    able = sum((g.present - g.loading for g in found.values()), np.zeros(len(edges) - 1))
+        loading = np.minimum(loads.get(name, none), present)
+        free, without = present - loading, training - present
+        whole, absent, able = whole + training, absent + without, able + free
+        found[name] = free, loading, without, there
     # Of what they waited for together, what is not explained by having no trajectory was held.
     held = np.clip(idle * whole - absent, 0.0, able)
     part = np.divide(held, able, out=np.zeros_like(held), where=able > 0)
-    return {name: _kinds(generator, part) for name, generator in found.items()}
-
-
-def _kinds(generator: _GeneratorSeconds, held_part: Seconds) -> dict[str, Seconds]:
-    able = generator.present - generator.loading
-    held = able * held_part
     return {
-        "working": able - held,
-        "loading": generator.loading,
-        "held": held,
-        "waiting": generator.training - generator.present,
-        **generator.phases,
+        name: {
+            "working": free - free * part,
+            "loading": loading,
+            "held": free * part,
+            "waiting": without,
+            **there,
+        }
+        for name, (free, loading, without, there) in found.items()
     }
 
 
@@ -332,10 +319,10 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     )
     # From the last one before the first edge on: what came before that changes no difference.
     earlier = select(Metric.offset).where(*mine, Metric.offset < _written_before(reader, edges[0]))
-    known = reader.rows(earlier.order_by(Metric.offset.desc()).limit(1))
+    known = reader.value(earlier.order_by(Metric.offset.desc()).limit(1))
     query = (
         select(Metric.wall_time, Metric.value)
-        .where(*mine, Metric.offset >= (known[0][0] if known else 0))
+        .where(*mine, Metric.offset >= (known or 0))
         .order_by(Metric.offset)
     )
     found = np.fromiter(chain.from_iterable(reader.tuples(query)), dtype=np.float64)

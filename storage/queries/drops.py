@@ -1,49 +1,27 @@
-"""Tokens that were not trained, each once, with the reason.
+"""Tokens that were not trained, each once, with the reason; and what lost them, some at a time.
 
 A window was dropped as a whole, or an update trained it without some of its tokens: both are
-written down in the windows table, and nothing else is asked.
+written down in the windows table, and nothing else is asked. Reasons are in the ledger's words.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from sqlalchemy import ColumnElement, and_, func, literal, or_, select
+from sqlalchemy import ColumnElement, Text, and_, case, cast, func, literal, or_, select
 
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Trajectory, Window
 from storage.journal.responses import Int64
+from storage.queries.trajectories import RowPage
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _ROWS = 50_000
 """Read at a time."""
-_COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "tokens", "at"]
-
-
-def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd.DataFrame":
-    """One row per dropped window or masked run of tokens, newest first: trajectory_id, window (its
-    index), start, end, update (empty: none had it), reason, tokens, at."""
-    import pandas as pd
-
-    reader = open_run(run_dir)
-    most = offset + limit
-    query = (
-        select(Window.__table__)
-        .where(Window.run == reader.key, lost_tokens())
-        .order_by(Window.at.desc(), Window.window_id)
-        .limit(most)
-    )
-    rows = [
-        (w.trajectory_id, w.index, start, end, w.update, reason, tokens, w.at)
-        for w in reader.rows(query)
-        for reason, start, end, tokens in (
-            w.masked if w.state == "trained" else [(w.reason, w.start, w.end, w.tokens)]
-        )
-    ]
-    return pd.DataFrame(rows[offset:most], columns=_COLUMNS)
 
 
 def dropped_tokens(run_dir: Path) -> dict[str, int]:
@@ -150,3 +128,119 @@ def lost_tokens() -> ColumnElement[bool]:
     """A window that was dropped, or trained without some of its tokens."""
     # The second part says it all; the first is the index's own condition, so that it serves.
     return and_(or_(is_dropped(), has_masks()), or_(is_dropped(), is_masked()))
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+Unit = Literal["window", "trajectory"]
+Order = Literal["newest", "most tokens", "longest"]
+_LOST = case((is_dropped(), Window.tokens), else_=Window.masked_tokens)
+_ABOUT = (Trajectory.status, Trajectory.length, Trajectory.reward)
+_WINDOW: tuple[str, ...] = (
+    *("trajectory_id", "window", "start", "end", "reasons", "lost", "of", "update", "at"),
+    *("status", "length", "reward"),
+)
+_TRAJECTORY = ("trajectory_id", "windows", "reasons", "lost", "of", "status", "length", "reward")
+
+
+def dropped_page(
+    run_dir: Path,
+    *,
+    by: Unit = "window",
+    reasons: Sequence[str] = (),
+    lengths: tuple[int | None, int | None] = (None, None),
+    order: Order = "newest",
+    limit: int = 100,
+    offset: int = 0,
+) -> RowPage:
+    """Rows that lost tokens, for one of `reasons` (none: for any).
+
+    `lengths`: bounds, included, of the trajectory's length. A window's row: trajectory_id, window
+    (its index), start, end, reasons (tokens by reason), lost (of those reasons together), of
+    (tokens sampled in it), update (empty where none had it), at, and status, length and reward of
+    its trajectory. A trajectory's row has windows (how many lost tokens) in their place, and `of`
+    counts all that the policy sampled.
+    """
+    import pandas as pd
+
+    reader = open_run(run_dir)
+    wanted = [Window.run == reader.key, _for_any(reasons), *_within(lengths)]
+    number: Any = func.count()
+    query, key = select(Window.__table__, *_ABOUT), Window.window_id
+    firsts = {"newest": Window.at, "most tokens": _LOST, "longest": Trajectory.length}
+    first: Any = firsts[order]
+    if by == "trajectory":
+        key = Window.trajectory_id
+        number, columns = func.count(key.distinct()), (key, Trajectory.sampled, *_ABOUT)
+        query = select(*columns).group_by(*columns)
+        first = func.sum(first) if order == "most tokens" else func.max(first)
+    ordered = _joined(query).where(*wanted).order_by(first.desc(), key)
+    found = reader.rows(ordered.limit(limit).offset(offset))
+    total = reader.value(_joined(select(number)).where(*wanted))
+    if by == "window":
+        rows, names = _windows(found, reasons), _WINDOW
+    else:
+        rows, names = _trajectories(reader, found, wanted, reasons), _TRAJECTORY
+    return RowPage(pd.DataFrame(rows, columns=list(names)), total)
+
+
+def _windows(found: Sequence[Any], reasons: Sequence[str]) -> list[tuple[Any, ...]]:
+    rows = []
+    for w in found:
+        lost = _reasons(w, reasons)
+        rows.append(
+            (
+                *(w.trajectory_id, w.index, w.start, w.end, dict(lost), lost.total(), w.tokens),
+                *(w.update, w.at, w.status, w.length, w.reward),
+            )
+        )
+    return rows
+
+
+def _trajectories(
+    reader: RunReader,
+    found: Sequence[Any],
+    wanted: list[ColumnElement[bool]],
+    reasons: Sequence[str],
+) -> list[tuple[Any, ...]]:
+    lost: dict[int, Counter[str]] = {row[0]: Counter() for row in found}
+    windows: Counter[int] = Counter()
+    mine = Window.trajectory_id.in_(list(lost))
+    for window in reader.rows(_joined(select(Window.__table__)).where(*wanted, mine)):
+        lost[window.trajectory_id] += _reasons(window, reasons)
+        windows[window.trajectory_id] += 1
+    return [
+        (i, windows[i], dict(sorted(lost[i].items())), lost[i].total(), sampled, *about)
+        for i, sampled, *about in found
+    ]
+
+
+def _joined(query: Any) -> Any:
+    return query.select_from(Window).join(
+        Trajectory,
+        (Trajectory.run == Window.run) & (Trajectory.trajectory_id == Window.trajectory_id),
+    )
+
+
+def _for_any(reasons: Sequence[str]) -> ColumnElement[bool]:
+    if not reasons:
+        return lost_tokens()
+    # A list of [reason, start, end, tokens] as JSON text, in whichever database.
+    masked = or_(*(cast(Window.masked, Text).contains(f'"{reason}"') for reason in reasons))
+    why = or_(is_dropped() & Window.reason.in_(reasons), is_masked() & masked)
+    return and_(lost_tokens(), why)
+
+
+def _within(lengths: tuple[int | None, int | None]) -> list[ColumnElement[bool]]:
+    least, most = lengths
+    found = [] if least is None else [Trajectory.length >= least]
+    return found if most is None else [*found, Trajectory.length <= most]
+
+
+def _reasons(window: Any, wanted: Sequence[str]) -> Counter[str]:
+    """The tokens that a row of the windows table lost, by reason."""
+    counts: Counter[str] = Counter()
+    for reason, tokens in losses(window):
+        if not wanted or reason in wanted:
+            counts[reason] += tokens
+    return counts

@@ -20,7 +20,7 @@ from storage.database.tables import (
     Update,
     WeightVersion,
 )
-from storage.exports.scores import ScoreRows
+from storage.exports.query_rows import ScoreRows
 from storage.queries.metrics import CPU
 
 if TYPE_CHECKING:
@@ -48,15 +48,11 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         .correlate(Evaluation)
         .scalar_subquery()
     )
-    sampled = (
-        select(func.max(Metric.offset))
-        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
-        .correlate(Evaluation)
-        .scalar_subquery()
-    )
     used = (
         select(Metric.value)
-        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset == sampled)
+        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
+        .order_by(Metric.offset.desc())
+        .limit(1)
         .correlate(Evaluation)
         .scalar_subquery()
     )

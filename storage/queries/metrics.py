@@ -1,15 +1,19 @@
-"""Metrics as series, as arrays over updates and as latest values."""
+"""Metrics as series, as arrays over updates, as latest values, and as alerts; those since a
+position, for export to another program.
+"""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, or_, select
 from sqlalchemy.orm import aliased
 
+from headrace.metrics.health_ranges import Alert, alerts, band_of
 from headrace.metrics.registry import METRICS
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import AnySelect, Metric, MetricArray, Update
+from storage.database.tables import AnySelect, Evaluation, Metric, MetricArray, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,3 +234,106 @@ def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[boo
         Update.lineage == table.lineage,
         Update.update == table.update + 0,
     )
+
+
+# -- since a position ------------------------------------------------------------------------------
+
+
+class MetricsPosition(NamedTuple):
+    """Progress of an export: the last update, and the last evaluation's journal offset."""
+
+    lineage: int = 0
+    update: int = 0
+    evaluation: int = -1
+
+
+class UpdateMetrics(NamedTuple):
+    """Finite numbers of one update, at `at` seconds since the epoch; no arrays. `position` is
+    behind them."""
+
+    update: int
+    at: float
+    metrics: dict[str, float]
+    position: MetricsPosition
+
+
+_EVALUATED = ("accuracy", "response_length", "truncated")
+
+
+def metrics_since(
+    run_dir: Path, position: MetricsPosition, *, most: int = 200
+) -> list[UpdateMetrics]:
+    """Metrics of at most `most` updates behind a position, then evaluations as `eval/NAME`.
+
+    A figure comes once for each position; an update that a rollback undid comes again under its
+    number once the surviving lineage has trained it."""
+    reader = open_run(run_dir)
+    with reader.moment() as now:
+        behind = or_(
+            Update.lineage > position.lineage,
+            and_(Update.lineage == position.lineage, Update.update > position.update),
+        )
+        updates = now.rows(
+            select(Update.lineage, Update.update, Update.committed_at)
+            .where(Update.run == now.key, Update.committed_at.is_not(None), behind)
+            .order_by(Update.lineage, Update.update)
+            .limit(most)
+        )
+        found = []
+        for lineage, update, at in updates:
+            rows = now.rows(
+                select(Metric.name, Metric.value).where(
+                    Metric.run == now.key, Metric.lineage == lineage, Metric.update == update,
+                    Metric.value.is_not(None),
+                )
+            )  # fmt: skip
+            position = MetricsPosition(lineage, update, position.evaluation)
+            found.append(UpdateMetrics(update, at, dict(map(tuple, rows)), position))
+        evaluations = now.rows(
+            select(Evaluation)
+            .where(Evaluation.run == now.key, Evaluation.offset > position.evaluation)
+            .order_by(Evaluation.offset)
+        )
+        for row in evaluations:
+            measured = {name: getattr(row, name) for name in _EVALUATED}
+            metrics = {f"eval/{name}": x for name, x in measured.items() if x is not None}
+            position = position._replace(evaluation=row.offset)
+            found.append(UpdateMetrics(row.update, row.at, metrics, position))
+    return found
+
+
+# -- alerts ----------------------------------------------------------------------------------------
+
+
+MAX_ALERT_UPDATES = 2000
+"""Number of examined newest updates: a page must not read all of a long run."""
+
+
+def band_alerts(run_dir: Path, *, updates: int = MAX_ALERT_UPDATES) -> list[Alert]:
+    """Alerts about health ranges in the newest updates of the surviving lineage."""
+    return alerts_of(open_run(run_dir), updates)
+
+
+def alerts_of(reader: RunReader, updates: int = MAX_ALERT_UPDATES) -> list[Alert]:
+    """`band_alerts` of a run that is open."""
+    names = [name for name in names_of(reader) if band_of(name) is not None]
+    mine = (Update.run == reader.key, Update.abandoned.is_(False))
+    last = reader.value(select(func.max(Update.update)).where(*mine)) or 0
+    newest = (*mine, Update.update > last - updates)
+    # Rows of a name lie in the order of offsets, so that the old ones are not read.
+    offset = reader.value(select(func.min(Update.offset)).where(*newest))
+    if offset is None or not names:
+        return []
+    # Joined here: a database that began with the updates would look for metrics once for each.
+    kept = set(reader.tuples(select(Update.lineage, Update.update).where(*newest)))
+    query = select(Metric.name, Metric.lineage, Metric.update, Metric.value).where(
+        Metric.run == reader.key,
+        Metric.name.in_(names),
+        Metric.offset >= offset,
+        Metric.lineage.is_not(None),
+    )
+    rows = [row for row in reader.tuples(query) if row[1:3] in kept]
+    series = defaultdict[str, list[tuple[int, float | None]]](list)
+    for name, _, update, value in sorted(rows, key=lambda row: row[2]):
+        series[name].append((update, value))
+    return alerts(series)

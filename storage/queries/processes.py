@@ -1,20 +1,22 @@
-"""Processes and events, status of a run, and weights of its generators.
+"""Processes and events, status of a run, and the last stack in the log of each process.
 
-In: the journal's processes, gauges and events, the supervisor's starts and deaths, `now.json`.
+In: the journal's processes, gauges and events, the supervisor's starts and deaths, `now.json`,
+logs.
 """
 
 import json
+import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import select
 
 from headrace.run_files.run_folder import EVENTS_FILE, LIVE_STATE_FILE
 from storage.database.reader import RunReader, open_run
-from storage.database.tables import Event, Process, VersionLoad, WeightVersion
+from storage.database.tables import Event, Process
 from storage.projection.history import FINAL_PHASES
 from storage.queries.metrics import latest_values
 from storage.queries.rewards import ALERT
@@ -44,9 +46,7 @@ def process_table(run_dir: Path) -> "pd.DataFrame":
     return reader.frame(query)
 
 
-def events(
-    run_dir: Path, *, limit: int = 500, level: str | None = None, kind: str | None = None
-) -> "pd.DataFrame":
+def events(run_dir: Path, *, limit: int = 500, kind: str | None = None) -> "pd.DataFrame":
     """The newest events, newest first: at, level, kind, text.
 
     The supervisor's are of kind `supervisor`, so that a dead coordinator is on record too, but for
@@ -55,15 +55,13 @@ def events(
 
     reader = open_run(run_dir)
     query = select(Event.at, Event.level, Event.kind, Event.text).where(Event.run == reader.key)
-    if level is not None:
-        query = query.where(Event.level == level)
     if kind is not None:
         query = query.where(Event.kind == kind)
     frame = reader.frame(query.order_by(Event.offset.desc()).limit(limit))
     lines = [
         {key: line[key] for key in ("at", "level", "kind", "text")}
         for line in supervisor_events(run_dir)
-        if level in (None, line["level"]) and kind in (None, line["kind"])
+        if kind in (None, line["kind"])
     ]
     if lines:
         frame = pd.concat([frame, pd.DataFrame(lines)]) if len(frame) else pd.DataFrame(lines)
@@ -91,32 +89,6 @@ def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
             }
         )
     return lines
-
-
-def weight_versions(run_dir: Path) -> "pd.DataFrame":
-    """One row per load: version, lineage, update, published_at, generator, loaded_at, gap_s,
-    load_s. From generator on all are empty for a version that was not loaded."""
-    reader = open_run(run_dir)
-    query = (
-        select(
-            WeightVersion.version,
-            WeightVersion.lineage,
-            WeightVersion.update,
-            WeightVersion.published_at,
-            VersionLoad.generator,
-            VersionLoad.at.label("loaded_at"),
-            VersionLoad.gap_s,
-            VersionLoad.load_s,
-        )
-        .join(
-            VersionLoad,
-            (VersionLoad.run == WeightVersion.run) & (VersionLoad.version == WeightVersion.version),
-            isouter=True,
-        )
-        .where(WeightVersion.run == reader.key)
-        .order_by(WeightVersion.version, VersionLoad.offset)
-    )
-    return reader.frame(query)
 
 
 # -- how they are -------------------------------------------------------------------------------
@@ -218,3 +190,100 @@ def _with_life(row: dict[str, Any], life: list[dict[str, Any]]) -> dict[str, Any
         row |= {"state": _STATES[newest["event"]], "changed_at": newest["at"]}
         row["detail"] = newest.get("detail") or ""
     return row
+
+
+# -- stacks: of all threads on request, or a traceback ---------------------------------------------
+
+
+_READ_BYTES = 256 << 10
+_MOST_LINES = 400
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):")
+_TRACEBACK = "Traceback (most recent call last):"
+_FATAL = "Fatal Python error: "
+_CHAINED = ("During handling of the above", "The above exception was the direct cause")
+
+
+@dataclass(frozen=True)
+class StackDump:
+    """The stack of all `threads` (on request or at a crash), or a `traceback`. `at`: when
+    requested, or None."""
+
+    kind: Literal["threads", "traceback"]
+    text: str
+    at: float | None = None
+
+
+def last_stacks(run_dir: Path) -> dict[str, StackDump]:
+    """By process, the last stack in the last part of its log."""
+    events = supervisor_events(run_dir)
+    asked = {event.get("name"): event["at"] for event in events if event.get("event") == "stacks"}
+    found = {}
+    for path in sorted((run_dir / "logs").glob("*.log")):
+        stack = last_stack(_end(path))
+        if stack is not None:
+            at = asked.get(path.stem) if stack.kind == "threads" else None
+            found[path.stem] = StackDump(stack.kind, stack.text, at)
+    return found
+
+
+def last_stack(text: str) -> StackDump | None:
+    """The last stack in what a process printed."""
+    lines = text.splitlines()
+    for place in range(len(lines) - 1, -1, -1):
+        if _THREAD.match(lines[place]):
+            return StackDump("threads", _joined(_threads(lines, place)))
+        if lines[place].startswith(_TRACEBACK):
+            return StackDump("traceback", _joined(_traceback(lines, place)))
+    return None
+
+
+def _threads(lines: list[str], last: int) -> list[str]:
+    """All threads of the dump of which the last one begins here."""
+    end = last + 1
+    while end < len(lines) and lines[end].startswith("  "):
+        end += 1
+    first = last
+    for place in range(last - 1, -1, -1):
+        line = lines[place]
+        if _THREAD.match(line) or line.startswith(_FATAL):
+            first = place
+        elif line and not line.startswith("  "):
+            break
+    return lines[first:end]
+
+
+def _traceback(lines: list[str], last: int) -> list[str]:
+    """The traceback that begins here, below those of the exceptions that led to it."""
+    end = last + 1
+    while end < len(lines) and lines[end].startswith(" "):
+        end += 1
+    first = last
+    while (cause := _cause(lines, first)) is not None:
+        first = cause
+    return lines[first : end + 1]
+
+
+def _cause(lines: list[str], first: int) -> int | None:
+    """The line where the traceback begins that led to the one that begins at `first`."""
+    above = first - 1
+    while above >= 0 and not lines[above]:
+        above -= 1
+    if above < 0 or not lines[above].startswith(_CHAINED):
+        return None
+    begins = [place for place in range(above) if lines[place].startswith(_TRACEBACK)]
+    return begins[-1] if begins else None
+
+
+def _joined(lines: list[str]) -> str:
+    return "\n".join(lines[-_MOST_LINES:]).strip()
+
+
+def _end(path: Path) -> str:
+    """The last part of a log; empty where it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _READ_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,6 +1,5 @@
 """Sources of rewards: scorings, audits, alerts, reward over length."""
 
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,7 +62,9 @@ def source_rows(reader: RunReader, evaluation: int | None = None) -> list[dict[s
     ]
     for row in rows:
         for column, error in (("error", t.reward_error), ("audit_error", t.audit_error)):
-            row[column] = _newest(reader, [*scored, t.reward_source == row["source"]], error)
+            failed = select(error).where(*scored, t.reward_source == row["source"])
+            newest = failed.where(error.is_not(None)).order_by(t.rewarded_at.desc())
+            row[column] = reader.value(newest.limit(1))
     return rows
 
 
@@ -193,18 +194,6 @@ def _number(name: str, value: Any) -> Any:
     if not isinstance(value, Decimal):
         return value
     return int(value) if name in (*SCORES, *_COUNTS) else float(value)
-
-
-def _newest(reader: RunReader, scored: Sequence[ColumnElement[bool]], error: Any) -> str | None:
-    """The newest error of scorings."""
-    query = (
-        select(error)
-        .where(*scored, error.is_not(None))
-        .order_by(Trajectory.rewarded_at.desc())
-        .limit(1)
-    )
-    found = reader.rows(query)
-    return found[0][0] if found else None
 
 
 def _every(step: int, last: int) -> CTE:

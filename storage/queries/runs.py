@@ -194,8 +194,7 @@ def _why_ended(reader: RunReader, status: str, detail: str) -> str:
         .order_by(Event.offset.desc())
         .limit(1)
     )
-    found = reader.rows(query)
-    return found[0][0].partition(": ")[2] if found else ""
+    return str(reader.value(query) or "").partition(": ")[2]
 
 
 def _phase(run_dir: Path, word: CoordinatorStatus) -> str:
@@ -272,7 +271,7 @@ def _line(reader: RunReader) -> RunLine:
     )
     accuracies: dict[str, float] = {label: accuracy for label, accuracy in evaluated}
     known = [accuracy for _, accuracy in evaluated if accuracy is not None]
-    reward = reader.rows(
+    reward = reader.value(
         select(Metric.value)
         .where(Metric.run == reader.key, Metric.name == "reward/mean")
         .order_by(Metric.offset.desc())
@@ -289,7 +288,7 @@ def _line(reader: RunReader) -> RunLine:
         trained_tokens=updates[1] or 0,
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
-        reward=reward[0][0] if reward else None,
+        reward=reward,
         detail=state.ended,
         accuracy=known[-1] if known else None,
         lineage=state.lineage,

@@ -20,8 +20,7 @@ from storage.database.tables import (
     WeightVersion,
     Window,
 )
-from storage.queries.alerts import alerts_of
-from storage.queries.metrics import latest_values, same_update
+from storage.queries.metrics import alerts_of, latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
@@ -42,7 +41,7 @@ _TOKENS = (
 def run_summary(run_dir: Path) -> dict[str, Any]:
     """Everything about a run that fits one screen; JSON types only, None where nothing is known.
 
-    Token counts are the coordinator's ledger as of the newest update or sample; `recount_ledger`
+    Token counts are the coordinator's ledger as of the newest update or sample; `headrace audit`
     counts them again from the journal. Times count from the run's first record: to the first update
     of any kind, and to the first that changed the policy. A reward model's run has other figures,
     see `reward_model_summary`. Where a server cannot be asked, the few that the folder itself has.

@@ -37,7 +37,7 @@ _MANY = 500
 
 
 @dataclass(frozen=True)
-class TrajectoryPage:
+class RowPage:
     """Some rows of those that match, and how many match."""
 
     rows: "pd.DataFrame"
@@ -77,7 +77,7 @@ def trajectory_page(
     descending: bool = True,
     limit: int = 50,
     offset: int = 0,
-) -> TrajectoryPage:
+) -> RowPage:
     """A page of trajectories.
 
     `where`: the filter language; `filters`: equality by column (a list means any of); `search`: a
@@ -96,7 +96,7 @@ def trajectory_page(
             reader, wanted, sort=sort, descending=descending, limit=limit, offset=offset,
             asked=asked, newest=newest,
         )  # fmt: skip
-        return TrajectoryPage(rows=_rows_of(reader, ids), total=total)
+        return RowPage(rows=_rows_of(reader, ids), total=total)
     conditions = _conditions(tree, filters or {}, search)
     if evaluation is not None:
         conditions += answers_of(reader, evaluation)
@@ -111,7 +111,7 @@ def trajectory_page(
         .offset(offset)
     )
     count = joined(select(func.count()), reader.key).where(*conditions)
-    return TrajectoryPage(rows=reader.frame(query), total=reader.value(count))
+    return RowPage(rows=reader.frame(query), total=reader.value(count))
 
 
 def _expressions(

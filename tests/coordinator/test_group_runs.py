@@ -14,7 +14,7 @@ from headrace.protocol.records.record_types import (
     RunPhase,
     UpdateCommitted,
 )
-from storage.audit import recount_ledger
+from storage.audit import audit_run
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
@@ -105,7 +105,7 @@ async def test_groups_with_dynamic_sampling(tmp_path: Path, mode: str, stale: st
     if mode == "synchronous":
         assert metrics["staleness/max"] == 0
     last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
-    again = recount_ledger(run_dir)
+    again = audit_run(run_dir).counts
     assert again["generated"] == last["ledger/generated"]
     assert again["trained_policy"] == last["ledger/trained_policy"]
     assert again["dropped"]["filtered"] == last["ledger/dropped/filtered"]

@@ -26,7 +26,7 @@ from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, HeartbeatSender, Link
 from headrace.run_files.update_log import compare
-from storage.audit import audit_run, recount_ledger
+from storage.audit import audit_run
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until
 from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 from tests.coordinator.test_loop import records_of, run_config
@@ -125,11 +125,12 @@ async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
     assert any(isinstance(record, Snapshot) for record in records[:first])
     assert [r for r in records if isinstance(r, TokensLost) and r.reason != "held"] == []
     assert [r for r in records if isinstance(r, Incident) and r.kind == "chunk_rejected"] == []
-    counts = recount_ledger(coordinator.run_dir)
+    report = audit_run(coordinator.run_dir)
+    counts = report.counts
     assert counts["generated"] == sampled - thrown_away
     assert counts["discarded_at_hold"] <= thrown_away
     assert compare(coordinator.run_dir).problems == []
-    assert [f for f in audit_run(coordinator.run_dir).findings if f.kind != "checkpoint"] == []
+    assert [f for f in report.findings if f.kind != "checkpoint"] == []
     assert [r.update for r in records if isinstance(r, UpdateCommitted)] == list(range(1, 17))
 
 

@@ -66,7 +66,7 @@ def collapse(run_dir: Path, first: int, updates: int) -> None:
 def evaluate(run_dir: Path, texts: Mapping[str, list[str]], *, ends: bool = True) -> None:
     """So many evaluations as each prompt has texts, which are what was answered; those that are
     "1" are right. Where it does not end, the reward function raises and the run fails."""
-    version = int(queries.weight_versions(run_dir)["version"].iloc[-1])
+    version = queries.run_figures(run_dir)["weight_version"]
     at = queries.run_line(run_dir).wall_s + 1_767_268_800.0
     key = FIRST_ASKED + 100 * queries.asked_number(run_dir)
     records: list[Record] = []

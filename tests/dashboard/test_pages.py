@@ -29,6 +29,7 @@ from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
 from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from storage import queries
+from storage.audit import audit_run
 from storage.queries import trajectory_index
 from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
@@ -166,7 +167,7 @@ def test_overview_shows_the_summary(open_page: Callable[..., AppTest], run_dir: 
 
 def test_the_ledger_shown_is_what_the_journal_says(run_dir: Path) -> None:
     tokens = queries.run_summary(run_dir)["tokens"]
-    again = queries.recount_ledger(run_dir)
+    again = audit_run(run_dir).counts
     for account in ("generated", "trained_policy", "ready", "in_flight"):
         assert tokens[account] == again[account], account
     assert {k: v for k, v in tokens["dropped"].items() if v} == again["dropped"]

@@ -14,8 +14,10 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard.components.run_table import RunFilter, chosen_lines, run_rows, styled
+from headrace.run_files.run_folder import latest_name
 from headrace.run_files.run_notes import RunNotes, change_notes, read_notes
 from storage import queries
+from storage.audit import audit_run
 from storage.queries import RunLine
 from tests.dashboard.scripted_run import EVALUATIONS, write_run
 
@@ -124,8 +126,8 @@ def test_notes_are_edited_and_kept_in_the_folder(
     assert (row["tags"], row["note"]) == ("paper", "lr was too high")
     test.text_input(key="search_runs").set_value("LR high").run()
     assert list(rows_of(test)["run"]) == [FIRST]
-    before = queries.recount_ledger(two_runs / SECOND)
-    assert queries.recount_ledger(two_runs / FIRST) == before  # the account knows nothing of it
+    before = audit_run(two_runs / SECOND).counts
+    assert audit_run(two_runs / FIRST).counts == before  # the account knows nothing of it
 
 
 def test_what_cannot_be_noted_is_one_line(
@@ -146,12 +148,12 @@ def test_archived_runs_are_hidden_until_they_are_asked_for(
     next(button for button in test.button if button.label == "Archive").click().run()
     assert not test.exception
     assert list(rows_of(test)["run"]) == [FIRST]
-    assert queries.latest_run(two_runs) == FIRST
+    assert latest_name(two_runs) == FIRST
     test.toggle(key="archived").set_value(True).run()
     rows = rows_of(test).set_index("run")
     assert rows.loc[SECOND, "state"] == "finished, archived"
     next(button for button in test.button if button.label == "Take back").click().run()
-    assert queries.latest_run(two_runs) == SECOND
+    assert latest_name(two_runs) == SECOND
 
 
 def test_a_run_that_goes_on_is_not_archived(

@@ -286,9 +286,7 @@ def test_how_the_batch_is_split_changes_nothing(
         mask = torch.tensor([m for sample in part for _, m in sample], dtype=torch.bool)
         ids = torch.tensor([i for i, s in enumerate(part) for _ in s], dtype=torch.int64)
         by_token += weighted_sum(loss, token_mean_weights(mask, global_tokens=tokens)).item()
-        by_sample += weighted_sum(
-            loss, sample_mean_weights(mask, ids, global_samples=count, num_segments=len(part))
-        ).item()
+        by_sample += weighted_sum(loss, sample_mean_weights(mask, ids, global_samples=count)).item()
         by_length += weighted_sum(
             loss, fixed_length_weights(mask, global_samples=count, length=8)
         ).item()

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import select
 
 from storage import queries
+from storage.database.reader import open_run
+from storage.database.tables import VersionLoad
 from tests.dashboard.scripted_run import write_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "storage.md"
@@ -69,10 +72,11 @@ def dropped(run_dir: Path, rows: Rows) -> None:
 
 
 def stood_still(run_dir: Path, rows: Rows) -> None:
-    loads = queries.weight_versions(run_dir).dropna(subset=["loaded_at"])
-    newest = loads.sort_values("loaded_at", ascending=False).head(10)
-    assert sorted(row[1] for row in rows) == sorted(newest["version"])
-    assert {row[2] for row in rows} == set(newest["gap_s"])
+    reader = open_run(run_dir)
+    loads = select(VersionLoad.version, VersionLoad.gap_s).where(VersionLoad.run == reader.key)
+    newest = reader.rows(loads.order_by(VersionLoad.at.desc()).limit(10))
+    assert sorted(row[1] for row in rows) == sorted(load.version for load in newest)
+    assert {row[2] for row in rows} == {load.gap_s for load in newest}
 
 
 MEANINGS: dict[str, Callable[[Path, Rows], None]] = {

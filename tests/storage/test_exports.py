@@ -19,8 +19,7 @@ from storage.database.reader import open_run
 from storage.database.tables import Trajectory
 from storage.exports import export, pages, tokens
 from storage.exports.columns import type_name
-from storage.exports.packed_rows import ExportPart
-from storage.exports.row_buffer import RowBuffer
+from storage.exports.packed_rows import ExportPart, RowBuffer
 from storage.exports.sql import ask
 from storage.queries import trajectory_detail
 from storage.run_store import RunStore

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.run_files.run_folder import LIVE_STATE_FILE
 from storage import queries
-from storage.queries.stack_dumps import last_stack
+from storage.queries.processes import last_stack
 from tests.dashboard.scripted_run import write_run
 
 START = 1_767_268_800.0

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.exports import row_buffer as buffer_module
+from storage.exports import packed_rows
 from storage.exports.columns import WORD
 from storage.exports.leading_rows import PLAIN, LeadingRows, shown
-from storage.exports.packed_rows import PackedRows, plain, repeated
-from storage.exports.row_buffer import RowBuffer
+from storage.exports.packed_rows import PackedRows, RowBuffer, plain, repeated
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "whole": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -99,7 +98,7 @@ def test_rows_come_out_of_the_spool_as_they_went_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], in_memory: int
 ) -> None:
     """From memory, from files, and from files that began in memory."""
-    monkeypatch.setattr(buffer_module, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(packed_rows, "IN_MEMORY", in_memory)
     schema = pa.schema([SCHEMA.field(name) for name in names])
     parts = [
         packed([(("a", 1.0), ["x", None]), (("b", None), [])])[0],

@@ -83,7 +83,6 @@ def test_what_was_done_lately_is_found_by_its_end(run_dir: Path) -> None:
     "ask",
     [
         queries.dropped_tokens,
-        queries.dropped_windows,
         queries.dropped_page,
         lambda run_dir: queries.dropped_page(run_dir, reasons=["stale"], lengths=(10, 60)),
         lambda run_dir: queries.dropped_page(run_dir, by="trajectory", order="most tokens"),
@@ -101,8 +100,8 @@ def test_windows_that_lost_tokens_are_found_without_the_others(
 
 def test_the_newest_lost_windows_are_read_in_their_order(run_dir: Path) -> None:
     with sent() as statements:
-        queries.dropped_windows(run_dir, limit=3)
-    (steps,) = [steps_of(run_dir, each) for each in statements if "windows" in each[0]]
+        queries.dropped_page(run_dir, limit=3)
+    steps, _ = [steps_of(run_dir, each) for each in statements if "windows" in each[0]]
     assert not [step for step in steps if step == "USE TEMP B-TREE FOR ORDER BY"]
 
 

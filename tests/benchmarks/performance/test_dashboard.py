@@ -10,6 +10,7 @@ from benchmarks.kit.synthetic_runs import LiveRun, gauge_names, make_run, update
 from benchmarks.performance.dashboard import BATCH, PAGES, main, path_of, rows_of, shape
 from headrace.metrics.registry import METRICS, pattern_of
 from storage import queries
+from storage.audit import audit_run
 from tests.services import cannot_have, find_chromium
 
 SMALL = shape(metric_rows=4_000, trajectories=4 * BATCH, figures=0.5)
@@ -39,7 +40,7 @@ def test_the_run_agrees_with_itself(run_dir: Path) -> None:
     assert tokens["generated"] == tokens["trained_policy"] + sum(tokens["dropped"].values())
     assert tokens["dropped"]["stale"] > 0
     assert {k: v for k, v in tokens["dropped"].items() if v} == queries.dropped_tokens(run_dir)
-    again = queries.recount_ledger(run_dir)
+    again = audit_run(run_dir).counts
     assert again["trained_policy"] == tokens["trained_policy"]
     page = queries.trajectory_page(run_dir, sort="length", limit=1)
     detail = queries.trajectory_detail(run_dir, int(page.rows["trajectory_id"].iloc[0]))

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.kit.synthetic_runs import make_run
 from benchmarks.performance.export import line, main, shape, summary, turns_of
-from storage.audit import recount_ledger
+from storage.audit import audit_run
 from storage.exports import export
 
 BATCH = 128
@@ -15,7 +15,7 @@ BATCH = 128
 
 def test_the_run_is_a_run_in_which_every_token_has_its_place(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", shape(tokens=2 * BATCH * 160 - 1, length=160))
-    counted = recount_ledger(run_dir)
+    counted = audit_run(run_dir).counts
     assert counted["generated"] == 2 * BATCH * 160
     written = export(run_dir, "tokens", None, tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet")

@@ -13,8 +13,8 @@ from torch import Tensor
 from headrace.config.sections.learner import RankerTraining
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, part_bytes
 from learner.device import RankContext
+from learner.process.weight_publishing import publish_ranker
 from learner.ranking.model import SessionRanker, digest_of
-from learner.ranking.versions import publish
 from learner.updates.ranker_update import RankerSetup, RankerUpdate, clicked_lists
 from tasks.procedural.base import prompt_row
 from tasks.procedural.character_tokenizer import build_tokenizer
@@ -95,7 +95,7 @@ def test_clicks_teach(tmp_path: Path) -> None:
     assert losses[-1] < 0.5 * losses[0], losses
     figures = trained(part, shard)
     assert (figures["ranker/lists"], figures["ranker/steps"]) == (8, 4)
-    version = publish(
+    version = publish_ranker(
         part.ranker, part.ranker.model.state_dict(), tmp_path, version=4, keep=2, tell=print
     )
     loaded = SessionRanker.load(Path(version.path), CPU, longest=128)
@@ -103,7 +103,7 @@ def test_clicks_teach(tmp_path: Path) -> None:
         assert torch.equal(value, part.ranker.model.state_dict()[name]), name
     assert version.named == f"4-{digest_of(Path(version.path))}"
     for number in (9, 12):
-        publish(
+        publish_ranker(
             part.ranker, loaded.model.state_dict(), tmp_path, version=number, keep=2, tell=print
         )
     assert sorted(path.name for path in (tmp_path / "rankers").iterdir()) == ["v12", "v9"]

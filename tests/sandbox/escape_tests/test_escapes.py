@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sandbox.escape_tests import escapes
-from sandbox.escape_tests.environment import EscapeEnvironment
+from sandbox.escape_tests.escapes import EscapeEnvironment
 from sandbox.interpreter import interpreter
 from sandbox.limits import Limits
 from tests.sandbox.layers import each_layer, need
