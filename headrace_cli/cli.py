@@ -109,7 +109,7 @@ def _add_options(
 
 
 def _value(told: Any) -> dict[str, Any]:
-    """What stands before a help: a type, choices, a list or a default."""
+    """The settings that may stand before a help: a type, choices, a list or a default."""
     match told:
         case type():
             return {"type": told}

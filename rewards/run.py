@@ -56,10 +56,7 @@ def run_worker(
     parser.add_argument("--name", required=True, help="unique in the run, such as reward-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder made by `headrace keys`")
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
-    )
-    stack_dumps.listen()
+    stack_dumps.log_and_listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
     return exit_code(lambda: asyncio.run(_until_signal(work(link, options.name))))
 

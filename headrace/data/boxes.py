@@ -54,13 +54,6 @@ def to_grid(
     return tuple(math.floor(p / size[i % 2] * largest + 0.5) for i, p in enumerate(pixels))
 
 
-def to_pixels(
-    places: Sequence[float], size: tuple[float, float], largest: float = GRID
-) -> tuple[float, ...]:
-    """Return grid places `x, y, ...` (0 to `largest`) in pixels of a (width, height) image."""
-    return tuple(p * size[i % 2] / largest for i, p in enumerate(places))
-
-
 def _are_boxes(boxes: Floats) -> npt.NDArray[np.bool_]:
     proper = (boxes[..., 2] > boxes[..., 0]) & (boxes[..., 3] > boxes[..., 1])
     found: npt.NDArray[np.bool_] = proper & np.isfinite(boxes).all(-1)
