@@ -152,7 +152,7 @@ class Generation:
 
     async def lease_training(self) -> None:
         """Fill free slots: unfinished trajectories first, then new groups."""
-        if self.draining or self.notice is None or self._hub.scheduler.is_behind():
+        if self.draining or self.notice is None or self._hub.scheduler.selector.is_behind():
             return
         free = self._hub.peers.room.total
         if free == 0:

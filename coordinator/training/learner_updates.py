@@ -45,7 +45,7 @@ class LearnerUpdates:
         self._gauges = gauges
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
-        self._line = Lineage(hub)
+        self.line = Lineage(hub)
         self._filter = GroupFilter(hub.account)
         self._shares = DropRatesByLength()
         self.orders = OutstandingRequests()
@@ -58,12 +58,12 @@ class LearnerUpdates:
         """Take in a learner that says Hello (again); align its weights with the ledger."""
         hub = self._hub
         self.forget_learner()
-        problem = self._line.align(hello)
+        problem = self.line.align(hello)
         self.admit(self._filter.unjudged())
         if problem is not None:
             await self._bring_back(hello.name, problem)
             return
-        if hub.scheduler.is_behind():
+        if hub.scheduler.selector.is_behind():
             self._generation.hold_all()
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
@@ -92,13 +92,9 @@ class LearnerUpdates:
             )
 
     async def _bring_back(self, name: str, problem: str) -> None:
-        self._line.return_batch("the learner has to go back")
+        self.line.return_batch("the learner has to go back")
         self._hub.incident("warning", "learner_brought_back", f"{name}: {problem}")
-        await self._hub.send(name, self._line.restore(problem))
-
-    def return_batch(self, reason: str) -> None:
-        """Return the batch in flight, because no learner can say whether it was trained."""
-        self._line.return_batch(reason)
+        await self._hub.send(name, self.line.restore(problem))
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
@@ -194,7 +190,7 @@ class LearnerUpdates:
     def _drop_stale(self) -> None:
         """Drop windows whose tokens are all too old at once, so that others may begin."""
         hub = self._hub
-        stale = hub.scheduler.too_stale()
+        stale = hub.scheduler.selector.too_stale()
         for window in stale:
             length = hub.account.trajectories[window.trajectory_id].sampled
             left_out = {"stale": window.tokens}
@@ -257,7 +253,7 @@ class LearnerUpdates:
         metrics |= self._gauges.at_commit(metrics)
         trained = hub.account.ledger.accounts["trained_policy"]
         hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
-        self._line.drop_warmup_windows(taken)
+        self.line.drop_warmup_windows(taken)
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
