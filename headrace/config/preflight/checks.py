@@ -15,9 +15,8 @@ from headrace.config.preflight.value_model import check_tokens, check_value_mode
 from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig, members
-from headrace.config.validation.reward_rules import reward_problems
 from headrace.config.validation.rules import RULES
-from headrace.config.validation.task_rules import task_problems
+from headrace.config.validation.section_rules import reward_problems, task_problems
 from headrace.errors import UserError
 from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_free
 

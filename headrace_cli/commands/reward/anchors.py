@@ -19,7 +19,7 @@ from typing import Any
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import Written
-from headrace_cli.commands.checks.anchor_check import policy_tokenizer
+from headrace_cli.commands.checks.reward_check import policy_tokenizer
 from headrace_cli.commands.reward.anchor_judges import AnchorCandidate, AnchorJudges
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile

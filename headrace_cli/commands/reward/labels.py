@@ -23,8 +23,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
-from headrace_cli.commands.checks.anchor_check import policy_tokenizer
-from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.checks.reward_check import check_reward, policy_tokenizer
 from headrace_cli.commands.reward.answers import items_of
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
