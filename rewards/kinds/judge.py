@@ -22,12 +22,11 @@ from rewards.answers.row import column, right_answer
 from rewards.functions import coroutines
 from rewards.functions.arguments import InvalidRewardError, ScoringError
 from rewards.functions.results import Verdict
-from rewards.judging.address import address_lookup
 from rewards.judging.options import Options, check_options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
 from rewards.judging.readings import JudgeReply, both_orders, number, yes_probability
 from rewards.judging.selftest import check_server
-from rewards.judging.server import JudgeServer, JudgeUsage
+from rewards.judging.server import JudgeServer, JudgeUsage, address_lookup
 from rewards.verifier import Verifier
 from tasks.rows import images_in, text_of
 

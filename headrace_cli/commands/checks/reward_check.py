@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.config.preflight.value_model import check_tokens
+from headrace.config.preflight.checks import check_tokens
 from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from headrace.data.boxes import Box, mean_iou, to_grid
+from headrace.data.coordinates import Box, mean_iou, to_grid
 
 
 @pytest.mark.parametrize(
