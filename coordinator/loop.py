@@ -183,7 +183,7 @@ class Coordinator:
         told = troubles.waits.get(RECORDER)
         if recorder.waits_for != (told.text if told else ""):
             troubles.set_wait(RECORDER, "disk", recorder.waits_for)
-        troubles.set_lag(recorder.behind)
+        troubles.set_lag(recorder.store.behind)
 
     async def _tick(self) -> None:
         hub, parts, last = self.hub, self.parts, time.monotonic()

@@ -271,7 +271,7 @@ class Phases:
             text = "no checkpoint of the last update: the learner was gone before it"
             hub.troubles.report("no_checkpoint", text, "error")
         if self.outcome == "finished":
-            self.parts.training.return_batch("the run ended without its learner")
+            self.parts.training.line.return_batch("the run ended without its learner")
             self._discard()
         hub.write_summaries(at_once=True)
         metrics = self.parts.gauges.now(0, 0)

@@ -12,7 +12,6 @@ with lasting():
     import argparse
     import asyncio
     import json
-    import logging
     import os
     import signal
     import socket
@@ -210,8 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
     memory.give_back()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    stack_dumps.listen()
+    stack_dumps.log_and_listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
         if arguments.patient and (problem := lack_of_room(arguments.run_dir, START_BYTES)):

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import re
 import secrets
 import sys
 import time
@@ -26,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from environments.child import Ended
-from environments.tools import ToolCall, calls_in
+from environments.tools import ToolCall, calls_in, text_before_calls
 from environments.worker import TRIES, ChildGoneError, EnvironmentChild, EnvironmentPool
 from headrace.config.sections.environment import EnvironmentConfig
 from headrace.protocol.messages.environments import (
@@ -536,8 +535,7 @@ class AgentPool(EnvironmentPool):
             session.counts["wrong_calls"] += 1
         if not calls or len(calls) < len(found):
             return ChatMessage("assistant", turn.text)
-        content = "" if form == "llama" else re.split("<tool_call>|<function=", turn.text)[0]
-        return ChatMessage("assistant", content.strip(), calls)
+        return ChatMessage("assistant", text_before_calls(turn.text, form), calls)
 
 
 def _event(answer: dict[str, Any]) -> bytes:

@@ -138,6 +138,11 @@ def calls_in(text: str, form: CallFormat) -> list[ToolCall | ToolError]:
     return list(_llama(text)) if re.match(r'\{\s*"', text) else []
 
 
+def text_before_calls(text: str, form: CallFormat) -> str:
+    """Return what a turn with calls says besides them."""
+    return "" if form == "llama" else re.split("<tool_call>|<function=", text)[0].strip()
+
+
 def _llama(text: str) -> Iterator[ToolCall | ToolError]:
     decoder = json.JSONDecoder()
     while text:

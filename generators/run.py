@@ -283,10 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     company = "learner ranks and generators on its GPU, itself among them"
     parser.add_argument("--company", type=int, nargs=2, metavar="N", default=ALONE, help=company)
     args = parser.parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    stack_dumps.listen()
+    stack_dumps.log_and_listen()
     link = Link(args.connect, curve_keys=args.curve_keys)
     run = generate(link, args.name, args.cpus, args.evaluation_cpus, GpuSharing(*args.company))
     return exit_code(lambda: asyncio.run(run), EngineDeadError)

@@ -51,10 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     # MKL reads it at its first product.
     os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
-    )
-    stack_dumps.listen()
+    stack_dumps.log_and_listen()
     return exit_code(lambda: _run(options))
 
 

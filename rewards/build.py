@@ -11,15 +11,10 @@ from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards import kinds
-from rewards.functions.group_functions import load_group_functions
-from rewards.functions.line_functions import load_line_functions
 from rewards.functions.results import Verdict
 from rewards.functions.reward_scaling import early_verdict, scale_verdict
-from rewards.functions.user_functions import load_functions
+from rewards.functions.unit_functions import load_unit_functions
 from rewards.verifier import Verifier
-
-_LOAD = {"trajectory": load_functions, "group": load_group_functions, "line": load_line_functions}
-"""Loader of a source's functions, by its unit."""
 
 
 def build_verifier(source: SourceConfig) -> Verifier:
@@ -59,7 +54,7 @@ def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
 
 def _of_functions(source: SourceConfig) -> Verifier:
     """Verifier of user functions: scores on a scale of their own."""
-    functions = _LOAD[source.unit](source)
+    functions = load_unit_functions(source)
     many = (source.concurrency or 1) > 1 and functions.waits
     return Verifier(
         functions,

@@ -1,11 +1,15 @@
 """A reward worker: `python -m rewards.run --connect ADDR --name reward-0 [--curve-keys DIR]`.
 
-In: the command line, and the configuration from the coordinator's Welcome. Out: exit code 0 (done),
-2 (the user's mistake), 1 (ours), 130 (interrupted). Logs go to stderr.
+In: the command line, the configuration from the coordinator's Welcome, and ScoreRequests. Out:
+Scores; the first at once, others with those of the next GATHER_S. Then an exit code: 0 (done), 2
+(the user's mistake), 1 (ours), 130 (interrupted). Logs go to stderr. Blocks on: the socket, and the
+children of the pool. Wakes by: a message, a score. Shutdown: what is held is finished, audits
+apart, within the longest timeout_s. Failure: RunFailedError or UserError, also of the pool.
 """
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -15,15 +19,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from headrace.config.sections.run import RunConfig
-from headrace.errors import exit_code
+from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.protocol.messages.control import Hello, Message
+from headrace.protocol.messages.control import Hello, Message, Score, ScoreRequest, Scores
 from headrace.protocol.transport.sockets import Dealer, Link
-from rewards.worker.loop import serve
 from rewards.worker.membership import take_part
 from rewards.worker.pool import ScoringPool
 
 log = logging.getLogger("rewards")
+GATHER_S = 0.05
+"""Seconds in which scores are gathered: a message costs more than its plain answers."""
+MOST_SCORES = 256
 
 
 async def work(link: Link, name: str) -> None:
@@ -36,7 +42,45 @@ async def _score(dealer: Dealer, config: RunConfig, messages: AsyncIterator[Mess
     pool, sources = ScoringPool(config.reward), config.reward.each()
     for source, settings in sources.items():
         log.info("%s: %s in %d children", source, settings.kind, settings.children)
-    await serve(dealer, pool, messages, drain_s=max(s.timeout_s for s in sources.values()))
+    await _serve(dealer, pool, messages, drain_s=max(s.timeout_s for s in sources.values()))
+
+
+async def _serve(
+    dealer: Dealer, pool: ScoringPool, messages: AsyncIterator[Message], *, drain_s: float
+) -> None:
+    """Score until there are no more messages."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            children = group.create_task(pool.run(), name="children")
+            sender = group.create_task(_send(dealer, pool), name="scores out")
+            async for message in messages:
+                if isinstance(message, ScoreRequest):
+                    await pool.submit(message.items)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await pool.finish()
+            children.cancel()
+            sender.cancel()
+    except* (UserError, RunFailedError) as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        # What led to a failure is news too.
+        while not pool.scores.empty():
+            await _send_some(dealer, pool, [])
+
+
+async def _send(dealer: Dealer, pool: ScoringPool) -> None:
+    while True:
+        await _send_some(dealer, pool, [await pool.scores.get()])
+        await asyncio.sleep(GATHER_S)
+
+
+async def _send_some(dealer: Dealer, pool: ScoringPool, scores: list[Score]) -> None:
+    while not pool.scores.empty() and len(scores) < MOST_SCORES:
+        scores.append(pool.scores.get_nowait())
+    await dealer.send(Scores(scores=scores))
+    for _ in scores:
+        pool.scores.task_done()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,10 +100,7 @@ def run_worker(
     parser.add_argument("--name", required=True, help="unique in the run, such as reward-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder made by `headrace keys`")
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
-    )
-    stack_dumps.listen()
+    stack_dumps.log_and_listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
     return exit_code(lambda: asyncio.run(_until_signal(work(link, options.name))))
 

@@ -45,7 +45,7 @@ from headrace.protocol.messages.control import Batch, ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
 from headrace.protocol.token_spans import Reward
 from headrace.run_files.run_folder import MEDIA, find_run, read_config
-from headrace_cli.commands.checks.anchor_check import policy_tokenizer
+from headrace_cli.commands.checks.reward_check import policy_tokenizer
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.sampling import draw_seed, side_by_side
 from headrace_cli.launch.sampler import open_sampler

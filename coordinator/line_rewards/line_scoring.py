@@ -18,12 +18,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.line_rewards.line_ends import LineEnds, LineTokens
-from coordinator.line_rewards.process_rewards import (
-    LineRewardRates,
-    num_scored,
-    on_account,
-    settled,
-)
+from coordinator.line_rewards.process_rewards import num_scored, on_account, settled
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Score
 from headrace.protocol.records.record_types import LineScore, LinesScored, LinesState
@@ -52,8 +47,7 @@ class LineScoring:
         assert process.source is not None
         self.source = process.source
         self._account, self._tokens = account, tokens
-        self._rates = LineRewardRates(process.failing, process.passing)
-        self._expected = process.lines
+        self._rates = process
         self._by_window = config.schedule.unit == "window"
         self._ends: dict[int, LineEnds] = {}
         self._asked: dict[int, list[int]] = {}
@@ -161,8 +155,8 @@ class LineScoring:
         return on_account(payable, self._rates, so_far=so_far, expected=self._expectation())
 
     def _expectation(self) -> float:
-        if self._expected is not None:
-            return float(self._expected)
+        if self._rates.lines is not None:
+            return float(self._rates.lines)
         return fmean(self._numbers) if self._numbers else 0.0
 
     def settle(self, trajectory: Trajectory, *, passed: bool) -> list[Reward]:

@@ -9,23 +9,11 @@ together are those of the formula.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from math import fsum
 
+from headrace.config.sections.reward import ProcessConfig
 from headrace.protocol.records.record_types import LineScore
 from headrace.protocol.token_spans import Reward
-
-
-@dataclass(frozen=True)
-class LineRewardRates:
-    """The two lambdas of process rewards."""
-
-    failing: float
-    passing: float
-
-    def of(self, *, passed: bool) -> float:
-        """Return the lambda of an answer."""
-        return self.passing if passed else self.failing
 
 
 def num_scored(lines: Sequence[LineScore]) -> int:
@@ -43,7 +31,7 @@ def line_rewards(lines: Sequence[LineScore], rate: float, num_lines: float) -> l
 
 
 def on_account(
-    lines: Sequence[LineScore], rates: LineRewardRates, *, so_far: int, expected: float
+    lines: Sequence[LineScore], rates: ProcessConfig, *, so_far: int, expected: float
 ) -> list[Reward]:
     """Return the early rewards of lines in an unfinished answer.
 
@@ -55,7 +43,7 @@ def on_account(
 def settled(
     lines: Sequence[LineScore],
     paid: Sequence[Reward],
-    rates: LineRewardRates,
+    rates: ProcessConfig,
     *,
     passed: bool,
     payable: Collection[int],
@@ -65,7 +53,8 @@ def settled(
 
     An unpaid line earns its own reward where its position is `payable` (no update has trained it
     yet); all the rest, a refund perhaps, is earned at position `last`."""
-    earned = line_rewards(lines, rates.of(passed=passed), max(num_scored(lines), 1))
+    rate = rates.passing if passed else rates.failing
+    earned = line_rewards(lines, rate, max(num_scored(lines), 1))
     known = {reward.position for reward in paid}
     own = [r for r in earned if r.position in payable and r.position not in known]
     rest = fsum([r.value for r in earned] + [-r.value for r in (*paid, *own)])

@@ -82,11 +82,11 @@ class StallWatch:
             return
         waits = [{"for": wait.words, "age_s": round(wait.age_s, 1)} for wait in self.now()]
         heard = {name: round(age, 1) for name, age in self._hub.peers.heard().items()}
-        recorder, state = self._hub.recorder, self._hub.state
+        recorder, store, state = self._hub.recorder, self._hub.recorder.store, self._hub.state
         said = {"at": time.time(), "phase": phase, "waits": waits, "heard": heard}
         said |= {"updates": state.committed, "records": recorder.end.records, "sql": None}
-        if recorder.behind:
-            said["sql"] = {"text": recorder.behind, "age_s": round(recorder.behind_s, 1)}
+        if store.behind:
+            said["sql"] = {"text": store.behind, "age_s": round(store.behind_s, 1)}
         path, text = Path(self._hub.run_dir) / LIVE_STATE_FILE, json.dumps(said)
         self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
 

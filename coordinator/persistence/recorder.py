@@ -56,13 +56,13 @@ class Recorder:
     """Writer of records: the only way from the coordinator to the disk.
 
     Attributes:
-        end: of the journal, after the last commit. waits_for: what the disk lacks, with place and
-        bytes; empty while it takes what comes. snapshot: writes a snapshot of the state, of which
-        all records have been written.
+        store: to which it writes. end: of the journal, after the last commit. waits_for: what the
+        disk lacks, with place and bytes; empty while it takes what comes. snapshot: writes a
+        snapshot of the state, of which all records have been written.
     """
 
     def __init__(self, store: RecordStore, *, interval_s: float) -> None:
-        self._store = store
+        self.store = store
         self._interval_s = interval_s
         self._records: list[Record] = []
         self._effects: list[Effect] = []
@@ -72,16 +72,6 @@ class Recorder:
         self.end = store.end
         self.waits_for = ""
         self.snapshot: Callable[[], None] = lambda: None
-
-    @property
-    def behind(self) -> str:
-        """Reason why the database does not follow the journal; empty while it does."""
-        return self._store.behind
-
-    @property
-    def behind_s(self) -> float:
-        """Seconds for which it has lacked a record."""
-        return self._store.behind_s
 
     def write(self, record: Record) -> None:
         """Queue a record for the next commit."""
@@ -138,17 +128,17 @@ class Recorder:
 
     def keep_short(self) -> None:
         """Write a snapshot, where it is time for one."""
-        if self._store.wants_snapshot:
+        if self.store.wants_snapshot:
             self.snapshot()
 
     async def _append(self, records: list[Record]) -> None:
-        commit = asyncio.ensure_future(asyncio.to_thread(self._store.append, records))
+        commit = asyncio.ensure_future(asyncio.to_thread(self.store.append, records))
         done, _ = await asyncio.wait([commit], timeout=SLOW_S)
         if not done:
             self.waits_for = (
-                f"{self._store.place} to take {len(records):,} records, which it has "
+                f"{self.store.place} to take {len(records):,} records, which it has "
                 f"not done in {SLOW_S:.0f} s"
             )
             log.warning("the run waits: %s", self.waits_for)
         await commit
-        self.end = self._store.end
+        self.end = self.store.end

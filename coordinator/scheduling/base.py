@@ -109,7 +109,9 @@ class BatchSelector:
         return None
 
     def is_behind(self) -> bool:
-        """Return whether tokens sampled now would be too old after a rollback's updates."""
+        """Return whether tokens sampled now would be too old after a rollback's updates.
+
+        Sampling pauses while the run replays these."""
         account = self._account
         if not account.again:
             return False
@@ -198,7 +200,7 @@ class Scheduler(ABC):
         self._config, self._schedule = config, config.schedule
         self._state, self._account, self._leases = state, state.account, leases
         self._warmup = Warmup(config, state)
-        self._selector = BatchSelector(config, state, by_arrival=by_arrival)
+        self.selector = BatchSelector(config, state, by_arrival=by_arrival)
         self.bound = self._schedule.bound
         """Maximum number of windows in play in a stream."""
 
@@ -214,10 +216,6 @@ class Scheduler(ABC):
     @abstractmethod
     def resume(self) -> None:
         """Resume after a new coordinator took over, with the leases in force."""
-
-    def is_behind(self) -> bool:
-        """Return whether sampling pauses because the run replays updates after a rollback."""
-        return self._selector.is_behind()
 
     @abstractmethod
     def stops_at_border(self) -> bool:
@@ -244,27 +242,23 @@ class Scheduler(ABC):
     def goes_on(self, trajectory: Trajectory) -> bool:
         """Return whether a generating trajectory at a border may begin the next window."""
 
-    def too_stale(self) -> list[Window]:
-        """Return ready windows that can no longer be trained."""
-        return self._selector.too_stale()
-
     def next_batch(self) -> BatchSelection | None:
         """Return the next batch, or None when the learner has to wait."""
         if self._account.taken is not None:
             return None
-        if again := self._selector.again():
+        if again := self.selector.again():
             return again
         value = self._config.algorithm.value
         if self.warming:
             assert value is not None
             prompts = self._warmup.prompts
-            found = self._selector.warmup_set(prompts) if prompts else None
+            found = self.selector.warmup_set(prompts) if prompts else None
             trajectories = found or self._warmup_half()
             return BatchSelection([], trajectories, value.warmup_epochs) if trajectories else None
         windows = self._policy_half()
         if not windows:
             return None
-        values = self._selector.values(windows)
+        values = self.selector.values(windows)
         return BatchSelection(windows, values, self._config.learner.value.epochs)
 
     @abstractmethod

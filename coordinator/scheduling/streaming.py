@@ -74,7 +74,7 @@ class StreamingScheduler(Scheduler):
         """Return whether a generating trajectory at a border may begin the next window."""
         if trajectory.trajectory_id in self._leases.open:
             return True
-        if not self._may_begin(self.in_play()) or self.is_behind():
+        if not self._may_begin(self.in_play()) or self.selector.is_behind():
             return False
         self._leases.may_begin(trajectory.trajectory_id)
         return True
@@ -87,16 +87,16 @@ class StreamingScheduler(Scheduler):
             return []
         if self._opening_waits() or self._stale_unit_waits():
             return []
-        return self._selector.windows()
+        return self.selector.windows()
 
     def _warmup_half(self) -> list[Trajectory]:
         """Return trajectories of a full batch; fewer where the stream would wait for ever."""
         chosen, size = list[Trajectory](), self._schedule.batch_windows
         if self._schedule.value_batch_tokens is not None and not self._warmup.prompts:
-            chosen = self._selector.warmup_values()
+            chosen = self.selector.warmup_values()
         elif len(self._account.values) >= size and not self._warmup.prompts:
-            chosen = self._selector.waiting()[:size]
-        return self._selector.waiting() if not chosen and self._nothing_to_come() else chosen
+            chosen = self.selector.waiting()[:size]
+        return self.selector.waiting() if not chosen and self._nothing_to_come() else chosen
 
     def _nothing_to_come(self) -> bool:
         """Return whether waiting would be for ever.

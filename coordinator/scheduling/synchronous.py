@@ -82,7 +82,7 @@ class SynchronousScheduler(Scheduler):
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
         """Return a round's carried trajectories, then new groups; later the unleased rest."""
-        if self._selector.again():
+        if self.selector.again():
             return [], 0
         keys, groups = self._rest(free), 0
         if not self._round:
@@ -140,7 +140,7 @@ class SynchronousScheduler(Scheduler):
         """Return the round's windows, or those left over from a warm-up or a dead learner."""
         if self._under_way():
             return []
-        windows: list[Window] = [] if self._refills() else self._selector.windows()
+        windows: list[Window] = [] if self._refills() else self.selector.windows()
         if not windows:
             self._end_round()
         return windows
@@ -148,7 +148,7 @@ class SynchronousScheduler(Scheduler):
     def _warmup_half(self) -> list[Trajectory]:
         if self._under_way():
             return []
-        trajectories = self._selector.warmup_values() if self._round else []
+        trajectories = self.selector.warmup_values() if self._round else []
         if not trajectories:
             self._end_round()
         return trajectories

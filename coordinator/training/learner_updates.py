@@ -1,9 +1,11 @@
 """Batches out, updates in: the coordinator's side of the learner.
 
-In: the scheduler's selection, UpdateDone, a learner that joins (again). Out: Batch, the records of
-taken and committed batches, checkpoints. Promises: at most one batch is in flight, and it is on
-record before it is sent; batch ids and version numbers are never used twice; `lineage` aligns the
-ledger with a learner's weights.
+In: the scheduler's selection, UpdateDone, a learner that joins (again) with the update and the
+batch of its weights. Out: Batch, the records of taken and committed batches and of a lineage that
+begins, checkpoints, the order to load other weights. Promises: at most one batch is in flight, and
+it is on record before it is sent; batch ids and version numbers are never used twice; a batch stays
+in flight until a learner says whether its weights hold it, and is then either committed or
+returned, never both; a learner whose weights are not a place on the surviving line is never kept.
 """
 
 import secrets
@@ -23,7 +25,6 @@ from coordinator.rollouts.generation import Generation
 from coordinator.scheduling.group_filter import GroupFilter
 from coordinator.training.batches import prepare
 from coordinator.training.gauges import Gauges
-from coordinator.training.lineage import Lineage
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import control as m
 from headrace.protocol.records import record_types as r
@@ -45,7 +46,7 @@ class LearnerUpdates:
         self._gauges = gauges
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
-        self._line = Lineage(hub)
+        self.line = Lineage(hub)
         self._filter = GroupFilter(hub.account)
         self._shares = DropRatesByLength()
         self.orders = OutstandingRequests()
@@ -58,12 +59,12 @@ class LearnerUpdates:
         """Take in a learner that says Hello (again); align its weights with the ledger."""
         hub = self._hub
         self.forget_learner()
-        problem = self._line.align(hello)
+        problem = self.line.align(hello)
         self.admit(self._filter.unjudged())
         if problem is not None:
             await self._bring_back(hello.name, problem)
             return
-        if hub.scheduler.is_behind():
+        if hub.scheduler.selector.is_behind():
             self._generation.hold_all()
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
@@ -92,13 +93,9 @@ class LearnerUpdates:
             )
 
     async def _bring_back(self, name: str, problem: str) -> None:
-        self._line.return_batch("the learner has to go back")
+        self.line.return_batch("the learner has to go back")
         self._hub.incident("warning", "learner_brought_back", f"{name}: {problem}")
-        await self._hub.send(name, self._line.restore(problem))
-
-    def return_batch(self, reason: str) -> None:
-        """Return the batch in flight, because no learner can say whether it was trained."""
-        self._line.return_batch(reason)
+        await self._hub.send(name, self.line.restore(problem))
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
@@ -194,7 +191,7 @@ class LearnerUpdates:
     def _drop_stale(self) -> None:
         """Drop windows whose tokens are all too old at once, so that others may begin."""
         hub = self._hub
-        stale = hub.scheduler.too_stale()
+        stale = hub.scheduler.selector.too_stale()
         for window in stale:
             length = hub.account.trajectories[window.trajectory_id].sampled
             left_out = {"stale": window.tokens}
@@ -257,7 +254,7 @@ class LearnerUpdates:
         metrics |= self._gauges.at_commit(metrics)
         trained = hub.account.ledger.accounts["trained_policy"]
         hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
-        self._line.drop_warmup_windows(taken)
+        self.line.drop_warmup_windows(taken)
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
@@ -353,3 +350,87 @@ class DropRatesByLength:
             "staleness/length": sizes,
         }
         return named if any(size is not None for size in sizes) else {}
+
+
+class Lineage:
+    """Surviving line of updates, and its alignment with a learner's weights."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def align(self, hello: m.Hello) -> str | None:
+        """Bring the ledger to a joining learner's weights; return why not, or None."""
+        hub, state = self._hub, self._hub.state
+        taken = hub.account.taken
+        if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
+            self._commit_unreported(taken)
+        else:
+            self.return_batch("the learner's weights are without it")
+        if not state.is_on_line(hello.update, hello.batch_id):
+            return (
+                f"its weights are from update {hello.update} (batch {hello.batch_id}), which is "
+                "not, or no longer, a place on the run's surviving line of updates"
+            )
+        if hello.update != state.update or (state.update and hello.resumed_from):
+            self._roll_back(hello)
+        return None
+
+    def return_batch(self, reason: str) -> None:
+        """Return the batch in flight, if any, to the ready ones."""
+        taken = self._hub.account.taken
+        if taken is not None:
+            self._hub.record_event(
+                r.BatchReturned(
+                    update=taken.update,
+                    lineage=taken.lineage,
+                    reason=reason,
+                    window_ids=[window.window_id for window in taken.windows],
+                    value_trajectories=taken.value_trajectories,
+                    batch_id=taken.batch_id,
+                )
+            )
+
+    def restore(self, reason: str) -> m.Restore:
+        """Return the order to load weights that are on the line."""
+        return m.Restore(reason=reason, line=sorted(self._hub.state.line.items()))
+
+    def drop_warmup_windows(self, batch: r.BatchTaken) -> None:
+        """Drop the windows of a warm-up's batch, whose outcomes the critic has trained on."""
+        if not batch.windows:
+            for drop in self._hub.lifecycle.drop_for_warmup(batch.value_trajectories):
+                self._hub.record_event(drop)
+
+    def _commit_unreported(self, batch: r.BatchTaken) -> None:
+        """Commit a batch that the learner's weights hold, but that it never reported."""
+        self._hub.record_event(
+            r.UpdateCommitted(
+                update=batch.update,
+                lineage=batch.lineage,
+                version=batch.version,
+                train_time_s=self._hub.clock.now(),
+                trained_tokens=0,
+                window_ids=[window.window_id for window in batch.windows],
+                value_trajectories=batch.value_trajectories,
+                metrics={},
+                diagnostics=[],
+                batch_id=batch.batch_id,
+            )
+        )
+        self.drop_warmup_windows(batch)
+        self._hub.scheduler.committed(None)
+
+    def _roll_back(self, hello: m.Hello) -> None:
+        """Begin a new lineage at the weights' update: all committed later is ready again."""
+        hub, state = self._hub, self._hub.state
+        undone = [b for u, b in hub.account.committed.items() if u > hello.update]
+        hub.record_event(
+            r.LineageBegan(
+                lineage=state.lineage + 1,
+                update=hello.update,
+                version=state.versions.issued + 1,
+                reason=f"learner restored from {hello.resumed_from or 'the starting model'}",
+                window_ids=[w.window_id for batch in undone for w in batch.windows],
+                value_trajectories=[t for batch in undone for t in batch.value_trajectories],
+            )
+        )
+        hub.scheduler.restart()

@@ -16,14 +16,6 @@ from headrace.protocol.token_spans import Float32, Weight
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
 
-_REASONS: tuple[DropReason, ...] = (
-    "non_finite",
-    "stale",
-    "boundary_mask",
-    "overlong",
-    "zero_weight",
-)
-
 
 @dataclass(frozen=True)
 class WindowMask:
@@ -58,7 +50,7 @@ def mask_window(
     truncated = rules.skips_truncated and trajectory.status == "truncated"
     logprobs = trajectory.logprobs[window.start : window.end]
     weights = _weights(trajectory, window, rules)
-    held_by = {
+    held_by: dict[DropReason, npt.NDArray[np.bool_]] = {
         "non_finite": ~np.isfinite(logprobs),
         "stale": ages > rules.max_age,
         "boundary_mask": (left <= margin) & border,
@@ -66,13 +58,12 @@ def mask_window(
         "zero_weight": weights <= 0,
     }
     codes = np.zeros(size, np.int64)
-    for code, reason in reversed(list(enumerate(_REASONS, start=1))):
+    for code, reason in reversed(list(enumerate(held_by, start=1))):
         codes[held_by[reason]] = code
     codes[~sampled] = -1
     trained = codes == 0
-    return WindowMask(
-        np.where(trained, weights, np.float32(0.0)), _runs(codes, window.start), trained
-    )
+    runs = _runs(codes, list(held_by), window.start)
+    return WindowMask(np.where(trained, weights, np.float32(0.0)), runs, trained)
 
 
 def _weights(trajectory: Trajectory, window: Window, rules: BatchRules) -> Float32:
@@ -86,12 +77,12 @@ def _weights(trajectory: Trajectory, window: Window, rules: BatchRules) -> Float
     return weights
 
 
-def _runs(codes: npt.NDArray[np.int64], offset: int) -> list[MaskedRun]:
-    """Return the runs of equal positive codes."""
+def _runs(codes: npt.NDArray[np.int64], reasons: list[DropReason], offset: int) -> list[MaskedRun]:
+    """Return the runs of equal positive codes, which number the reasons from 1 on."""
     edges = np.flatnonzero(np.diff(codes, prepend=-2, append=-2))
     borders = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return [
-        MaskedRun(_REASONS[codes[first] - 1], offset + first, offset + last, last - first)
+        MaskedRun(reasons[codes[first] - 1], offset + first, offset + last, last - first)
         for first, last in borders
         if codes[first] > 0
     ]

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from environments.protocol import InvalidStepError, thing_of
-from environments.tools import CallFormat, ToolCall, calls_in
+from environments.tools import CallFormat, ToolCall, calls_in, text_before_calls
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 
 RoleTexts = list[tuple[str, str]]
@@ -90,9 +90,7 @@ class VerifiersEpisode:
         self._asked.put_nowait(said)
         turn = await self._turns.get()
         calls = calls_in(turn.text, self._calls) if self.schemas else []
-        text = turn.text
-        if calls:
-            text = "" if self._calls == "llama" else text.partition("<tool_call>")[0].strip()
+        text = text_before_calls(turn.text, self._calls) if calls else turn.text
         made = []
         for number, call in enumerate(calls):
             name, given = "", str(call)

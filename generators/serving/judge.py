@@ -8,7 +8,6 @@ engine died, too), 2 the user's mistake.
 
 import argparse
 import asyncio
-import logging
 import os
 import secrets
 import sys
@@ -134,10 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", required=True, help="of [reward.judges.NAME]")
     parser.add_argument("--cpus", type=cores_of, metavar="0,1", help="cores of this judge")
     args = parser.parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    stack_dumps.listen()
+    stack_dumps.log_and_listen()
 
     def run() -> int:
         judge = read_config(args.run_dir).reward.judges[args.name]

@@ -6,6 +6,7 @@ that called `listen`, on its standard error, which is its log. Promise: a proces
 """
 
 import faulthandler
+import logging
 import os
 import signal
 from collections.abc import Collection, Iterator
@@ -13,6 +14,13 @@ from pathlib import Path
 
 _STDERR = 2
 _PROC = Path("/proc")
+
+
+def log_and_listen() -> None:
+    """Log to standard error from here on, and `listen`, as every role does when it starts."""
+    format = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=format)
+    listen()
 
 
 def listen() -> None:

@@ -11,11 +11,10 @@ import msgspec
 from headrace.config.sections.model import JudgeConfig
 from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
-from rewards.judging.address import JudgeAddress
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, template_of
 from rewards.judging.readings import JudgeReply, spelled
-from rewards.judging.server import JudgeError, JudgeServer
+from rewards.judging.server import JudgeAddress, JudgeError, JudgeServer
 from rewards.judging.wire import body_of, path_of, read_reply
 
 _EXAMPLE = {

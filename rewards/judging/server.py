@@ -1,13 +1,16 @@
-"""Asking a judge's server.
+"""A judge's server: its address, and how it is asked.
 
-In: prompts. Out: replies, and what they took. Promises: the same question is asked once as long as
-its answer is kept; transient failures (no connection, 408, 409, 425, 429, 5xx, an unreadable
-answer) are retried, ever later, as the server asks for it, within the caller's deadline; others are
-a JudgeError at once; a server's `Retry-After` delays all callers. The key is in no text.
+In: options, prompts. Out: the address as it is now (a server's URL, or that of a judge of the run,
+which has a new one when it was started again, and none before it serves); replies, and what they
+took. Promises: the same question is asked once as long as its answer is kept; transient failures
+(no connection, 408, 409, 425, 429, 5xx, an unreadable answer) are retried, ever later, as the
+server asks for it, within the caller's deadline; others are a JudgeError at once; a server's
+`Retry-After` delays all callers. The key is in no text.
 """
 
 import asyncio
 import hashlib
+import os
 import random
 import time
 from collections import OrderedDict
@@ -15,15 +18,59 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
+from headrace.errors import UserError
+from headrace.protocol.messages.judges import JUDGES_VARIABLE, read_address
 from rewards.functions.arguments import ScoringError
-from rewards.judging.address import AddressLookup, JudgeAddress
 from rewards.judging.options import Options
 from rewards.judging.readings import JudgeReply
 from rewards.judging.wire import body_of, path_of, read_reply
+
+
+class JudgeAddress(NamedTuple):
+    """`base` ends where `/chat/completions` begins."""
+
+    base: str
+    model: str
+    key: str | None = None
+
+
+AddressLookup = Callable[[], JudgeAddress | None]
+
+
+def address_lookup(options: Options) -> AddressLookup:
+    """Return a lookup of the judge's address; UserError where there can be none."""
+    if options.url is not None:
+        address = _of_url(options.url, options)
+        return lambda: address
+    name, folder = options.judge, os.environ.get(JUDGES_VARIABLE)
+    assert name is not None
+
+    def now() -> JudgeAddress | None:
+        found = read_address(Path(folder), name) if folder else None
+        return None if found is None else JudgeAddress(found.base, found.model, found.key)
+
+    return now
+
+
+def _of_url(url: str, options: Options) -> JudgeAddress:
+    assert options.model is not None
+    key = None
+    if options.api_key_env is not None:
+        key = os.environ.get(options.api_key_env)
+        if not key:
+            raise UserError(
+                f"option api_key_env of kind 'judge': there is no variable {options.api_key_env}"
+            )
+    bare = url.rstrip("/")
+    base = bare if urlsplit(bare).path else f"{bare}/v1"
+    return JudgeAddress(base, options.model, key)
+
 
 MINUTE_S = 60.0
 

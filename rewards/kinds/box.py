@@ -8,8 +8,7 @@ what is not whole count as a box without overlap; more than a thousand boxes sco
 from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
-from headrace.data.boxes import mean_iou
-from headrace.data.coordinates import Grounding, response_groups, true_boxes
+from headrace.data.coordinates import Grounding, mean_iou, response_groups, true_boxes
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import columns
 from rewards.functions.results import Verdict

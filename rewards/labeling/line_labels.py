@@ -64,10 +64,6 @@ class LineLabels:
         return 0 < self.boundary < self.counted
 
 
-Find = Callable[[int, Callable[[int], Awaitable[bool]]], Awaitable[int]]
-"""A search for the boundary, such as `search`."""
-
-
 class _PrefixTrial(NamedTuple):
     recoverable: bool
     completions: int
@@ -107,17 +103,16 @@ class PrefixLabeler(Generic[R]):
         *,
         k: int,
         at_once: int = 1,
-        find: Find | None = None,
     ) -> None:
         """Create a labeler of the policy `complete` and the judge `passes`.
 
         A prefix is given up after `k` completions, `at_once` of them together: 1 wastes none, more
-        is quicker for few answers at a time. `find` looks for the boundary; None: `search`.
+        is quicker for few answers at a time.
         """
         if not 1 <= at_once <= k:
             raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")
         self._complete, self._passes = complete, passes
-        self._k, self._at_once, self._find = k, at_once, find or search
+        self._k, self._at_once = k, at_once
         self._tries: dict[Hashable, asyncio.Task[_PrefixTrial]] = {}
         self.calls = 0
         """Prefixes tried so far."""
@@ -158,7 +153,7 @@ class PrefixLabeler(Generic[R]):
             calls, completions = calls + 1, completions + tried.completions
             return tried.recoverable
 
-        boundary = await self._find(len(counted), recoverable)
+        boundary = await search(len(counted), recoverable)
         return LineLabels(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
 
     async def _try(

@@ -20,15 +20,13 @@ from headrace.errors import UserError
 from tasks.datasets.dataset_files import read_dataset
 from tasks.procedural.base import ProceduralTask, PromptSizes, evaluation_rows, prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS
-from tasks.procedural.first_digit import FIRST_DIGIT
 from tasks.procedural.graph_walk import GRAPH_WALK
-from tasks.procedural.hidden_letter import HIDDEN_LETTER
-from tasks.procedural.products import PRODUCTS
 from tasks.procedural.search_world import REWRITING
 from tasks.procedural.shapes import SHAPES, asking
 from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE
 from tasks.procedural.tracking import TRACKING
+from tasks.procedural.turn_tasks import FIRST_DIGIT, HIDDEN_LETTER, PRODUCTS
 from tasks.rows import TaskRow, files_of, prompt_hash, prompt_text
 
 PROCEDURAL_TASKS = {

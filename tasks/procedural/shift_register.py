@@ -45,7 +45,7 @@ line differ is seen often enough to be learnt."""
 Ending = Literal["right", "slip", "illegal"]
 
 _PROMPT = re.compile(r"(\d{3}):(\d{4})=")
-_LINE = re.compile(r"\d{3}:(\d{4})=(\d)([;?])")
+_LINE = re.compile(r"\d{3}:\d{4}=\d[;?]")
 _MARKED = re.compile(r"\d[;?]")
 
 
@@ -55,14 +55,6 @@ class RegisterProblem:
 
     steps: int
     state: str
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterLine:
-    """A written line. `wrong`: its digit does not follow from its state."""
-
-    wrong: bool
-    accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +168,6 @@ def score(prompt: str, completion: str, answer: str) -> dict[str, float]:
         "done": account.steps / read_prompt(prompt).steps,
         "again": account.checks / max(1, account.lines),
     }
-
-
-def read_lines(prompt: str, response: str) -> list[RegisterLine]:
-    """The written lines in order, each judged by the state that it shows."""
-    return [
-        RegisterLine(wrong=digit != next_digit(state), accepted=mark == ";")
-        for state, digit, mark in _LINE.findall(prompt + response)
-    ]
 
 
 def teach(prompt: str, rng: Random, phase: Phase) -> str:

@@ -195,7 +195,7 @@ class World:
 
     def fill(self, free: int) -> list[Trajectory]:
         """Lease what the scheduler wants leased."""
-        if self.scheduler.is_behind():
+        if self.scheduler.selector.is_behind():
             return []
         chosen, groups = self.scheduler.next_leases(free)
         for _ in range(groups):

@@ -378,7 +378,7 @@ class Script:
             if self.now >= self.learner_until:
                 self.commit(self.prepared)
             return
-        if stale := [window.window_id for window in self.scheduler.too_stale()]:
+        if stale := [window.window_id for window in self.scheduler.selector.too_stale()]:
             self.note(r.WindowsDropped(at=self.now, window_ids=stale, reason="stale"))
         selection = self.scheduler.next_batch()
         if selection is None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from headrace.data.boxes import mean_iou
+from headrace.data.coordinates import mean_iou
 from headrace.data.media import image_bytes, open_rgb
 from headrace.protocol.records.record_types import GroupIssued
 from headrace.run_files.run_folder import MEDIA

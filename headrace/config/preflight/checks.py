@@ -1,23 +1,26 @@
 """Checks across sections, and of what a configuration needs from the machine.
 
 `headrace.config.validation.rules` are facts about the values alone. `check_machine` looks at
-folders, files, ports and memory. Both raise UserError with one line.
+folders, files, ports and memory. Both raise UserError with one line. Of models only headers and
+JSON files are read, no weights. A value model (a critic of another run, a reward model, a line
+reward model) reads the policy's token ids and starts with all of its own weights: with a tokenizer
+that numbers tokens otherwise, too few embeddings, or no head of one number, it would know nothing,
+and no error would say so.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 from headrace.config.device_defaults import gpu_places, ranks_on_gpus, resolve, resolve_generator
 from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
-from headrace.config.estimates.model_shape import ModelShape, model_shape
+from headrace.config.estimates.model_shape import ModelShape, model_shape, tensor_sizes
 from headrace.config.loading.hub import is_hub_name
-from headrace.config.preflight.value_model import check_tokens, check_value_model
 from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig, members
-from headrace.config.validation.reward_rules import reward_problems
 from headrace.config.validation.rules import RULES
-from headrace.config.validation.task_rules import task_problems
+from headrace.config.validation.section_rules import reward_problems, task_problems
 from headrace.errors import UserError
 from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_free
 
@@ -222,3 +225,67 @@ def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> N
                 "it by CUDA_VISIBLE_DEVICES, lower generator.gpu_memory_utilization, or "
                 f"{rank.advice}"
             )
+
+
+HEAD_WEIGHT = "score.weight"
+"""The head's name in models for token classification."""
+
+
+def check_value_model(folder: Path, policy: Path) -> None:
+    """UserError where the folder has no head of one number, or does not read the policy's tokens. A
+    folder without a tokenizer, such as a checkpoint, passes."""
+    named = f"model.critic_path = {str(folder)!r}"
+    try:
+        sizes: dict[str, int] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            sizes |= tensor_sizes(file)
+        shape, other = model_shape(folder), model_shape(policy)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{named}: cannot read it: {error}") from error
+    if HEAD_WEIGHT not in sizes:
+        raise UserError(
+            f"{named}: it has no {HEAD_WEIGHT}, so it is no value model; name a critic of another "
+            "run, or a reward model with a scalar head"
+        )
+    if sizes[HEAD_WEIGHT] != shape.hidden:
+        raise UserError(
+            f"{named}: its head says {sizes[HEAD_WEIGHT] // shape.hidden} numbers for each token, "
+            "and a value is one"
+        )
+    if shape.vocabulary < other.vocabulary:
+        raise UserError(
+            f"{named}: it knows {shape.vocabulary} tokens and the policy {other.vocabulary}; take "
+            "a value model with the policy's tokenizer"
+        )
+    check_tokens("model.critic_path", folder, policy)
+
+
+def check_tokens(key: str, folder: Path, policy: Path) -> None:
+    """UserError, naming the key, where the tokenizers of a folder and of the policy number tokens
+    otherwise; a folder without one passes."""
+    named = f"{key} = {str(folder)!r}"
+    try:
+        ours, theirs = _vocabulary(folder), _vocabulary(policy)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{named}: cannot read it: {error}") from error
+    if ours is not None and theirs is not None and ours != theirs:
+        raise UserError(
+            f"{named}: its tokenizer is not that of model.path = {str(policy)!r}, so the same ids "
+            "would be other texts; take one with the policy's tokenizer"
+        )
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    """Return the ids of all tokens; None without a `tokenizer.json` that has them."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    entries = table.get("model", {}).get("vocab")
+    if entries is None:
+        return None
+    if isinstance(entries, list):  # pairs of a token and its score, in the order of the ids
+        known = {token: number for number, (token, _) in enumerate(entries)}
+    else:
+        known = dict(entries)
+    return known | {token["content"]: token["id"] for token in table.get("added_tokens", ())}

@@ -1,10 +1,20 @@
-"""The sources of rewards of a recipe, checked before anything starts."""
+"""The sources of rewards of a recipe, checked before anything starts, and their anchors.
 
+In: a configuration. Out: nothing, or a UserError of one line. For anchors every prompt of a dataset
+is checked; of a task that generates its prompts, the held-out ones and the first, because nobody
+knows how far a run will get: a prompt that lacks its anchor later gives an `invalid` scoring.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.config.preflight.value_model import check_tokens
+from headrace.config.preflight.checks import check_tokens
+from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import DatasetConfig
+from headrace.data.anchors import read_anchors
+from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
 
 
@@ -13,7 +23,6 @@ def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
     loaded, takes the response under no known name, or needs a column that the task does not have,
     where a prompt has no source or lacks its anchor, and where a line reward model reads other
     tokens than the policy writes. `every` kind is loaded, not functions alone."""
-    from headrace_cli.commands.checks.anchor_check import check_anchors
     from rewards.preflight import check_sources
     from tasks.datasets.source import info_columns
 
@@ -51,3 +60,62 @@ def check_route(config: RunConfig) -> None:
 
 def _source_of(config: RunConfig, row: Any) -> str | None:
     return config.reward.route_of(config.task.kind, lambda: row.info)
+
+
+def policy_tokenizer(config: RunConfig) -> Any:
+    """The policy's tokenizer; UserError where there is none."""
+    try:
+        return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path = {config.model.path!r}: no tokenizer: {error}") from error
+
+
+def check_anchors(config: RunConfig) -> None:
+    """UserError where a prompt that a source of the kind `pairwise` scores has no anchor."""
+    for name, source in config.reward.each().items():
+        if source.kind == "pairwise":
+            key = f"reward.sources.{name}.options" if config.reward.sources else "reward.options"
+            rows = [row for row in _anchored_prompts(config) if _scores(config, name, row)]
+            _check_source(config, source, key, rows)
+
+
+def _anchored_prompts(config: RunConfig) -> Iterator[Any]:
+    from tasks.datasets.source import build_source, every_row
+
+    yield from every_row(config.task)
+    if not isinstance(config.task, DatasetConfig):
+        yield from build_source(config.task, config.seed).eval_rows(config.evaluation.num_prompts)
+
+
+def _scores(config: RunConfig, name: str, row: Any) -> bool:
+    """Return whether a source scores the answers to a row, for training or for the audit."""
+    reward = config.reward
+    audits = reward.audit is not None and reward.audit.source == name
+    return audits or _source_of(config, row) == name
+
+
+def _check_source(config: RunConfig, source: SourceConfig, key: str, rows: list[Any]) -> None:
+    from rewards.models.encoding import prompt_ids, rendered_prompt
+
+    tokenizer, mode = policy_tokenizer(config), config.model.chat_template
+    file, column = source.options.get("anchors"), source.options.get("column")
+    anchors = read_anchors(Path(str(file)).expanduser()) if file else None
+
+    def lacks(row: Any) -> bool:
+        if anchors is not None:
+            return rendered_prompt(tokenizer, row.prompt, mode) not in anchors
+        anchor = row.info.get(column)
+        return not isinstance(anchor, str) or not anchor
+
+    longest = config.task.max_prompt_length
+    without = [
+        row
+        for row in rows
+        if lacks(row) and len(prompt_ids(tokenizer, row.prompt, mode)) <= longest
+    ]
+    if without:
+        where = f"{key}.anchors = {file!r}" if file else f"{key}.column = {column!r}"
+        raise UserError(
+            f"{where}: {len(without)} of {len(rows)} prompts have no anchor, the first is "
+            f"{without[0].id}; `headrace reward anchors` makes them"
+        )

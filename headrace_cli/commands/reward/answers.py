@@ -19,7 +19,7 @@ from headrace.data.media import MediaError, MediaStore, image_bytes
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
-from headrace_cli.commands.checks.anchor_check import policy_tokenizer
+from headrace_cli.commands.checks.reward_check import policy_tokenizer
 
 
 def items_of(config: RunConfig, rows: Sequence[Any], media: Path | None = None) -> list[ScoreItem]:

@@ -23,8 +23,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
-from headrace_cli.commands.checks.anchor_check import policy_tokenizer
-from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.checks.reward_check import check_reward, policy_tokenizer
 from headrace_cli.commands.reward.answers import items_of
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
@@ -148,11 +147,8 @@ def _settings(
 class AnswerLabeler:
     """Labeler of all answers of one command, side by side."""
 
-    def __init__(
-        self, config: RunConfig, k: int, *, fenced: bool | None = None, find: Any = None
-    ) -> None:
-        """`find`: a search of the boundary other than bisection."""
-        self._config, self._k, self._fenced, self._find = config, k, fenced, find
+    def __init__(self, config: RunConfig, k: int, *, fenced: bool | None = None) -> None:
+        self._config, self._k, self._fenced = config, k, fenced
         self._tokenizer = policy_tokenizer(config)
         self._special = frozenset(self._tokenizer.all_special_ids)
         self.failures: list[str] = []
@@ -181,7 +177,7 @@ class AnswerLabeler:
             # Few answers leave room for several completions of a prefix at a time.
             at_once = min(self._k, max(1, capacity // len(answers)))
             labeler: PrefixLabeler[AnswerToLabel] = PrefixLabeler(
-                complete, passes, k=self._k, at_once=at_once, find=self._find
+                complete, passes, k=self._k, at_once=at_once
             )
 
             async def one(answer: AnswerToLabel) -> str:

@@ -25,8 +25,7 @@ from headrace.errors import UserError
 from headrace.host.hardware import own_address, torch_cuda
 from headrace.protocol.transport.sockets import is_loopback
 from headrace.run_files import run_folder
-from headrace_cli.commands.checks.environment_check import check_environment
-from headrace_cli.commands.checks.preflight import say_overruled
+from headrace_cli.commands.checks.preflight import check_environment, say_overruled
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import (
     prepare_run,

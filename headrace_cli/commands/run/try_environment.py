@@ -18,7 +18,7 @@ from headrace.config.sections.environment import EnvironmentConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, visible
 from headrace.protocol.messages.environments import PolicyTurn, Step, StepAsk
-from headrace_cli.commands.checks.environment_check import check_environment
+from headrace_cli.commands.checks.preflight import check_environment
 from headrace_cli.commands.run.train import config_from_arguments
 
 

@@ -15,8 +15,12 @@ from headrace.config.preflight.checks import check_model, problems
 from headrace.config.preflight.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware, detect
-from headrace_cli.commands.checks.environment_check import check_environment
-from headrace_cli.commands.checks.preflight import check_family, image_problems, start_checks
+from headrace_cli.commands.checks.preflight import (
+    check_environment,
+    check_family,
+    image_problems,
+    start_checks,
+)
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import config_from_arguments
 from headrace_cli.commands.system.measure import measure

@@ -2,27 +2,37 @@
 
 In: JSON lines, JSON or Parquet. Out: pairs from rows with `chosen` and `rejected`, or from answers
 of which it is known whether they are right; labelled answers from rows with `labels`; answers to
-learn. Promise: what cannot be read, lacks a column or is out of range is a UserError that names
-file and row.
+learn. Promises: what cannot be read, lacks a column or is out of range is a UserError that names
+file and row; of a group every right and every wrong answer is used in a pair before any is used
+again, and two equal answers make none.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any, NamedTuple
 
 from headrace.errors import UserError
 from rewards.models.encoding import Prompt, split_lines
 from rewards.models.training.examples import Demonstration, LabelledAnswer, PreferencePair
-from rewards.models.training.pairs_from_runs import GroupAnswer
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import PROMPT_KEYS, images_of, look_up
 from tasks.datasets.records import Record, find_files, read_records
+from tasks.rows import prompt_text
 
 LINES = ("lines", "steps", "completions")
 RESPONSES = ("response", "completion", "output")
 CHATS = ("messages", "conversations")
 LABELS = (1.0, 0.0, -1.0)
+
+
+class GroupAnswer(NamedTuple):
+    """An answer of a `group` (empty: its prompt's); `correct` None: it makes no pair."""
+
+    group: str
+    prompt: Prompt
+    text: str
+    correct: bool | None
 
 
 def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, str, Record]]:
@@ -185,3 +195,29 @@ def _label(label: Any, index: int, where: str) -> float | None:
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
+
+
+def pairs_of(answers: Iterable[GroupAnswer], *, per_group: int) -> list[PreferencePair]:
+    """At most `per_group` pairs of each group that has right and wrong answers, in order."""
+    groups: dict[tuple[str, str], list[GroupAnswer]] = {}
+    for answer in answers:
+        groups.setdefault((answer.group, prompt_text(answer.prompt)), []).append(answer)
+    return [pair for members in groups.values() for pair in _pairs(members, per_group)]
+
+
+def _pairs(members: Sequence[GroupAnswer], per_group: int) -> list[PreferencePair]:
+    right = _texts(members, correct=True)
+    wrong = [text for text in _texts(members, correct=False) if text not in right]
+    if not right or not wrong:
+        return []
+    count = max(len(right), len(wrong))
+    matched = zip(islice(cycle(right), count), islice(cycle(wrong), count), strict=True)
+    prompt, group = members[0].prompt, members[0].group
+    return [
+        PreferencePair(prompt, chosen, rejected, where=f"group {group}" if group else "")
+        for chosen, rejected in islice(matched, per_group)
+    ]
+
+
+def _texts(members: Sequence[GroupAnswer], *, correct: bool) -> list[str]:
+    return list(dict.fromkeys(m.text for m in members if m.correct is correct and m.text))

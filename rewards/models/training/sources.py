@@ -19,6 +19,7 @@ from headrace.config.sections.reward_model import (
 from headrace.errors import UserError
 from headrace.run_files.run_folder import find_run
 from rewards.models.training import data_files, synthetic_errors
+from rewards.models.training.data_files import GroupAnswer, pairs_of
 from rewards.models.training.examples import (
     Demonstration,
     E,
@@ -27,7 +28,6 @@ from rewards.models.training.examples import (
     PreferencePair,
     split,
 )
-from rewards.models.training.pairs_from_runs import GroupAnswer, pairs_of
 from tasks.datasets.records import Record
 from tasks.rows import prompt_text
 

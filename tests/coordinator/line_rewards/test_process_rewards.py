@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.line_rewards.process_rewards import (
-    LineRewardRates,
     line_rewards,
     num_scored,
     on_account,
     settled,
 )
+from headrace.config.sections.reward import ProcessConfig
 from headrace.protocol.records.record_types import LineScore
 from headrace.protocol.token_spans import Reward
 
-RATES = LineRewardRates(failing=0.25, passing=0.025)
+RATES = ProcessConfig(failing=0.25, passing=0.025)
 GOLDEN = [LineScore(0, 0.8), LineScore(1, 0.6), LineScore(2, 0.0), LineScore(3, -0.4)]
 """Golden case 3: the third line is a comment that the case counts among its four lines."""
 
@@ -119,5 +119,5 @@ def test_all_rewards_together_are_always_the_formulas(
     earned = settled(lines, paid, RATES, passed=passed, payable=payable, last=last)
     assert not {r.position for r in earned} & taken, "a trained token's reward never changes"
     wanted = [s for s in scores if s is not None]
-    total = RATES.of(passed=passed) * fsum(wanted) / max(len(wanted), 1)
+    total = (RATES.passing if passed else RATES.failing) * fsum(wanted) / max(len(wanted), 1)
     assert isclose(fsum(values(paid) + values(earned)), total, rel_tol=1e-9, abs_tol=1e-12)

@@ -13,7 +13,7 @@ from headrace.config.loading.recipe import load_recipe
 from headrace.config.preflight.checks import check_model
 from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
-from headrace.config.validation.reward_rules import reward_problems
+from headrace.config.validation.section_rules import reward_problems
 from headrace.errors import UserError
 from headrace.host.hardware import GIB, Hardware
 from tests.headrace.conftest import write_model

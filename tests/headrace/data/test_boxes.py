@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from headrace.data.boxes import Box, mean_iou, to_grid, to_pixels
+from headrace.data.coordinates import Box, mean_iou, to_grid
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,6 @@ def test_iou(first: Box, second: Box, expected: float) -> None:
 
 def test_places_on_the_grid() -> None:
     assert to_grid((320, 120), (640, 480)) == (500, 250)
-    assert to_pixels((500, 500), (640, 480))[0] == pytest.approx(320.32, abs=0.005)
     assert to_grid((0, 0, 640, 480), (640, 480)) == (0, 0, 999, 999)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coordinator.connections.message_checks import stretch_problem
 from headrace.protocol.token_spans import (
     Coefficient,
     Mark,
@@ -21,7 +22,6 @@ from headrace.protocol.token_spans import (
     Streams,
     Weight,
 )
-from headrace.trajectory.checks import stretch_problem
 from tests.headrace.trajectory.scripts import script, spans_of, streams_of
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.trajectory.checks import stretch_problem
+from coordinator.connections.message_checks import stretch_problem
 from headrace.trajectory.trajectories import Trajectory
 from tests.headrace.trajectory.scripts import Token, chunks, runs, script
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_cli import cli_data
+from headrace_cli import command_table
 from headrace_cli.cli import main
 from storage.exports import FORMATS
 from storage.exports.job import KINDS
@@ -31,14 +31,14 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_help_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tuple(cli_data.KINDS) == tuple(KINDS)
-    assert cli_data.FORMATS == FORMATS
-    assert set(cli_data.SCHEMAS) == {name for each in KINDS.values() for name in each}
-    assert tuple(TABLES) == cli_data.TABLES
+    assert tuple(command_table.KINDS) == tuple(KINDS)
+    assert command_table.FORMATS == FORMATS
+    assert set(command_table.SCHEMAS) == {name for each in KINDS.values() for name in each}
+    assert tuple(TABLES) == command_table.TABLES
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     text = capsys.readouterr().out
-    assert all(word in text for word in (*KINDS, *FORMATS, *cli_data.SCHEMAS))
+    assert all(word in text for word in (*KINDS, *FORMATS, *command_table.SCHEMAS))
 
 
 def test_an_export_says_what_it_wrote(

@@ -11,10 +11,10 @@ import pytest
 from headrace.data.media import MediaStore
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
-from rewards.judging.modes import columns_of, prompt_images, score
 from rewards.judging.options import Options
 from rewards.judging.readings import JudgeReply, two_token
 from rewards.judging.wire import body_of
+from rewards.kinds.judge import columns_of, prompt_images, score
 from tests.rewards.items import item, row
 
 

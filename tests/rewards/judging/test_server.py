@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rewards.judging.address import address_lookup
 from rewards.judging.options import Options
-from rewards.judging.server import JudgeError, JudgeServer, JudgeUsage
+from rewards.judging.server import JudgeError, JudgeServer, JudgeUsage, address_lookup
 from tests.rewards.judging.scripted import (
     KEY,
     Body,

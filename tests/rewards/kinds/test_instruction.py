@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.instruction_checks import read_checks
+from rewards.kinds.instruction import read_checks
 from tests.rewards.kinds.rows import judged, verifier
 
 OBJECT = {

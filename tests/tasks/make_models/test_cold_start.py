@@ -24,10 +24,11 @@ from tasks.make_models.policy_check import check_policy, sample
 from tasks.procedural.base import PromptSizes, default_sizes, is_held_out, prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS, style_of
 from tasks.procedural.character_tokenizer import build_tokenizer
-from tasks.procedural.shift_register import SHIFT_REGISTER, read_lines
+from tasks.procedural.shift_register import SHIFT_REGISTER
 from tasks.procedural.straight_line import STRAIGHT_LINE, right_lines
 from tasks.procedural.tracking import TRACKING
 from tests.tasks.procedural.test_tracking import wrong_steps
+from tests.tasks.register_lines import read_lines
 
 MODELS = Path(__file__).parents[3] / "recipes" / "models"
 SHIPPED = MODELS / "chain-sums-cold"

@@ -18,7 +18,6 @@ from tasks.procedural.shift_register import (
     RegisterProblem,
     check_answer,
     next_digit,
-    read_lines,
     read_prompt,
     score,
     solve,
@@ -27,6 +26,7 @@ from tasks.procedural.shift_register import (
     write_prompt,
     write_run,
 )
+from tests.tasks.register_lines import read_lines
 
 PROMPT = "003:3714="
 PLAIN = "7;002:7147=4;001:1474=5;#5"

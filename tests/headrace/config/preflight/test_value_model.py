@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from headrace.config.loading.recipe import load_recipe
-from headrace.config.preflight.checks import check_model
-from headrace.config.preflight.value_model import check_value_model
+from headrace.config.preflight.checks import check_model, check_value_model
 from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
 from headrace.host.install import ROOT

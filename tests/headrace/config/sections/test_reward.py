@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.reward import RewardConfig, SourceConfig
-from headrace.config.validation.reward_rules import reward_problems
+from headrace.config.validation.section_rules import reward_problems
 from headrace.errors import UserError
 
 TWO = {"math": {"kind": "math"}, "style": {"kind": "function", "function": "m:f"}}

@@ -7,7 +7,7 @@ import pytest
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace_cli.commands.checks.environment_check import check_environment
+from headrace_cli.commands.checks.preflight import check_environment
 from tests.environments.misbehaviour import __file__ as FILE
 from tests.integration.runs import REPOSITORY
 

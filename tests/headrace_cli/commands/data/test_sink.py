@@ -15,7 +15,7 @@ from headrace.metrics.registry import METRICS, pattern_of
 from headrace.protocol.records.record_types import EvaluationDone, Record, UpdateCommitted
 from headrace.run_files.run_folder import read_config
 from headrace_cli.cli import main
-from headrace_cli.cli_data import SINKS as NAMED
+from headrace_cli.command_table import SINKS as NAMED
 from headrace_cli.commands.data.sink import MAX_FAILURES, SINKS, MetricStreamer, RunFacts, sink_of
 from storage.journal.store import read_journal
 from storage.queries import MetricsPosition, metric_series, metrics_since

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_cli.commands.reward.anchor_judges import best_of
+from headrace_cli.commands.reward.anchors import best_of
 
 ANSWERS = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=12)
 

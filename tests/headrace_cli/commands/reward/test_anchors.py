@@ -10,9 +10,8 @@ import pytest
 from headrace.config.loading.recipe import load_recipe
 from headrace.errors import RunFailedError, UserError
 from headrace_cli.cli import main
-from headrace_cli.commands.checks.anchor_check import check_anchors
-from headrace_cli.commands.checks.reward_check import check_reward
-from headrace_cli.commands.reward.anchor_judges import best_of
+from headrace_cli.commands.checks.reward_check import check_anchors, check_reward
+from headrace_cli.commands.reward.anchors import best_of
 from headrace_cli.commands.reward.row_file import RowFile
 from rewards.models.scorer import PairScorer
 from tests.pair_model import write_pair_model

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from rewards.models.training.data_files import read_answer, read_labelled, read_pair, rows
+from rewards.models.training.data_files import (
+    GroupAnswer,
+    pairs_of,
+    read_answer,
+    read_labelled,
+    read_pair,
+    rows,
+)
 from rewards.models.training.examples import PreferencePair, split
-from rewards.models.training.pairs_from_runs import GroupAnswer, pairs_of
 
 CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
 

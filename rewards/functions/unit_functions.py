@@ -1,12 +1,16 @@
-"""Functions that see all responses to a prompt at once.
+"""Functions by what they score at once: a response, all responses to a prompt, or lines.
 
-In: an item with siblings. Out: a verdict for each of them. A function is called once: what its
-convention hands over in lists has an entry for each sibling, and what stands under a singular name
-is that of the prompt, which all share. A function that takes one response is a UserError.
+In: an item with siblings, or with the texts of its lines. Out: a verdict for each sibling, or a
+score for each line; None: it is neutral. For siblings a function is called once: what its
+convention hands over in lists has an entry for each of them, and what stands under a singular name
+is that of the prompt, which all share. A function that takes one response is a UserError. For lines
+it is called like one that scores whole responses, with the response so far, which may go on, and
+with `lines` besides.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import fsum
 from typing import Any
 
 from headrace.config.sections.reward import SourceConfig
@@ -22,6 +26,7 @@ from rewards.functions.user_functions import (
     load_functions,
 )
 
+LINES = "lines"
 _OWN = frozenset({"completion_ids", "state"})
 """Facts of one response that have no plural name: a group has a list of them under the same one."""
 
@@ -48,10 +53,35 @@ class GroupFunctions(RewardFunctions):
         return self.weighed(results) if any(r is not None for r in results) else None
 
 
-def load_group_functions(source: SourceConfig) -> GroupFunctions:
-    """The functions that a source names; UserError where one takes a single response."""
+class LineFunctions(RewardFunctions):
+    """The functions of a source whose unit is line: a weighted sum for each line."""
+
+    def calls(self, item: ScoreItem) -> list[FunctionCall]:
+        """A call of each function with all lines."""
+        return [_call(function, item) for function in self.functions]
+
+    def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
+        """A score for each line; None where no function has one."""
+        columns = [
+            [r and f.weight * r.score for r in f.read_each(result, len(item.lines), LINES)]
+            for f, result in zip(self.functions, returned, strict=True)
+        ]
+        return Verdict(lines=tuple(map(_sum, zip(*columns, strict=True))))
+
+    @property
+    def asks_ids(self) -> bool:
+        """No: with lines, token ids come by themselves."""
+        return False
+
+
+def load_unit_functions(source: SourceConfig) -> RewardFunctions:
+    """The functions that a source names; UserError where one cannot score what is its unit."""
     loaded = load_functions(source)
-    return GroupFunctions(tuple(map(_of_groups, loaded.functions)), loaded.threshold)
+    if source.unit == "group":
+        return GroupFunctions(tuple(map(_of_groups, loaded.functions)), loaded.threshold)
+    if source.unit == "line":
+        return LineFunctions(tuple(map(_of_lines, loaded.functions)), loaded.threshold)
+    return loaded
 
 
 def _of_groups(function: RewardFunction) -> RewardFunction:
@@ -102,3 +132,31 @@ def _is_listed(binding: Binding, name: str, known: ResponseFacts) -> bool:
         if column in known.columns:
             return wraps
     return source.wraps
+
+
+def _of_lines(function: RewardFunction) -> RewardFunction:
+    binding, where = function.binding, f"reward.function {function.label!r}"
+    signature = binding.signature
+    if LINES not in signature.names and not signature.any_name:
+        raise UserError(
+            f'{where} takes {signature}: with unit = "line" it is handed `lines`, the texts of the '
+            "lines to score; expected (prompt, completion, answer, lines, **info)"
+        )
+    objects = {**binding.objects, LINES: None}
+    bound = bind(signature, where, adapter=binding.adapter, objects=objects)
+    return replace(function, binding=replace(bound, doubtful=binding.doubtful))
+
+
+def _call(function: RewardFunction, item: ScoreItem) -> FunctionCall:
+    by_position = function.binding.signature.by_position
+    positional, named = function.binding.arguments(item)
+    if LINES in by_position:
+        positional[by_position.index(LINES)] = list(item.lines)
+    else:
+        named[LINES] = list(item.lines)
+    return FunctionCall(function.function, positional, named)
+
+
+def _sum(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    return fsum(known) if known else None
