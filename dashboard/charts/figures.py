@@ -347,7 +347,9 @@ def _with_pointer(
     fields: Mapping[str, str] = {label: f"v{i}" for i, label in enumerate(labels)}
     borders = [*wide["x"][:1], *wide["x"].rolling(2).mean()[1:], *wide["x"][-1:]]
     base = alt.Chart(wide.rename(columns=fields).assign(begin=borders[:-1], end=borders[1:]))
-    rule = base.transform_filter(nearest).mark_rule(color=GREY, opacity=0.7).encode(x="x:Q")
+    rule = base.mark_rule(color=GREY, strokeWidth=1.2).encode(
+        x="x:Q", opacity=alt.condition(nearest, alt.value(0.7), alt.value(0))
+    )
     across = {"x": alt.X("begin:Q"), "x2": alt.X2("end:Q")} if len(wide) > 1 else {}
     around = (
         base.mark_rect(fillOpacity=0)
