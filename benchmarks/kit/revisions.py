@@ -4,16 +4,19 @@ Each commit is checked out into a folder of its own below `.cache/revisions/`, a
 train` runs there, with the packages of this environment. For each seed the commits take turns, in a
 new random order; a row holds the accuracy before and after, the training seconds, tokens and idle
 shares as that commit's own `headrace show --json` prints them. Rows are appended to `--rows` under
-`revisions/<recipe>/<commit>/<seed>`; existing ones are not run again. `difference` is the last
-commit's accuracy after training less the first's, seed by seed. The quickstart takes some five
+`revisions/<recipe>/<commit>/<seed>`; existing ones are not run again. `speed` is the last commit's
+trained tokens per second over the first's, `difference` its accuracy after training less the
+first's where runs end with an evaluation: mean and range over seeds. The quickstart takes some five
 minutes per run on two idle cores.
 """
 
 import json
+import math
 import os
 import random
 import statistics
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run all seeds at all commits that `rows` lacks; return the comparison."""
     trees = dict(map(checkout, revisions))
+    first, *_, last = trees
     name = Path(recipe).stem
     for seed in seeds:
         for commit in random.sample(sorted(trees), len(trees)):
@@ -71,26 +75,32 @@ def measure(
                 **{figure: summary.get(figure) for figure in KEPT},
             }
             row = rows.add(key, figures)
+            before, after = (row["eval"][end] or math.nan for end in ("before", "after"))
             print(
-                f"seed {seed}  {commit}  accuracy {row['eval']['before']:.3f} -> "
-                f"{row['eval']['after']:.3f}  in {row['train_time_s']:.0f} s",
+                f"seed {seed}  {commit}  accuracy {before:.3f} -> {after:.3f}  {_speed(row):,.0f} "
+                f"tokens a second for {row['train_time_s']:.0f} s",
                 flush=True,
             )
-    after = {
-        commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"]["eval"]["after"] for seed in seeds]
+    of_commit = {
+        commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"] for seed in seeds]
         for commit in trees
     }
-    found = list(after.values())
-    differences = [b - a for a, b in zip(found[0], found[-1], strict=True)]
-    return {
-        "name": "revisions",
-        "recipe": name,
-        "seeds": seeds,
-        "accuracy": {commit: [round(a, 4) for a in each] for commit, each in after.items()},
-        "difference": round(statistics.mean(differences), 4),
-        "difference_min": round(min(differences), 4),
-        "difference_max": round(max(differences), 4),
-    }
+    pairs = list(zip(*(of_commit[commit] for commit in (first, last)), strict=True))
+    found = {"name": "revisions", "recipe": name, "seeds": seeds}
+    ratios = [_speed(b) / _speed(a) for a, b in pairs]
+    figures = {"speed": ratios}
+    if all(row["eval"]["after"] is not None for pair in pairs for row in pair):
+        figures["difference"] = [b["eval"]["after"] - a["eval"]["after"] for a, b in pairs]
+    for figure, each in figures.items():
+        ends = (statistics.mean(each), min(each), max(each))
+        of = ("", "_min", "_max")
+        found |= {f"{figure}{end}": round(x, 4) for end, x in zip(of, ends, strict=True)}
+    return found
+
+
+def _speed(row: Mapping[str, Any]) -> float:
+    """Return the policy's trained tokens per second of training."""
+    return float(row["tokens"]["trained_policy"] / row["train_time_s"])
 
 
 def main(argv: list[str]) -> int:
