@@ -1,5 +1,6 @@
 """Prompts, groups and trajectories: issued, growing, ended, scored."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,10 @@ def extend_responses(connection: Connection, run: int, records: list[PlacedRecor
             row["b_sampled"] += sampled
             row["b_inserted"] += tokens - sampled
             # Inserted tokens have a logprob of 0.
-            row["b_surprise"] -= float(np.sum(r.logprobs, where=np.isfinite(r.logprobs)))
+            said = float(np.add.reduce(r.logprobs))
+            if not math.isfinite(said):
+                said = float(np.sum(r.logprobs, where=np.isfinite(r.logprobs)))
+            row["b_surprise"] -= said
     # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
     _EXTEND.run(connection, ({"b_run": run, "b_key": key, **rows[key]} for key in sorted(rows)))
 
@@ -171,8 +175,11 @@ def end_trajectories(connection: Connection, run: int, records: list[PlacedRecor
 def score_trajectories(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Write rewards, their parts, times and errors; earlier rewards of lines and turns stay."""
     rows: dict[int, SqlRow] = {}
-    told = [(r, _rewards_of(r)) for _, r in records]
-    told = [(r, found) for r, found in told if found or not isinstance(r, ChunkArrived)]
+    told = [
+        (r, found)
+        for _, r in records
+        if (found := _rewards_of(r)) or not isinstance(r, ChunkArrived)
+    ]
     more = [r for r, found in told if found or getattr(r, "status", "ok") != "ok"]
     earned = _earned(connection, run, more)
     for r, found in told:
