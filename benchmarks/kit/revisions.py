@@ -11,7 +11,6 @@ minutes per run on two idle cores.
 """
 
 import json
-import math
 import os
 import random
 import statistics
@@ -75,10 +74,12 @@ def measure(
                 **{figure: summary.get(figure) for figure in KEPT},
             }
             row = rows.add(key, figures)
-            before, after = (row["eval"][end] or math.nan for end in ("before", "after"))
+            ends = [
+                f"{a:.3f}" for end in ("before", "after") if (a := row["eval"][end]) is not None
+            ]
             print(
-                f"seed {seed}  {commit}  accuracy {before:.3f} -> {after:.3f}  {_speed(row):,.0f} "
-                f"tokens a second for {row['train_time_s']:.0f} s",
+                f"seed {seed}  {commit}  accuracy {' -> '.join(ends) or 'not measured'}  "
+                f"{_speed(row):,.0f} tokens a second for {row['train_time_s']:.0f} s",
                 flush=True,
             )
     of_commit = {
