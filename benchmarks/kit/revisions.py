@@ -54,7 +54,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run all seeds at all commits that `rows` lacks; return the comparison."""
     trees = dict(map(checkout, revisions))
-    first, *_, last = trees
+    first, last = next(iter(trees)), next(reversed(trees))
     name = Path(recipe).stem
     for seed in seeds:
         for commit in random.sample(sorted(trees), len(trees)):
@@ -86,16 +86,15 @@ def measure(
         commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"] for seed in seeds]
         for commit in trees
     }
-    pairs = list(zip(*(of_commit[commit] for commit in (first, last)), strict=True))
-    found = {"name": "revisions", "recipe": name, "seeds": seeds}
+    pairs = list(zip(of_commit[first], of_commit[last], strict=True))
+    found: dict[str, Any] = {"name": "revisions", "recipe": name, "seeds": seeds}
     ratios = [_speed(b) / _speed(a) for a, b in pairs]
     figures = {"speed": ratios}
     if all(row["eval"]["after"] is not None for pair in pairs for row in pair):
         figures["difference"] = [b["eval"]["after"] - a["eval"]["after"] for a, b in pairs]
     for figure, each in figures.items():
-        ends = (statistics.mean(each), min(each), max(each))
-        of = ("", "_min", "_max")
-        found |= {f"{figure}{end}": round(x, 4) for end, x in zip(of, ends, strict=True)}
+        found[figure] = round(statistics.mean(each), 4)
+        found |= {f"{figure}_min": round(min(each), 4), f"{figure}_max": round(max(each), 4)}
     return found
 
 
