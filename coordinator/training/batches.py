@@ -192,8 +192,6 @@ def _window(
 ) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
-    is_known = trajectory.complete and trajectory.reward_status == "ok" and not window.final
-    later = [x.value for x in trajectory.rewards if x.position >= window.end]
     return PolicyWindow(
         window_id=window.window_id,
         trajectory_id=trajectory.trajectory_id,
@@ -212,7 +210,7 @@ def _window(
         correct=window.final and bool(trajectory.correct),
         turns=trajectory.turns_between(window.start, window.end) if rules.by_turn else [],
         confidence=_confidence(trajectory, window.start) if rules.value_statistics else [],
-        outcome=sum(later) if rules.sends_outcomes and is_known else None,
+        outcome=_outcome(trajectory, window) if rules.sends_outcomes else None,
         answer_length=trajectory.sampled,
         row=row if rules.sends_rows and window.final else "",
     )
@@ -229,6 +227,13 @@ def _rewards(trajectory: Trajectory, window: Window) -> list[Reward]:
         for reward in trajectory.rewards
         if window.start <= reward.position and (reward.position <= last or window.final)
     ]
+
+
+def _outcome(trajectory: Trajectory, window: Window) -> float | None:
+    """Return the reward behind a cut window; None until its answer has ended and is scored."""
+    if window.final or not trajectory.complete or trajectory.reward_status != "ok":
+        return None
+    return sum(x.value for x in trajectory.rewards if x.position >= window.end)
 
 
 def _value(

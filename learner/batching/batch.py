@@ -245,8 +245,12 @@ def _earned(
     return flat
 
 
-def _outcomes(windows: Sequence[PolicyWindow], shape: Shape, device: torch.device) -> Tensor:
-    """[S] shaped reward of what followed each cut window; NaN where it is not known."""
+def _outcomes(windows: Sequence[PolicyWindow], shape: Shape, device: torch.device) -> Tensor | None:
+    """[S] shaped reward of what followed each cut window, NaN where it is not known.
+
+    None where no window knows it: then nothing stands in for V(s_l) but what the boundary says."""
+    if all(w.outcome is None for w in windows):
+        return None
     came = [math.nan if w.outcome is None else w.outcome for w in windows]
     lengths = [w.answer_length for w in windows]
     return shape(
