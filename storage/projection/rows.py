@@ -4,6 +4,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Dialect, bindparam, insert, update
@@ -48,9 +49,17 @@ def upsert(
 
 
 def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[SqlRow]) -> None:
-    """Insert rows of a run."""
+    """Insert rows of a run, which have the same columns."""
     if rows:
-        connection.execute(insert(table), [{"run": run, **row} for row in rows])
+        parameters = ({f"b_{name}": value for name, value in row.items()} for row in rows)
+        _inserting(table, tuple(rows[0])).run(connection, ({"b_run": run, **p} for p in parameters))
+
+
+@functools.cache
+def _inserting(table: type[Base], names: tuple[str, ...]) -> "PreparedStatement":
+    types = table.__table__.c
+    values = {name: bindparam(f"b_{name}", type_=types[name].type) for name in ("run", *names)}
+    return PreparedStatement(insert(table).values(values))
 
 
 def upsert_rows(
@@ -95,18 +104,18 @@ class PreparedStatement:
         for name, convert in compiled.converters:
             for row in parameters:
                 row[name] = convert(row[name])
-        if compiled.names is not None:
-            parameters = [tuple([row[name] for name in compiled.names]) for row in parameters]
+        if compiled.in_order is not None:
+            parameters = list(map(compiled.in_order, parameters))
         connection.exec_driver_sql(compiled.text, parameters)
 
 
 class _CompiledStatement(NamedTuple):
-    """A statement for one dialect. `names`: its parameters in order, None where the driver takes
+    """A statement for one dialect. `in_order` picks a row's parameters, None where the driver takes
     them by name; `converters`: what the types of some of them do to a value."""
 
     text: str
     constants: SqlRow
-    names: list[str] | None
+    in_order: Callable[[SqlRow], tuple[Any, ...]] | None
     converters: Sequence[tuple[str, Callable[[Any], Any]]]
 
 
@@ -117,7 +126,8 @@ def _compile(statement: UpdateBase, dialect: Dialect) -> _CompiledStatement:
         for name, parameter in made.binds.items()
         if (convert := parameter.type.dialect_impl(dialect).bind_processor(dialect))
     ]
-    return _CompiledStatement(str(made), made.params, made.positiontup, converters)
+    in_order = itemgetter(*made.positiontup) if made.positiontup else None
+    return _CompiledStatement(str(made), made.params, in_order, converters)
 
 
 def update_rows(

@@ -1,6 +1,8 @@
 """Prompts, groups and trajectories: issued, growing, ended, scored."""
 
+import functools
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -26,24 +28,26 @@ _LINE_SCORE = ("at", "trajectory_id", "source", "status", "through", "seconds")
 """Columns that are a record's fields as they are."""
 
 
-def _extend() -> PreparedStatement:
-    """Adds what new chunks say of a trajectory to what its row says."""
+@functools.cache
+def _extending(starts: bool, inserts: bool) -> PreparedStatement:
+    """Adds what new chunks say of a trajectory to what its row says.
+
+    Columns with an index are set only where they change: SQLite writes the index anew for each row
+    whose statement names them."""
     length = bindparam("b_length", type_=Trajectory.length.type)
     low = bindparam("b_low", type_=Trajectory.min_version.type)
     high = bindparam("b_high", type_=Trajectory.max_version.type)
     first_at = bindparam("b_at", type_=Trajectory.first_token_at.type)
     first = bindparam("b_first", type_=Trajectory.first_offset.type)
     no_low, no_high = Trajectory.min_version.is_(None), Trajectory.max_version.is_(None)
-    return PreparedStatement(
+    extended = (
         update(Trajectory)
         .where(Trajectory.run == bindparam("b_run"))
         .where(Trajectory.trajectory_id == bindparam("b_key"))
         .values(
-            status=case((Trajectory.status == "issued", "running"), else_=Trajectory.status),
             finish=bindparam("b_finish"),
             length=case((length > Trajectory.length, length), else_=Trajectory.length),
             sampled=Trajectory.sampled + bindparam("b_sampled"),
-            inserted=Trajectory.inserted + bindparam("b_inserted"),
             surprise=Trajectory.surprise + bindparam("b_surprise"),
             min_version=case(
                 (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
@@ -56,9 +60,12 @@ def _extend() -> PreparedStatement:
             last_offset=bindparam("b_last"),
         )
     )
-
-
-_EXTEND = _extend()
+    if starts:
+        running = case((Trajectory.status == "issued", "running"), else_=Trajectory.status)
+        extended = extended.values(status=running)
+    if inserts:
+        extended = extended.values(inserted=Trajectory.inserted + bindparam("b_inserted"))
+    return PreparedStatement(extended)
 
 
 def issue_groups(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
@@ -122,6 +129,7 @@ def assign_leases(connection: Connection, run: int, records: list[PlacedRecord])
 def extend_responses(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """Lengths, versions and journal positions grow, folded to one row per trajectory."""
     rows: dict[int, SqlRow] = {}
+    started: set[int] = set()
     for offset, r in records:
         row = rows.setdefault(
             r.trajectory_id,
@@ -137,6 +145,8 @@ def extend_responses(connection: Connection, run: int, records: list[PlacedRecor
             },
         )
         row["b_last"], row["b_finish"] = offset, r.finish
+        if r.start == 0:
+            started.add(r.trajectory_id)
         if tokens := len(r.token_ids):
             if row["b_at"] is None:
                 row["b_at"] = r.at
@@ -154,8 +164,13 @@ def extend_responses(connection: Connection, run: int, records: list[PlacedRecor
             if not math.isfinite(said):
                 said = float(np.sum(r.logprobs, where=np.isfinite(r.logprobs)))
             row["b_surprise"] -= said
-    # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
-    _EXTEND.run(connection, ({"b_run": run, "b_key": key, **rows[key]} for key in sorted(rows)))
+    shapes: dict[tuple[bool, bool], list[SqlRow]] = defaultdict(list)
+    # In the order of the key: SQLite walks its pages once.
+    for key in sorted(rows):
+        row = {"b_run": run, "b_key": key, **rows[key]}
+        shapes[key in started, row["b_inserted"] > 0].append(row)
+    for shape, parameters in shapes.items():
+        _extending(*shape).run(connection, parameters)
 
 
 def end_trajectories(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
