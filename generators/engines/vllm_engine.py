@@ -146,6 +146,20 @@ def prepare_environment(settings: VllmSettings) -> None:
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
 
 
+def fork_engine() -> None:
+    """Have vLLM fork its engine from this process, which has imported all that the engine needs.
+
+    vLLM's configuration of a CPU asks for a new interpreter, whose imports take half of the start.
+    The engine's OpenMP threads start in the child alone: here OMP_NUM_THREADS is 1."""
+    import vllm.plugins
+
+    from generators.engines.vllm_worker import record_open_files
+
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    vllm.plugins.plugins_loaded = False  # The child loads them, too.
+    record_open_files()
+
+
 async def engine_memory(engine: Any) -> tuple[int, EngineMemory]:
     """Return the process id of AsyncLLM's EngineCore, and its shared memory's record.
 
@@ -195,7 +209,10 @@ class VllmEngine:
             from vllm.v1.engine.async_llm import AsyncLLM
 
         try:
-            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
+            config = AsyncEngineArgs(**self._engine_args()).create_engine_config()
+            if not self._settings.on_gpu and self._settings.tensor_parallel_size == 1:
+                fork_engine()
+            self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except ValueError as error:
             raise UserError(
                 f"vLLM does not take these settings of [generator] and [model]: {_in_short(error)}"
@@ -237,7 +254,6 @@ class VllmEngine:
             "stream_interval": s.stream_interval,
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
-            "disable_log_stats": True,
             "worker_extension_cls": "generators.engines.vllm_worker.WeightLoader",
         }
 

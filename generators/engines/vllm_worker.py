@@ -1,15 +1,18 @@
 """Code that runs inside vLLM's engine processes, imported there by name.
 
 `install` is an entry point of vLLM (`vllm_plugin` beside this file), which EngineCore and, where
-there are several, its workers load when they are spawned. It ties their lives to the generator's:
+there are several, its workers load when they start. It ties their lives to the generator's:
 when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
 otherwise stay as orphans with their memory. It also has them dump their stacks on request
 (`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
 `WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file.
 """
 
+import contextlib
 import multiprocessing
 import os
+import stat
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,18 +22,46 @@ from headrace.host import stack_dumps
 from headrace.host.process_reaper import die_with
 
 OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
+_owner_files: list[tuple[int, os.stat_result]] = []
+"""What the owner had open when it recorded it."""
+
+
+def record_open_files() -> None:
+    """Record sockets, pipes and files of this process, for an engine that it forks."""
+    _owner_files.clear()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            status = os.fstat(int(name))
+            kinds = (stat.S_ISSOCK, stat.S_ISFIFO, stat.S_ISREG)
+            if int(name) > sys.stderr.fileno() and any(kind(status.st_mode) for kind in kinds):
+                _owner_files.append((int(name), status))
+
+
+def release_owner_files() -> None:
+    """Give up the recorded files of the owner, which forked this engine.
+
+    A connection that the owner closes would stay open here, and a signal to the engine would arrive
+    at the owner's event loop, through its pipe. Numbers of files stay taken, for objects here may
+    close them yet."""
+    with open(os.devnull, "rb+", buffering=0) as nothing:
+        for number, known in _owner_files:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(number), known):
+                    os.dup2(nothing.fileno(), number)
+    _owner_files.clear()
 
 
 def install() -> None:
     """Prepare a process of the engine.
 
-    Do nothing in the owner itself, in a process that was not spawned as an engine's, and where no
+    Do nothing in the owner itself, in a process that was not started as an engine's, and where no
     owner is named."""
     owner = int(os.environ.get(OWNER_VARIABLE, "0"))
     parent = multiprocessing.parent_process()
     if owner in (0, os.getpid()) or parent is None or parent.pid is None:
         return
     die_with(parent.pid)
+    release_owner_files()
     stack_dumps.listen()
     allow_amx()
     if parent.pid == owner:

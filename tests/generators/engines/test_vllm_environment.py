@@ -1,8 +1,11 @@
 """What is decided before vLLM is imported: how it starts its processes, and what these load."""
 
+import asyncio
 import ctypes
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ from unittest import mock
 import pytest
 
 from generators.engines import vllm_worker
+from generators.engines.model_files import read_config, weight_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings, prepare_environment
 from generators.engines.weights import WeightLayout
 from headrace.errors import UserError
@@ -128,4 +132,31 @@ async def test_an_engine_that_did_not_load_the_entry_point_is_refused(
         with pytest.raises(UserError, match="did not load the entry point 'headrace'"):
             await engine.start()
     finally:
+        await engine.stop()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+async def test_an_engine_shares_neither_connections_nor_signals_with_its_owner(
+    tmp_path: Path,
+) -> None:
+    """It is forked from a process with connections and an event loop that waits for signals."""
+    model = str(save_fixed_model(tmp_path / "model"))
+    settings = VllmSettings(model, 32, (), max_num_seqs=2, kv_cache_gib=0.1)
+    engine = VllmEngine(settings, weight_layout(model, read_config(model)))
+    mine, theirs = socket.socketpair()
+    loop, heard = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, heard.set)
+    try:
+        await engine.start()
+        mine.close()
+        theirs.settimeout(5)
+        assert theirs.recv(1) == b"", "the engine holds a connection that its owner closed"
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        assert not heard.is_set(), "a signal to the engine arrived at its owner"
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        theirs.close()
         await engine.stop()
