@@ -6,6 +6,7 @@ a link shows what its sender saw. Reads `storage.queries` only, and writes nothi
 note on a run (`headrace.run_files.run_notes`).
 """
 
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +59,7 @@ OVER_RUNS: tuple[tuple[str, str, Callable[[Path, RunChoice, runs.Turn], None]], 
 
 def main(root: Path, served_by: str = "") -> None:
     """Draw the page that is asked for. `served_by`: the run whose training serves the pages."""
+    exempt_imports()
     st.html(STYLE)
     st.logo(str(_STATIC / "headrace.svg"), size="large")
     choice = choose_run(root)
@@ -91,6 +93,15 @@ def main(root: Path, served_by: str = "") -> None:
             st.page_link(each, icon=icon, query_params=query)
     offer_runs(root, choice, served_by)
     page.run()
+
+
+@st.cache_resource(show_spinner=False)
+def exempt_imports() -> None:
+    """Exempt what was imported from garbage collection, once.
+
+    Streamlit collects after each script run, and would look through all of it: a tenth of a second,
+    every two seconds beside a run that trains."""
+    gc.freeze()
 
 
 def show(render: Render, choice: RunChoice) -> None:
