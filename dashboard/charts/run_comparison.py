@@ -91,7 +91,7 @@ def comparison_chart(
 
 def _dots(frame: pd.DataFrame, lines: int) -> pd.DataFrame:
     """The points that the pointer can choose."""
-    most = 2 * POINTED // lines
+    most = POINTED // lines
     parts = [thinned(rows, ["smooth"], most) for _, rows in frame.groupby("label", sort=False)]
     return pd.concat(parts)[["label", "x", "smooth", "low", "high", "runs"]]
 
