@@ -65,10 +65,11 @@ IS_THERE = """whole => {
     const isSeen = part => part.getClientRects().length > 0
         && !part.closest('details:not([open])')
         && (whole || part.getBoundingClientRect().top < window.innerHeight);
-    const seen = kind => [...document.querySelectorAll(`[data-testid="${kind}"]`)].filter(isSeen);
-    const drawn = (kind, inside) => seen(kind).every(part => part.querySelector(inside));
-    return seen('stSkeleton').length === 0
-        && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
+    // Places are asked for last: they make the browser lay out the page.
+    const waits = (kind, drawn) => [...document.querySelectorAll(`[data-testid="${kind}"]`)]
+        .some(part => !(drawn && part.querySelector(drawn)) && isSeen(part));
+    return !waits('stSkeleton') && !waits('stVegaLiteChart', 'canvas, svg')
+        && !waits('stDataFrame', 'canvas');
 }"""
 """Tests that the script has ended and charts and tables on the screen are drawn.
 
