@@ -210,7 +210,8 @@ class VllmEngine:
 
         try:
             config = AsyncEngineArgs(**self._engine_args()).create_engine_config()
-            if not self._settings.on_gpu and self._settings.tensor_parallel_size == 1:
+            s = self._settings
+            if sys.platform == "linux" and not s.on_gpu and s.tensor_parallel_size == 1:
                 fork_engine()
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except ValueError as error:
