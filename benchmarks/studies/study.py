@@ -119,7 +119,7 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(listing(study.tuning(), modes, plan, rows.rows)))
         return 0
-    if any(is_missing(key(arm, seed), rows.rows) for arm, seed, _ in plan):
+    if part == "tune" or any(is_missing(key(arm, seed), rows.rows) for arm, seed, _ in plan):
         prepare(file.prepare)
     runner = Runner(study.name, rows, measure_of(study), jobs=options.jobs, keep=options.keep)
     failed: list[str] = []
