@@ -1,9 +1,9 @@
 """A run of an arm as a row: settings, results, and the machine's state.
 
 In: an arm and a seed. Out: a row, and figures of one. The run is `headrace train` in processes of
-its own. `final` is the mean accuracy of a run's last two evaluations; `mean` the area under
-accuracy against the policy's updates, which separates fast learners from slow ones. Fields that a
-run's summary lacks are read from its folder, and from the watch over it.
+its own. `final` is the mean accuracy of the last two evaluations of a trained policy; `mean` the
+area under accuracy against the policy's updates, which separates fast learners from slow ones.
+Fields that a run's summary lacks are read from its folder, and from the watch over it.
 """
 
 import json
@@ -94,8 +94,9 @@ def evaluation_fields(evaluations: Sequence[Summary]) -> Row:
     # Value pretraining repeats version 0, the evaluation after the end the one at the last update.
     by_version = {e["version"]: e for e in evaluations}
     points = [by_version[version] for version in sorted(by_version)]
+    trained = [e for e in points if e["version"]] or points
     return {
-        "final": statistics.fmean(e["accuracy"] for e in points[-2:]),
+        "final": statistics.fmean(e["accuracy"] for e in trained[-2:]),
         "mean": area(points),
         "final_length": points[-1]["response_length"],
         "max_length": points[-1]["max_response_length"],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kit.arm_run import cpu_at_evaluations
+from benchmarks.kit.arm_run import cpu_at_evaluations, evaluation_fields
 from benchmarks.kit.machine_state import MachineSample, MachineWatch
 
 
@@ -25,3 +25,21 @@ def test_evaluations_and_start_up_are_in_no_cpu_seconds() -> None:
     # Before training nothing is used.
     first = [evaluation(30, 5, 0.0, 0), evaluation(45, 5, 10.0, 4)]
     assert cpu_at_evaluations(watch, first, [0, 4]) == pytest.approx([0.0, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "final"), [([0.02, 0.1], 0.1), ([0.0, 0.2, 0.4, 0.6], 0.5), ([0.3], 0.3)]
+)
+def test_the_start_is_no_part_of_the_final_accuracy(accuracies: list[float], final: float) -> None:
+    lengths = {"response_length": 1.0, "max_response_length": 1}
+    evaluations = [
+        {
+            **evaluation(1.0, 1.0, 1.0, update),
+            **lengths,
+            "update": update,
+            "label": "",
+            "accuracy": a,
+        }
+        for update, a in enumerate(accuracies)
+    ]
+    assert evaluation_fields(evaluations)["final"] == pytest.approx(final)

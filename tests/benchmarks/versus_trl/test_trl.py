@@ -269,7 +269,7 @@ def test_a_run_of_trl_is_a_row_as_others_are(fake: Callable[[str], None], tmp_pa
     assert row["tokens"] == {"trained_policy": 50 * 60 * 8, "generated": 50 * 60 * 8}
     assert (row["updates"], row["train_time_s"]) == (60, 10.0)
     assert row["evaluations"] == [[0, 0.0, 0.25, 9.0], [2, 0.1, 0.5, 9.0]]
-    assert (row["num_prompts"], row["final"], row["max_length"]) == (1024, 0.375, 30)
+    assert (row["num_prompts"], row["final"], row["max_length"]) == (1024, 0.5, 30)
     assert {"wall_s", "others_cpu_share", "steal_share", "disturbed"} <= set(row)
     assert sum(row["cpu_s"].values()) > 0.2
     assert row["evaluation_cpu_s"][0] == 0.0
