@@ -60,7 +60,7 @@ OVER_RUNS: tuple[tuple[str, str, Callable[[Path, RunChoice, runs.Turn], None]], 
 def main(root: Path, served_by: str = "") -> None:
     """Draw the page that is asked for. `served_by`: the run whose training serves the pages."""
     exempt_imports()
-    st.html(STYLE)
+    st.html("".join(map(str.strip, STYLE.splitlines())))
     st.logo(str(_STATIC / "headrace.svg"), size="large")
     choice = choose_run(root)
     pages = [

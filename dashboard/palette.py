@@ -58,9 +58,9 @@ def _in_turn() -> str:
     """Charts from the top of a page to its end. The browser takes most of a second for twenty
     charts, and shows none of them before it has drawn them all, unless the lower ones have no width
     yet: without one Streamlit does not begin to draw them. Their height is kept free."""
-    row = '[data-testid="stLayoutWrapper"]:has(> [data-testid="stHorizontalBlock"])'
+    row = "[data-testid=stLayoutWrapper]:has(>.stHorizontalBlock)"
     rows = "\n".join(
-        f":nth-child(n + {n} of {row}) {{--turn:{TURN_MS * (n - 2)}ms}}"
+        f":nth-child(n+{n} of {row}) {{--turn:{TURN_MS * (n - 2)}ms}}"
         for n in range(3, _LAST_ROW + 1)
     )
     return f"""@keyframes hr-turn {{from {{width:0;min-height:15rem}}}}
