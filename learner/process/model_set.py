@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.algorithm import ValueTargetConfig
-from headrace.config.sections.learner import RankerTraining
+from headrace.config.sections.learner import LearnerConfig, RankerTraining
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -93,9 +93,7 @@ class ModelSet:
         self.engines: dict[str, DeepSpeedEngine | FeatureEngine] = {
             POLICY: DeepSpeedEngine(policy, learner.policy, learner)
         }
-        if algorithm.value is not None:
-            value = config.algorithm.value
-            assert value is not None
+        if (value := config.algorithm.value) is not None:
             critic = load_critic(models, dtype=self._dtype, device=device, layers=value.layers)
             if self._lora and not config.algorithm.fits_value:
                 add_adapters(critic, self._lora, checkpoint and checkpoint / CRITIC)
@@ -106,6 +104,18 @@ class ModelSet:
             self.ranker = self._load_ranker(checkpoint, learner.ranker)
             self.networks[RANKER] = self.ranker.model
             self.engines[RANKER] = DeepSpeedEngine(self.ranker.model, learner.ranker, learner)
+        self._set_up_layers(learner)
+        self.place = self._place(rank, work, shares_rows=shares_rows)
+        self.reference = None
+        if algorithm.kl is not None:
+            self.reference = self._load_reference(shares_rows)
+        # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
+        self.policy_bytes = sum(
+            getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
+        )
+
+    def _set_up_layers(self, learner: LearnerConfig) -> None:
+        """Have layers compute activations again, and compile them, where the run asks for it."""
         if learner.gradient_checkpointing:
             for model in self.networks.values():
                 model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -113,25 +123,22 @@ class ModelSet:
         if learner.compile:
             for name in self.networks.keys() - {RANKER}:
                 compile_layers(self.networks[name])
-        self.place = self._place(rank, work, shares_rows=shares_rows)
-        self.reference = None
-        if algorithm.kl is not None:
-            # A teacher or the run's own model, not the checkpoint's: the reference never changes.
-            assert config.algorithm.kl is not None
-            teacher = config.algorithm.kl.reference_path
-            path = {"path": teacher or config.model.path}
-            reference = self._policy_model(config.model.model_copy(update=path))
-            reference.requires_grad_(False)
-            if teacher is None:
-                self._share_base(reference)
-            self.reference = self._scoring(reference)
-            if teacher and shares_rows and not may_share_rows(self.reference):
-                raise UserError(f"{teacher}: its layers have a state, and the policy's have none")
-            self._let_see(self.reference)
-        # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
-        self.policy_bytes = sum(
-            getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
-        )
+
+    def _load_reference(self, shares_rows: bool) -> PolicyNetwork:
+        """Load a teacher or the run's own model, not the checkpoint's: it never changes."""
+        config = self._config
+        assert config.algorithm.kl is not None
+        teacher = config.algorithm.kl.reference_path
+        path = {"path": teacher or config.model.path}
+        reference = self._policy_model(config.model.model_copy(update=path))
+        reference.requires_grad_(False)
+        if teacher is None:
+            self._share_base(reference)
+        scoring = self._scoring(reference)
+        if teacher and shares_rows and not may_share_rows(scoring):
+            raise UserError(f"{teacher}: its layers have a state, and the policy's have none")
+        self._let_see(scoring)
+        return scoring
 
     def _value_engine(
         self, model: PreTrainedModel, value: ValueTargetConfig
