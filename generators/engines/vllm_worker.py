@@ -12,7 +12,6 @@ import contextlib
 import multiprocessing
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from headrace.host import stack_dumps
 from headrace.host.process_reaper import die_with
 
 OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
+_STDERR = 2
 _owner_files: list[tuple[int, os.stat_result]] = []
 """What the owner had open when it recorded it."""
 
@@ -32,8 +32,8 @@ def record_open_files() -> None:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own
             status = os.fstat(int(name))
-            kinds = (stat.S_ISSOCK, stat.S_ISFIFO, stat.S_ISREG)
-            if int(name) > sys.stderr.fileno() and any(kind(status.st_mode) for kind in kinds):
+            kind = stat.S_IFMT(status.st_mode)
+            if int(name) > _STDERR and kind in (stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFREG):
                 _owner_files.append((int(name), status))
 
 
