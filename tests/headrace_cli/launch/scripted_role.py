@@ -22,7 +22,10 @@ from pathlib import Path
 from headrace.host import stack_dumps
 
 
-def forever() -> None:
+def forever(pid_file: str | None = None) -> None:
+    """Stay; who finds the process id in the file finds this function in the stack."""
+    if pid_file:
+        Path(pid_file).write_text(str(os.getpid()))
     while True:
         time.sleep(0.05)
 
@@ -68,13 +71,10 @@ def main() -> None:
         mark.write_text("")
         sys.exit(int(words[1]))
     elif life == "stay":
-        if words:
-            Path(words[0]).write_text(str(os.getpid()))
-        forever()
+        forever(*words)
     elif life == "listens":
         stack_dumps.listen()
-        Path(words[0]).write_text(str(os.getpid()))
-        forever()
+        forever(words[0])
     elif life == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen([sys.executable, __file__, "stay"], stdin=subprocess.DEVNULL)

@@ -540,7 +540,7 @@ def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) 
     pid_file = script.run_dir / "pid"
     stays = spec(script, "generator-0", "generator", "listens", pid_file)
     script.when(pid_file.exists, lambda: setattr(script, "stalled", True))
-    script.when(lambda: stays.log.exists() and "in main" in stays.log.read_text(), script.finish)
+    script.when(lambda: stays.log.exists() and "forever" in stays.log.read_text(), script.finish)
     assert run(script, stays).code == 0
     asked = [row["name"] for row in script.rows() if row["event"] == "stacks"]
     assert asked == ["coordinator", "generator-0"]
