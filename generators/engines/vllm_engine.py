@@ -140,6 +140,9 @@ def prepare_environment(settings: VllmSettings) -> None:
         # has torch ask NVML instead, and CUDA all the same where NVML does not answer.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        # FlashInfer's sampler reports no logprobs of what is left after top-k and top-p, so that no
+        # step could use it: it need not be compiled.
+        os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     else:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["OMP_NUM_THREADS"] = "1"
