@@ -23,7 +23,7 @@ from headrace.host.progress_reporter import ProgressReporter
 from learner.algorithms.registry import Algorithm
 from learner.device import RankContext
 from learner.models.deepspeed_engine import DeepSpeedEngine
-from learner.models.family_check import may_share_rows
+from learner.models.family_check import may_share_rows, random_twin
 from learner.models.feature_network import FeatureEngine, FeatureNetwork
 from learner.models.forward import PackNetwork, PolicyNetwork, ValueNetwork
 from learner.models.images import ImageInputs, VisionTower
@@ -77,7 +77,7 @@ class ModelSet:
         if self._lora:
             add_adapters(model, self._lora, checkpoint and checkpoint / POLICY)
         policy = self._scoring(model)
-        shares_rows = may_share_rows(policy)
+        shares_rows = self._may_share_rows(model)
         if not shares_rows and learner.context != "full":
             raise UserError(
                 f"learner.context = {learner.context!r} knows keys and values alone, and "
@@ -135,7 +135,7 @@ class ModelSet:
         if teacher is None:
             self._share_base(reference)
         scoring = self._scoring(reference)
-        if teacher and shares_rows and not may_share_rows(scoring):
+        if teacher and shares_rows and not self._may_share_rows(reference):
             raise UserError(f"{teacher}: its layers have a state, and the policy's have none")
         self._let_see(scoring)
         return scoring
@@ -249,6 +249,10 @@ class ModelSet:
 
     def _policy_model(self, models: ModelConfig) -> PreTrainedModel:
         return load_policy(models, dtype=self._dtype, device=self._device)
+
+    def _may_share_rows(self, model: PreTrainedModel) -> bool:
+        twin = random_twin(model, trust_remote_code=self._config.model.trust_remote_code)
+        return may_share_rows(self._scoring(twin))
 
     def _scoring(self, model: PreTrainedModel) -> PolicyNetwork:
         return PolicyNetwork(

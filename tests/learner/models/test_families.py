@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 
 from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
@@ -17,9 +17,9 @@ from learner.batching.layout import layout_of
 from learner.batching.token_reads import TokenReads
 from learner.device import RankContext
 from learner.models import forward
-from learner.models.attention import packed_attention
+from learner.models.attention import ATTENTION, packed_attention
 from learner.models.deepspeed_engine import StepLog
-from learner.models.family_check import check_folder, may_share_rows
+from learner.models.family_check import check_folder, may_share_rows, random_twin
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.inference import infer
 from learner.models.loading import file_weights, load_critic, load_policy
@@ -150,3 +150,39 @@ def test_the_page_names_every_family() -> None:
     ]
     rows = [row for row in rows if row]
     assert rows == [FAMILIES.keys() - ONE_A_ROW - REFUSED, ONE_A_ROW, REFUSED]
+
+
+def other_kernel(*args: Any, **kwargs: Any) -> Any:
+    """Our attention, rounded once, as a kernel of a GPU has it."""
+    module, q, k, v, *rest = args
+    out, weights = packed_attention(module, q.float(), k.float(), v.float(), *rest, **kwargs)
+    return out.to(q.dtype), weights
+
+
+def too_wide(*args: Any, **kwargs: Any) -> Any:
+    """Attention that is wrong."""
+    kwargs["scaling"] *= 0.5
+    return packed_attention(*args, **kwargs)
+
+
+def test_rounding_is_not_taken_for_a_wrong_family(tmp_path: Path) -> None:
+    """Sharp weights in bfloat16 differ by more than the bound between two kernels, as
+    SmolLM2-135M did on the first GPU; what is wrong is seen all the same."""
+    config = ModelConfig(path=str(save_family("llama", tmp_path)))
+    model = load_policy(config, dtype=torch.float32, device=CPU)
+    model.get_output_embeddings().weight.data *= 60
+    model.bfloat16()
+    state = torch.get_rng_state()
+    twin = random_twin(model, trust_remote_code=False)
+    assert twin.dtype == torch.bfloat16
+    assert torch.equal(torch.get_rng_state(), state)
+    try:
+        AttentionInterface.register(ATTENTION, other_kernel)
+        with pytest.raises(UserError, match="differ from the model's own"):
+            may_share_rows(PolicyNetwork(model))
+        assert may_share_rows(PolicyNetwork(twin))
+        AttentionInterface.register(ATTENTION, too_wide)
+        with pytest.raises(UserError, match="differ from the model's own"):
+            may_share_rows(PolicyNetwork(twin))
+    finally:
+        AttentionInterface.register(ATTENTION, packed_attention)
