@@ -6,8 +6,11 @@ zero is not called high or low.
 
 import math
 
-from dashboard.formatting import count
+import pandas as pd
+
+from dashboard.formatting import count, share
 from dashboard.reads.critic import CriticReport, Mean
+from headrace.metrics.attainable import ENOUGH
 
 TAKES = {
     "copy": "the value at the window's last token",
@@ -57,6 +60,18 @@ def _off(bias: Mean) -> str:
 
 def _margin(bias: Mean) -> str:
     return f" \u00b1 {bias.error:.1g}" if math.isfinite(bias.error) else ""
+
+
+def attainable_text(evaluations: pd.DataFrame) -> str:
+    """What the newest probes say of the share that can be explained; empty where none ran."""
+    probed = evaluations[evaluations["prefixes"] > 0]
+    if probed.empty:
+        return ""
+    last = probed.iloc[-1]
+    if not math.isfinite(last["attainable"]):
+        return f"attainable: not known yet, {count(last['prefixes'])} of {ENOUGH} prefixes"
+    low, high = share(last["attainable_low"]), share(last["attainable_high"])
+    return f"of {share(last['attainable'])} attainable ({low} to {high})"
 
 
 def sample_text(found: CriticReport) -> str:

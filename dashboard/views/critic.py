@@ -23,7 +23,7 @@ from dashboard.components import panels
 from dashboard.components.panels import BOUND
 from dashboard.formatting import count, number, share
 from dashboard.reads.critic import CriticReport, Mean
-from dashboard.reads.critic_summary import TAKES, sample_text, verdict
+from dashboard.reads.critic_summary import TAKES, attainable_text, sample_text, verdict
 from dashboard.reads.data import RunData, is_live
 
 LEAST_UPDATES = 20
@@ -218,7 +218,8 @@ def _headline(run: RunData, found: CriticReport) -> None:
     columns = st.columns(6)
     plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off"}
     explained = "-" if found.explained is None else share(found.explained)
-    columns[0].metric("Explained variance", explained, f"{count(found.tokens)} tokens", **plain)
+    below = attainable_text(run.evaluations()) or f"{count(found.tokens)} tokens"
+    columns[0].metric("Explained variance", explained, below, **plain)
     columns[1].metric("Value less return", _signed(found.bias.mean), _error(found.bias), **plain)
     columns[2].metric(
         "Assumed less what came", _signed(found.cut_bias.mean), _error(found.cut_bias), **plain
