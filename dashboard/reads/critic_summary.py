@@ -63,15 +63,16 @@ def _margin(bias: Mean) -> str:
 
 
 def attainable_text(evaluations: pd.DataFrame) -> str:
-    """What the newest probes say of the share that can be explained; empty where none ran."""
+    """Sentence of the newest probes on the share that can be explained; empty without any."""
     probed = evaluations[evaluations["prefixes"] > 0]
     if probed.empty:
         return ""
     last = probed.iloc[-1]
+    of = f"{count(last['prefixes'])} prefixes of its evaluations' answers"
     if not math.isfinite(last["attainable"]):
-        return f"attainable: not known yet, {count(last['prefixes'])} of {ENOUGH} prefixes"
+        return f" How much can be explained is not known yet: {of} were probed, of {ENOUGH}."
     low, high = share(last["attainable_low"]), share(last["attainable_high"])
-    return f"of {share(last['attainable'])} attainable ({low} to {high})"
+    return f" By {of}, {share(last['attainable'])} can be explained ({low} to {high})."
 
 
 def sample_text(found: CriticReport) -> str:

@@ -164,7 +164,8 @@ def _why_nothing(run: RunData, first: int, last: int) -> str:
 
 
 def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
-    st.info(verdict(found), icon=":material/psychology:")
+    text = verdict(found) + attainable_text(run.evaluations())
+    st.info(text, icon=":material/psychology:")
     _headline(run, found)
     st.caption(sample_text(found) + _penalty_text(run.config()["algorithm"].get("kl")))
     card = partial(panels.frame_card, wait=_NO_CUTS)
@@ -218,8 +219,7 @@ def _headline(run: RunData, found: CriticReport) -> None:
     columns = st.columns(6)
     plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off"}
     explained = "-" if found.explained is None else share(found.explained)
-    below = attainable_text(run.evaluations()) or f"{count(found.tokens)} tokens"
-    columns[0].metric("Explained variance", explained, below, **plain)
+    columns[0].metric("Explained variance", explained, f"{count(found.tokens)} tokens", **plain)
     columns[1].metric("Value less return", _signed(found.bias.mean), _error(found.bias), **plain)
     columns[2].metric(
         "Assumed less what came", _signed(found.cut_bias.mean), _error(found.cut_bias), **plain
