@@ -18,7 +18,7 @@ import json
 import math
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from headrace.data.media import MediaStore
 from headrace.errors import UserError
 from headrace.host.hardware import detect, free_port
 from headrace.host.progress_reporter import ProgressReporter
+from headrace.metrics.attainable import attainable, attainable_interval, interval
 from headrace.protocol.messages.batches import BatchSequence, Shard, ValueTrajectory
 from headrace.protocol.messages.control import Batch, ScoreItem
 from headrace.protocol.records.record_types import BatchTaken
@@ -231,24 +232,6 @@ def explained(values: Floats, returns: Floats, weights: Floats) -> float:
     return float(1.0 - left / whole) if whole else float("nan")
 
 
-def attainable(prefixes: Sequence[tuple[int, Sequence[float]]]) -> float:
-    """Return the share of the returns' variance that is not within prefixes."""
-    within = np.mean([np.var(returns, ddof=1) for _, returns in prefixes])
-    whole = np.var(np.concatenate([returns for _, returns in prefixes]))
-    return float(1.0 - within / whole) if whole else float("nan")
-
-
-def interval(figure: Callable[[npt.NDArray[np.int64]], float], prompts: int) -> tuple[float, float]:
-    """Return a 95 % interval over resampled prompts; `figure` gets their counts."""
-    draw = np.random.default_rng(0)
-    found = [
-        figure(np.bincount(draw.integers(prompts, size=prompts), minlength=prompts))
-        for _ in range(200)
-    ]
-    low, high = np.nanquantile(found, [0.025, 0.975])
-    return float(low), float(high)
-
-
 def main(argv: list[str]) -> int:
     """Measure and print."""
     parser = command_line("critic", __doc__)
@@ -333,16 +316,13 @@ def figures(
         low, high = interval(lambda n: explained(values, returns, weights * n[owner]), count)
         return [round(x, 3) for x in (whole, low, high)]
 
-    def reach(drawn: npt.NDArray[np.int64]) -> float:
-        return attainable([p for p in prefixes for _ in range(drawn[p[0]])] or prefixes)
-
     quarters = [(along * 4).astype(int) == q for q in range(4)]
-    low, high = interval(reach, count)
+    reach = (attainable(prefixes), *attainable_interval(prefixes))
     found: dict[str, Any] = {
         "answers": len(held), "tokens": int(lengths.sum()), "mean return": round(
             float(np.mean([h.score for h in held])), 3
         ),
-        "attainable share": [round(x, 3) for x in (attainable(prefixes), low, high)],
+        "attainable share": [round(x, 3) for x in reach],
         "explained variance": share(np.ones(owner.size)),
         "by answers": share(by_answer),
     }  # fmt: skip

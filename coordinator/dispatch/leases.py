@@ -153,7 +153,7 @@ class LeaseTable:
                 self.open.add(trajectory_id)
             return
         self.paused.discard(trajectory_id)
-        if self.account.trajectories[trajectory_id].purpose == "eval":
+        if self.account.trajectories[trajectory_id].purpose != "train":
             if trajectory_id not in self._waits_evaluation:
                 self._waits_evaluation.add(trajectory_id)
                 heappush(self._evaluation, trajectory_id)

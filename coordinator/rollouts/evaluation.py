@@ -3,18 +3,23 @@
 In: a quiet pipeline (no training lease and no batch in flight). Out: evaluation leases, then one
 EvaluationDone record. Accuracy is the share of responses that their score calls correct. A response
 that failed or could not be scored counts as wrong, and in `failed`. After the first evaluation an
-alert names each source whose answer marker stands in no answer.
+alert names each source whose answer marker stands in no answer. Where a value model learns, probes
+follow (`probes`), and an alert where it explains less than half of what it could.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.episodes import branch_of
 from coordinator.rollouts.generation import Generation
+from coordinator.rollouts.probes import draw_prefixes, may_probe, pooled, probe_group
+from coordinator.scheduling.base import EXPLAINED
+from headrace.metrics.attainable import ENOUGH, attainable, attainable_interval
 from headrace.protocol.records.record_types import EvaluationDone
 from headrace.trajectory.trajectories import Group, Trajectory
 
@@ -42,6 +47,9 @@ class Evaluator:
         self._generation = generation
         self._asked: list[tuple[int, list[int]]] = []
         """Position and trajectories of each prompt."""
+        self._probes: list[tuple[int, list[int]]] | None = None
+        """Position of the prompt and trajectories of each probe; None before they are drawn."""
+        self._lags = False
         self._open: list[int] = []
         """Trajectories that may not be scored yet, checked from the end."""
         self._lengths: dict[int, int] = {}
@@ -54,7 +62,7 @@ class Evaluator:
     def start(self, label: Label) -> None:
         """Begin; the first `advance` issues the prompts that are not issued yet."""
         self._label, self._began, self.running = label, time.monotonic(), True
-        self._is_issued = False
+        self._is_issued, self._probes = False, None
 
     async def _issue(self) -> None:
         state = self._hub.state
@@ -90,6 +98,12 @@ class Evaluator:
         if self._open:
             return None
         trajectories = self._trajectories()
+        if self._probes is None:
+            self._probes = self._probe(trajectories)
+            self._open = [trajectory_id for _, ids in self._probes for trajectory_id in ids]
+            if self._open:
+                await self._generation.lease_evaluation()
+                return None
         state = self._hub.state
         good = [t for t in trajectories if t.reward is not None]
         right = sum(bool(t.correct) for t in good)
@@ -108,12 +122,65 @@ class Evaluator:
             failed=len(trajectories) - len(good),
             seconds=time.monotonic() - self._began,
             train_time_s=self._hub.clock.now(),
+            **self._attainable(self._probes),
         )
+        self._compare(record)
         if not state.evaluations:
             self._look_for_markers(trajectories)
         self._hub.record_event(record)
         self._asked, self.running = [], False
         return record
+
+    def _probe(self, answers: Sequence[Trajectory]) -> list[tuple[int, list[int]]]:
+        """Issue the probes of these answers that are not issued yet."""
+        hub, config, state = self._hub, self._hub.config, self._hub.state
+        if self._label == "before" or not may_probe(config):
+            return []
+        groups, reward = hub.account.groups, config.reward.each()
+        alone = [
+            t for t in answers
+            if t.complete and reward[self._source_of(groups[t.group_id])].unit == "trajectory"
+        ]  # fmt: skip
+        number = len(state.evaluations)
+        chosen = draw_prefixes(alone, config.evaluation.probes, f"{config.seed}/{number}")
+        out = [g.trajectory_ids for g in groups.values() if g.purpose == "probe"]
+        for i, (answer, prefix) in list(enumerate(chosen))[len(out) :]:
+            ids = state.next_group, state.next_trajectory
+            place, group = number * config.evaluation.probes + i, groups[answer.group_id]
+            record = probe_group(group, answer, prefix, place, config.seed, ids)
+            hub.record_event(record)
+            out.append(record.trajectory_ids)
+        position = {key: place for place, keys in self._asked for key in keys}
+        return [(position[a.trajectory_id], ids) for (a, _), ids in zip(chosen, out, strict=True)]
+
+    def _attainable(self, probes: Sequence[tuple[int, Sequence[int]]]) -> dict[str, Any]:
+        """Return what the record of an evaluation says of the attainable share."""
+        known, new = self._hub.account.trajectories, []
+        for place, ids in probes:
+            returns = [reward for i in ids if (reward := known[i].reward) is not None]
+            new += [(place, returns)] if len(returns) > 1 else []
+        every = pooled(new, self._hub.state.evaluations)
+        told: dict[str, Any] = {"continuations": new, "prefixes": len(every)}
+        if len(every) >= ENOUGH and math.isfinite(share := attainable(every)):
+            low, high = attainable_interval(every)
+            told |= {"attainable": share, "attainable_low": low, "attainable_high": high}
+        return told
+
+    def _compare(self, record: EvaluationDone) -> None:
+        """Report a value model that explains less than half of the lowest attainable share."""
+        seen, low = self._hub.scheduler.explained, record.attainable_low
+        if low is None or len(seen) < EXPLAINED:
+            return
+        explained = statistics.median(seen)
+        lagged, self._lags = self._lags, explained < low / 2
+        if self._lags and not lagged:
+            text = (
+                f"the critic explains {explained:.2f} of the returns' variance in its last "
+                f"{EXPLAINED} updates, and {record.attainable:.2f} [{low:.2f}, "
+                f"{record.attainable_high:.2f}] can be explained: advantages at cuts rest on a "
+                "guess; algorithm.value has what teaches it sooner"
+            )
+            self._hub.troubles.report("critic_alert", text)
 
     def _look_for_markers(self, trajectories: Sequence[Trajectory]) -> None:
         groups, decode = self._hub.account.groups, self._prompts.decode

@@ -251,14 +251,14 @@ class Generation:
     def _make_lease(self, trajectory: Trajectory) -> m.Lease:
         config, state = self._hub.config, self._hub.state
         total = trajectory.length + min(tokens_left(trajectory, config).values())
-        evaluation = trajectory.purpose == "eval"
+        evaluation = trajectory.purpose != "train"
         border = trajectory.length + config.window - trajectory.open_tokens
         stops = self._hub.scheduler.stops_at_border() and not evaluation
         oldest = state.versions.current
         if not (evaluation or self._hub.scheduler.lockstep):
             # What older weights sample could not be trained any more.
             oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
-        sampling = config.evaluation if evaluation else config.generator
+        sampling = config.evaluation if trajectory.purpose == "eval" else config.generator
         kept = config.environment is not None and not config.prefix_is_fresh
         begun = trajectory.spans[0].version if trajectory.spans and kept else -1
         return m.Lease(
@@ -275,7 +275,7 @@ class Generation:
             next_chunk=trajectory.next_chunk,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            top_k=-1 if evaluation else config.generator.top_k,
+            top_k=-1 if trajectory.purpose == "eval" else config.generator.top_k,
             version_at_least=max(oldest, 0),
             cache_version=begun,
             fire=None if evaluation or trajectory.sampled else self._fire,

@@ -146,7 +146,7 @@ class ChunkIntake:
     def _hold(self, trajectory: Trajectory) -> tuple[int, int] | None:
         """Return lease and border of a trajectory that the scheduler stops, or None."""
         lease, scheduler = self._hub.leases.of(trajectory.trajectory_id), self._hub.scheduler
-        if lease is None or lease.holding or trajectory.purpose == "eval":
+        if lease is None or lease.holding or trajectory.purpose != "train":
             return None
         if scheduler.lockstep or trajectory.open_tokens or scheduler.goes_on(trajectory):
             return None

@@ -11,7 +11,8 @@ from headrace.trajectory.trajectories import Trajectory
 def tokens_left(trajectory: Trajectory, config: RunConfig) -> dict[str, int]:
     """Return the number of tokens left for the policy in this turn, by limit."""
     task, environment = config.task, config.environment
-    left = {"task.max_response_length": task.max_response_length - trajectory.sampled}
+    written = trajectory.prefix + trajectory.sampled
+    left = {"task.max_response_length": task.max_response_length - written}
     if environment is None:
         return left
     if environment.max_turn_tokens is not None:

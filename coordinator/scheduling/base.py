@@ -6,7 +6,9 @@ trained on its outcome; in a warm-up, where the policy trains nothing, at once.
 `coordinator.scheduling.streaming` and `coordinator.scheduling.synchronous` choose the time.
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +19,9 @@ from coordinator.persistence.state import State
 from headrace.config.sections.run import RunConfig
 from headrace.trajectory.trajectories import Trajectory
 from headrace.trajectory.windows import Window
+
+EXPLAINED = 10
+"""Number of updates whose explained variance is kept."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,8 @@ class Scheduler(ABC):
         self.selector = BatchSelector(config, state, by_arrival=by_arrival)
         self.bound = self._schedule.bound
         """Maximum number of windows in play in a stream."""
+        self.explained: deque[float] = deque(maxlen=EXPLAINED)
+        """Explained variance in the last updates."""
 
     @property
     def warming(self) -> bool:
@@ -272,3 +279,5 @@ class Scheduler(ABC):
     def committed(self, explained_variance: float | None) -> None:
         """Note a committed update."""
         self._warmup.committed(explained_variance)
+        if explained_variance is not None and math.isfinite(explained_variance):
+            self.explained.append(explained_variance)

@@ -31,7 +31,7 @@ class ScoreItems:
         self, trajectory: Trajectory, source: str, model: ModelVersion | None = None
     ) -> ScoreItem:
         """Return the item of an ended answer, of an episode's last turn, for `model`."""
-        own = trajectory.turn(-1) if trajectory.steps else trajectory.sampled_tokens()
+        own = trajectory.turn(-1) if trajectory.steps else trajectory.answer_tokens()
         return self._item(trajectory, source, own, with_ids=self._with_ids, model=model)
 
     def group(
@@ -72,7 +72,7 @@ class ScoreItems:
             info=group.info,
             messages=messages,
             media=self._prompts.media_folder if messages and group.media else "",
-            prompt_ids=trajectory.opening if with_ids else None,
+            prompt_ids=trajectory.prompt_tokens() if with_ids else None,
             completion_ids=sampled if with_ids else None,
             source=source,
             model=model,

@@ -6,8 +6,11 @@ zero is not called high or low.
 
 import math
 
-from dashboard.formatting import count
+import pandas as pd
+
+from dashboard.formatting import count, share
 from dashboard.reads.critic import CriticReport, Mean
+from headrace.metrics.attainable import ENOUGH
 
 TAKES = {
     "copy": "the value at the window's last token",
@@ -57,6 +60,19 @@ def _off(bias: Mean) -> str:
 
 def _margin(bias: Mean) -> str:
     return f" \u00b1 {bias.error:.1g}" if math.isfinite(bias.error) else ""
+
+
+def attainable_text(evaluations: pd.DataFrame) -> str:
+    """Sentence of the newest probes on the share that can be explained; empty without any."""
+    probed = evaluations[evaluations["prefixes"] > 0]
+    if probed.empty:
+        return ""
+    last = probed.iloc[-1]
+    of = f"{count(last['prefixes'])} prefixes of its evaluations' answers"
+    if not math.isfinite(last["attainable"]):
+        return f" How much can be explained is not known yet: {of} were probed, of {ENOUGH}."
+    low, high = share(last["attainable_low"]), share(last["attainable_high"])
+    return f" By {of}, {share(last['attainable'])} can be explained ({low} to {high})."
 
 
 def sample_text(found: CriticReport) -> str:

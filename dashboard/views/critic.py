@@ -23,7 +23,7 @@ from dashboard.components import panels
 from dashboard.components.panels import BOUND
 from dashboard.formatting import count, number, share
 from dashboard.reads.critic import CriticReport, Mean
-from dashboard.reads.critic_summary import TAKES, sample_text, verdict
+from dashboard.reads.critic_summary import TAKES, attainable_text, sample_text, verdict
 from dashboard.reads.data import RunData, is_live
 
 LEAST_UPDATES = 20
@@ -164,7 +164,8 @@ def _why_nothing(run: RunData, first: int, last: int) -> str:
 
 
 def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
-    st.info(verdict(found), icon=":material/psychology:")
+    text = verdict(found) + attainable_text(run.evaluations())
+    st.info(text, icon=":material/psychology:")
     _headline(run, found)
     st.caption(sample_text(found) + _penalty_text(run.config()["algorithm"].get("kl")))
     card = partial(panels.frame_card, wait=_NO_CUTS)

@@ -116,8 +116,9 @@ class Account:
         self.groups[record.group_id] = Group.issued(record)
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(
-                trajectory_id, record.group_id, record.purpose, record.prompt_ids, seed
-            )
+                trajectory_id, record.group_id, record.purpose, record.prompt_ids, seed,
+                prefix=record.prefix,
+            )  # fmt: skip
             trajectory.paused = self._has_environment
             self.trajectories[trajectory_id] = trajectory
             if record.purpose == "train":
@@ -128,7 +129,7 @@ class Account:
         sampled = trajectory.append(record)
         trajectory.failures += record.finish == "failed"
         trajectory.paused |= self._has_environment and record.finish == "stop"
-        if trajectory.purpose == "eval":
+        if trajectory.purpose != "train":
             self.ledger.evaluation += sampled
         else:
             self.ledger.add_generated(sampled)
@@ -252,7 +253,7 @@ class Account:
                 self._forget_group(group)
 
     def _forget_evaluation(self) -> None:
-        for group in [g for g in self.groups.values() if g.purpose == "eval"]:
+        for group in [g for g in self.groups.values() if g.purpose != "train"]:
             self._forget_group(group)
 
     def _forget_group(self, group: Group) -> None:
@@ -272,7 +273,7 @@ def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
 
 def _spent(trajectory: Trajectory) -> bool:
     """Return whether nothing of a trajectory can be scored or trained any more."""
-    if trajectory.purpose == "eval" or not trajectory.ended:
+    if trajectory.purpose != "train" or not trajectory.ended:
         return False
     scored = trajectory.reward_status is not None or not trajectory.complete
     windows = all(w.state in ("trained", "dropped") for w in trajectory.windows)

@@ -39,7 +39,8 @@ class Trajectory:
     """One answer from its first token to its last, finished or not: everything after the opening.
 
     Attributes:
-        opening: the tokens before position 0; the group shares them. length: tokens so far, policy
+        opening: the tokens before position 0; the group shares them. prefix: how many of them, at
+            its end, begin the answer (probes). length: tokens so far, policy
             and environment. sampled: how many of these the policy sampled. in_windows: how many
             sampled
         tokens its windows hold. closed: how many of its windows are in state `closed`. windows:
@@ -61,6 +62,7 @@ class Trajectory:
     purpose: Purpose
     opening: Int32
     seed: int
+    prefix: int = 0
     status: TrajectoryStatus = "running"
     reward: float | None = None
     reward_status: str | None = None
@@ -244,6 +246,15 @@ class Trajectory:
             return self.tokens
         runs = self.sampled_between(0, self.length)
         return np.concatenate([self.tokens[:0], *(self.tokens[a:b] for a, b in runs)])
+
+    def answer_tokens(self) -> Int32:
+        """[prefix + sampled] the answer's tokens, those of a probe's prefix included."""
+        begun = self.opening[self.opening.size - self.prefix :]
+        return np.concatenate([begun, self.sampled_tokens()])
+
+    def prompt_tokens(self) -> Int32:
+        """Return the opening without a probe's prefix."""
+        return self.opening[: self.opening.size - self.prefix]
 
     def turns_between(self, start: int, end: int) -> list[TurnRun]:
         """Return the policy's turns with tokens in [start, end), up to `end`; the environment's

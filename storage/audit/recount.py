@@ -35,7 +35,7 @@ def count(facts: JournalFacts) -> dict[str, Any]:
     values = Counter[str]()
     received, inserted, evaluation = 0, 0, 0
     for trajectory in facts.trajectories.values():
-        if trajectory.purpose == "eval":
+        if trajectory.purpose != "train":
             evaluation += trajectory.received
             continue
         received += trajectory.received

@@ -407,6 +407,10 @@ class Evaluation(Base):
     failed: Mapped[int]
     seconds: Mapped[float]
     train_time_s: Mapped[float]
+    prefixes: Mapped[int]
+    attainable: Mapped[float | None]
+    attainable_low: Mapped[float | None]
+    attainable_high: Mapped[float | None]
 
 
 class Event(Base):

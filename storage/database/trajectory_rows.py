@@ -51,10 +51,10 @@ COLUMNS: Mapping[str, Any] = {
 
 
 def joined(query: AnySelect, run: int) -> AnySelect:
-    """A query over the trajectories of a run, each with its group and prompt."""
+    """A query over the trajectories of a run but for probes, each with its group and prompt."""
     return (
         query.select_from(Trajectory)
         .join(Group, (Group.run == Trajectory.run) & (Group.group_id == Trajectory.group_id))
         .join(Prompt, (Prompt.run == Group.run) & (Prompt.prompt_id == Group.prompt_id))
-        .where(Trajectory.run == run)
+        .where(Trajectory.run == run, Trajectory.purpose != "probe")
     )

@@ -85,7 +85,7 @@ def wanted_where(reader: RunReader, condition: Any) -> ResponseSelection:
     """The trajectories that meet a condition (None: all); last offset -1: no tokens."""
     query = select(Trajectory.trajectory_id, func.coalesce(Trajectory.last_offset, -1))
     if condition is None:
-        query = query.where(Trajectory.run == reader.key)
+        query = query.where(Trajectory.run == reader.key, Trajectory.purpose != "probe")
     else:
         query = joined(query, reader.key).where(condition)
     query = query.order_by(Trajectory.trajectory_id)

@@ -49,6 +49,11 @@ class EvaluationConfig(StrictModel):
     spacing_from_s: float = Field(default=0.0, ge=0)
     """Seconds of training before which `spacing` counts as at that time."""
 
+    probes: int = Field(default=64, ge=0)
+    """Prefixes of an evaluation's answers, at most, continued four times each where a value model
+    learns: what it could explain (page Critic). Their tokens are expected to be at most a quarter
+    of the evaluation's; there are none before training. 0: none."""
+
     only: bool = False
     """Evaluate `model.path` and end, without a learner (`headrace eval`)."""
 

@@ -17,11 +17,12 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
-Purpose = Literal["train", "eval"]
+Purpose = Literal["train", "eval", "probe"]
+"""`probe`: continues a prefix of an evaluation's answer, beside ledger, accuracy and exports."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):

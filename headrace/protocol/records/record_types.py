@@ -62,6 +62,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     """That of a mixture which its prompt is from."""
     domain_position: int = 0
     """Of the prompt in its domain."""
+    prefix: int = 0
+    """Last tokens of the opening that begin the answer (probes)."""
 
 
 class LeaseIssued(Record, frozen=True, kw_only=True, tag=True):
@@ -361,6 +363,14 @@ class EvaluationDone(Record, frozen=True, kw_only=True, tag=True):
     failed: int
     seconds: float
     train_time_s: float
+    continuations: list[tuple[int, list[float]]] = []
+    """The returns of its probes by prefix, each with the prompt's position."""
+    prefixes: int = 0
+    """Probed prefixes of this and earlier evaluations that the next three figures rest on."""
+    attainable: float | None = None
+    """The attainable share, None while there are too few prefixes; its 95 % interval."""
+    attainable_low: float | None = None
+    attainable_high: float | None = None
 
 
 class CheckpointWritten(Record, frozen=True, kw_only=True, tag=True):

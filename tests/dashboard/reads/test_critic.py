@@ -22,7 +22,7 @@ from dashboard.charts.critic_figures import (
 )
 from dashboard.reads import critic
 from dashboard.reads.critic import ALL, LESS, MORE, Mean
-from dashboard.reads.critic_summary import verdict
+from dashboard.reads.critic_summary import attainable_text, verdict
 from dashboard.views.critic import (
     ARRAYS,
     OVER_UPDATES,
@@ -397,3 +397,18 @@ def test_the_updates_that_are_looked_at() -> None:
     assert chosen_updates(None, 10, 400) == (1, 10)
     assert newest_update(37) == 37
     assert newest_update(1234) == 1224
+
+
+def test_the_newest_probes_say_what_can_be_explained() -> None:
+    """Evaluations before training have none."""
+    columns = ["prefixes", "attainable", "attainable_low", "attainable_high"]
+    rows = [(0, *[math.nan] * 3), (17, *[math.nan] * 3), (75, 0.636, 0.483, 0.758)]
+    texts = [attainable_text(pd.DataFrame(rows[:n], columns=columns)) for n in range(4)]
+    assert texts[:2] == ["", ""]
+    assert texts[2] == (
+        " How much can be explained is not known yet: 17 prefixes of its evaluations' answers were "
+        "probed, of 64."
+    )
+    assert texts[3] == (
+        " By 75 prefixes of its evaluations' answers, 63.6 % can be explained (48.3 % to 75.8 %)."
+    )
