@@ -50,6 +50,7 @@ class Evaluator:
         self._probes: list[tuple[int, list[int]]] | None = None
         """Position of the prompt and trajectories of each probe; None before they are drawn."""
         self._lags = False
+        """True after an evaluation that found the value model to explain too little."""
         self._open: list[int] = []
         """Trajectories that may not be scored yet, checked from the end."""
         self._lengths: dict[int, int] = {}

@@ -1,16 +1,19 @@
 """Probes of an evaluation: which prefixes, what goes out, what comes back."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.rollouts.evaluation import Evaluator
 from coordinator.rollouts.probes import (
     CONTINUATIONS,
     SHARE,
@@ -18,12 +21,15 @@ from coordinator.rollouts.probes import (
     may_probe,
     pooled,
 )
+from coordinator.scheduling.base import EXPLAINED
+from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import (
     ChunkArrived,
     EvaluationDone,
     GroupIssued,
 )
+from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
 from storage import queries
 from storage.audit.run_audit import audit_run
@@ -105,6 +111,93 @@ def test_earlier_evaluations_are_taken_until_there_are_enough() -> None:
     assert pooled(new, []) == new
     assert pooled(new, [older, old]) == [*new, *old.continuations]
     assert len(pooled(new, [older, evaluation(2.0)])) == 3
+
+
+def evaluator(config: RunConfig, records: list[Any]) -> tuple[Evaluator, Account]:
+    """An evaluator during training, whose hub writes into a list and an account."""
+    account = Account(has_value=True, has_environment=False)
+
+    def record_event(record: Any) -> None:
+        records.append(record)
+        account.apply(record)
+        state.next_group, state.next_trajectory = len(account.groups), len(account.trajectories)
+
+    state = SimpleNamespace(evaluations=[], next_group=0, next_trajectory=0)
+    troubles = SimpleNamespace(report=lambda kind, text: records.append((kind, text)))
+    scheduler = SimpleNamespace(explained=[])
+    hub: Any = SimpleNamespace(
+        config=config, account=account, state=state, record_event=record_event,
+        troubles=troubles, scheduler=scheduler,
+    )  # fmt: skip
+    found = Evaluator(hub, cast(Any, None), cast(Any, None), lambda group: "default")
+    found.start("during")
+    return found, account
+
+
+def test_a_restart_goes_on_with_the_same_probes() -> None:
+    """Another coordinator that knows the answers and some of the probes issues the others."""
+    records: list[Any] = []
+    first, account = evaluator(run_config(), records)
+    prompt = np.array([1, 2], np.int32)
+    for key in range(40):
+        first._hub.record_event(
+            GroupIssued(
+                group_id=key, prompt_id=f"p{key}", position=key, purpose="eval", prompt="?",
+                answer="", info="{}", prompt_ids=prompt, trajectory_ids=[key], seeds=[key],
+            )
+        )  # fmt: skip
+        trajectory = account.trajectories[key]
+        trajectory._tokens = [np.full(12, TOKEN, np.int32)]
+        trajectory.length, trajectory.status = 12, "finished"
+    first._asked = [(key, [key]) for key in range(40)]
+    known = list(records)
+    answers = list(account.trajectories.values())
+    whole = first._probe(answers)
+    issued = records[len(known) :]
+    assert len(issued) == len(whole) > 3
+    assert first._probe(answers) == whole
+    assert len(records) == len(known) + len(issued)
+
+    again: list[Any] = []
+    second, account = evaluator(run_config(), again)
+    for record in [*known, *issued[:3]]:
+        second._hub.record_event(record)
+    second._asked = first._asked
+    for old in answers:
+        new = account.trajectories[old.trajectory_id]
+        new._tokens, new.length, new.status = old._tokens, old.length, old.status
+    assert second._probe([account.trajectories[key] for key in range(40)]) == whole
+
+    def said(of: list[Any]) -> list[Any]:
+        return [(r.group_id, r.prefix, r.prompt_ids.tolist(), r.trajectory_ids) for r in of]
+
+    assert said(again[len(known) + 3 :]) == said(issued[3:])
+
+
+@pytest.mark.parametrize(("explained", "tells"), [(0.1, 1), (0.25, 0)])
+def test_an_alert_where_the_critic_explains_less_than_half(explained: float, tells: int) -> None:
+    """Of the interval's lower end; told once, and again after it was better."""
+    told: list[Any] = []
+    judge, _ = evaluator(run_config(), told)
+    done = EvaluationDone(
+        label="during", update=1, version=1, num_prompts=1, accuracy=0.0, response_length=1.0,
+        max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=1.0,
+        prefixes=64, attainable=0.6, attainable_low=0.4, attainable_high=0.7,
+    )  # fmt: skip
+    judge._compare(done)
+    assert not told  # no update yet
+    for values, number in [([explained], tells), ([explained], tells), ([0.5], tells)]:
+        judge._hub.scheduler.explained = deque(values * EXPLAINED)
+        judge._compare(done)
+        assert len(told) == number
+    judge._hub.scheduler.explained = deque([0.0] * EXPLAINED)
+    judge._compare(msgspec.structs.replace(done, attainable_low=None))
+    assert len(told) == tells
+    judge._compare(done)
+    assert len(told) == tells + 1
+    kind, text = told[-1]
+    assert kind == "critic_alert"
+    assert text.startswith("the critic explains 0.00 of the returns' variance in its last 10")
 
 
 class Listener(ScriptedReward):
