@@ -25,7 +25,7 @@ first steps:
   headrace dashboard                                        look at all runs in a browser
   headrace reward try RECIPE answers.jsonl                  score finished answers without a run
   headrace reward train recipes/reward-models/lines.toml    train a reward model
-  headrace sft recipes/sft/cold-start.toml                      fine-tune a policy, a start for RL
+  headrace sft recipes/sft/cold-start.toml                  fine-tune a policy, a start for RL
   headrace show latest --json                               a run's metrics and token account
   headrace audit latest                                     verify its token accounting
   headrace replay latest --update 5                         recompute an update, compare numbers

@@ -73,10 +73,10 @@ class RunStore:
         self._run_dir = run_dir
         with contextlib.ExitStack() as stack:
             self._lock = stack.enter_context(hold_writer(run_dir, wait_s=wait_s))
-            self._open(run_id, config)
+            self._open(run_id, config, stack)
             stack.pop_all()
 
-    def _open(self, run_id: str, config: RunConfig) -> None:
+    def _open(self, run_id: str, config: RunConfig, undo: contextlib.ExitStack) -> None:
         run_dir, segment_mib = self._run_dir, config.storage.segment_mib
         check_formats(run_dir)
         check_history(run_dir)
@@ -85,6 +85,7 @@ class RunStore:
                 self._engine = open_writer(
                     run_dir, config.storage.database, statement_s=STATEMENT_S
                 )
+                undo.callback(self._engine.dispose)
                 with self._engine.begin() as connection:
                     values = json.loads(config.model_dump_json())
                     self._run = projection.register(connection, run_id, values)
@@ -97,7 +98,6 @@ class RunStore:
         self._sql = self._database(config)
         # Before anything is cut: SQL gets no record that is not safe in the journal.
         if seen > (rows := end_of(run_dir / "journal").rows):
-            self._engine.dispose()
             raise lost_records_error(
                 run_dir, f"the database knows {seen:,} records, and the journal has {rows:,}"
             )

@@ -301,8 +301,10 @@ def _send_signal(pid: int, fault: Fault) -> bool:
             os.kill(pid, signal.SIGKILL)
             return True
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(fault.seconds)
-        os.kill(pid, signal.SIGCONT)
+        try:
+            time.sleep(fault.seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         # It ended before, or the supervisor replaced it while it was stopped.
         return fault.kind in STOPS
