@@ -21,7 +21,7 @@ from headrace.errors import FormatError, UserError
 from storage.database.tables import Base
 
 SQLITE_NAME = "headrace.sqlite"
-DATABASE_VERSION = "0010"
+DATABASE_VERSION = "0011"
 """The newest migration."""
 _BUSY_TIMEOUT_S = 30
 _LOCKED_TIMEOUT_S = 5
