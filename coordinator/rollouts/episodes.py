@@ -210,12 +210,11 @@ class EpisodeManager:
         info = json.loads(group.info) | {BRANCH_OF: trajectory.trajectory_id}
         key = state.next_trajectory
         self._queue.append(trajectory.trajectory_id)
-        record = r.GroupIssued(
-            group_id=state.next_group, prompt_id=group.prompt_id, position=0,
-            purpose=group.purpose, prompt=group.prompt, answer=group.answer,
-            info=json.dumps(info), messages=group.messages, prompt_ids=trajectory.opening,
-            trajectory_ids=[key], seeds=[(trajectory.seed + key) % 2**31], aside=group.aside,
-            domain=group.domain, domain_position=state.mixture.positions.get(group.domain, 1) - 1,
+        record = group.issued_again(
+            group_id=state.next_group, position=0, info=json.dumps(info),
+            prompt_ids=trajectory.opening, trajectory_ids=[key],
+            seeds=[(trajectory.seed + key) % 2**31],
+            domain_position=state.mixture.positions.get(group.domain, 1) - 1,
         )  # fmt: skip
         self._hub.record_event(record)
         self._count([key])

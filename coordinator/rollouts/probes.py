@@ -1,9 +1,9 @@
 """Probes: what a value model could explain of the returns, measured at an evaluation.
 
 In: the answers of an evaluation. Out: groups whose members go on from a prefix of an answer, all
-from the same one; the attainable share of prefixes from their returns. Promises: prefixes are drawn
-at random among all tokens; after a restart the same ones are drawn; the expected tokens of all
-probes are at most a quarter of the answers'.
+from the same one; the prefixes of several evaluations with their returns. Promises: prefixes are
+drawn at random among all tokens; after a restart the same ones are drawn; the expected tokens of
+all probes are at most a quarter of the answers'.
 """
 
 import random
@@ -21,6 +21,7 @@ from headrace.trajectory.trajectories import Group, Trajectory
 
 CONTINUATIONS = 4
 SHARE = 0.25
+"""Of the tokens of an evaluation's answers, for all of its probes."""
 
 
 def may_probe(config: RunConfig) -> bool:
@@ -58,11 +59,10 @@ def probe_group(
     `number`: of the probe, for its seeds. `ids`: its own id and that of its first trajectory."""
     group_id, first = ids
     members = range(CONTINUATIONS)
-    return GroupIssued(
-        group_id=group_id, prompt_id=group.prompt_id, position=number, purpose="probe",
-        prompt=group.prompt, answer=group.answer, info=group.info, messages=group.messages,
-        prompt_ids=np.concatenate([answer.opening, answer.tokens[:prefix]]), media=group.media,
-        processor=group.processor, aside=group.aside, domain=group.domain, prefix=prefix,
+    return group.issued_again(
+        group_id=group_id, position=number, purpose="probe", prefix=prefix,
+        prompt_ids=np.concatenate([answer.opening, answer.tokens[:prefix]]),
+        media=group.media, processor=group.processor,
         trajectory_ids=[first + i for i in members],
         seeds=[trajectory_seed(seed, "probe", number, i) for i in members],
     )  # fmt: skip

@@ -6,6 +6,7 @@ its chunk said.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -249,6 +250,8 @@ class Trajectory:
 
     def answer_tokens(self) -> Int32:
         """[prefix + sampled] the answer's tokens, those of a probe's prefix included."""
+        if not self.prefix:
+            return self.sampled_tokens()
         begun = self.opening[self.opening.size - self.prefix :]
         return np.concatenate([begun, self.sampled_tokens()])
 
@@ -311,3 +314,12 @@ class Group:
             record.info, record.trajectory_ids, record.messages, record.aside, record.domain,
             record.media, record.processor,
         )  # fmt: skip
+
+    def issued_again(self, **its_own: Any) -> GroupIssued:
+        """Return the record of another group of this prompt; `its_own`: ids, opening, seeds."""
+        prompt = {
+            "prompt_id": self.prompt_id, "purpose": self.purpose, "prompt": self.prompt,
+            "answer": self.answer, "info": self.info, "messages": self.messages,
+            "aside": self.aside, "domain": self.domain,
+        }  # fmt: skip
+        return GroupIssued(**prompt | its_own)

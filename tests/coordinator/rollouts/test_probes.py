@@ -51,6 +51,13 @@ def answer(key: int, length: int) -> Trajectory:
     return found
 
 
+def evaluated(**found: Any) -> EvaluationDone:
+    return EvaluationDone(
+        label="during", update=1, version=1, num_prompts=1, accuracy=0.0, response_length=1.0,
+        max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=1.0, **found,
+    )  # fmt: skip
+
+
 @given(lengths=st.lists(st.integers(0, 60), max_size=40), most=st.integers(0, 70), seed=st.text())
 def test_prefixes_leave_room_and_are_the_same_again(
     lengths: list[int], most: int, seed: str
@@ -100,11 +107,7 @@ def test_only_where_training_samples_alike_and_a_value_model_learns(
 
 def test_earlier_evaluations_are_taken_until_there_are_enough() -> None:
     def evaluation(*returns: float) -> EvaluationDone:
-        return EvaluationDone(
-            label="during", update=1, version=1, num_prompts=1, accuracy=0.0, response_length=1.0,
-            max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=1.0,
-            continuations=[(0, [r, r]) for r in returns],
-        )  # fmt: skip
+        return evaluated(continuations=[(0, [r, r]) for r in returns])
 
     new = [(7, [1.0, 0.0])]
     old, older = evaluation(*[2.0] * 63), evaluation(3.0)
@@ -179,11 +182,7 @@ def test_an_alert_where_the_critic_explains_less_than_half(explained: float, tel
     """Of the interval's lower end; told once, and again after it was better."""
     told: list[Any] = []
     judge, _ = evaluator(run_config(), told)
-    done = EvaluationDone(
-        label="during", update=1, version=1, num_prompts=1, accuracy=0.0, response_length=1.0,
-        max_response_length=1, truncated=0.0, failed=0, seconds=1.0, train_time_s=1.0,
-        prefixes=64, attainable=0.6, attainable_low=0.4, attainable_high=0.7,
-    )  # fmt: skip
+    done = evaluated(prefixes=64, attainable=0.6, attainable_low=0.4, attainable_high=0.7)
     judge._compare(done)
     assert not told  # no update yet
     for values, number in [([explained], tells), ([explained], tells), ([0.5], tells)]:
@@ -222,10 +221,8 @@ async def test_evaluations_go_on_from_prefixes_of_their_answers(tmp_path: Path) 
     )  # fmt: skip
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()
-    rewards, generator = (
-        Listener(address, "reward-0"),
-        ScriptedGenerator(address, "generator-0", capacity=8),
-    )
+    rewards = Listener(address, "reward-0")
+    generator = ScriptedGenerator(address, "generator-0", capacity=8)
     peers = [generator, rewards, ScriptedLearner(address, "learner-0")]
     await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
