@@ -9,6 +9,7 @@ current update is finished first; a batch whose parts have not all come is given
 message. On failure the exception ends the process, and the coordinator serves the batch again.
 """
 
+import contextlib
 import logging
 from typing import cast
 
@@ -30,12 +31,14 @@ def run_loop(
     Only rank 0 has `inbox` and `publisher`; all ranks take the same turns."""
     waiting: m.Message | None = None
     while True:
-        message, waiting = waiting or relay.share(_next(inbox, trainer)), None
+        message, waiting = waiting or relay.share(_next(inbox, publisher, trainer)), None
         answer: m.Message | None = None
         match message:
             case m.Welcome():
                 answer = trainer.announce(message.lineage, message.publish_as, publisher)
             case m.Restore():
+                if publisher is not None:
+                    publisher.written(None)  # of a line that is given up
                 trainer.go_back(message.line)
                 _greet(inbox)
             case m.Batch() if not trainer.is_next(message):
@@ -55,6 +58,7 @@ def run_loop(
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
+            trainer.announce_written(publisher, reported=True)
             while trainer.notices:  # an answer means that Hello was said
                 inbox.send(trainer.notices.pop(0))
 
@@ -79,11 +83,23 @@ def _update(
     return (trainer.report(cast(list[m.UpdateDone], reports)) if reports else None), None
 
 
-def _next(inbox: Inbox | None, trainer: Trainer) -> m.Message | None:
-    if inbox is None:
+def _next(
+    inbox: Inbox | None, publisher: WeightPublisher | None, trainer: Trainer
+) -> m.Message | None:
+    if inbox is None or publisher is None:
         return None
     waiting, due_at = trainer.publication.waiting, trainer.publication.due_at
     due = (waiting, due_at) if waiting is not None and due_at is not None else None
-    while isinstance(message := inbox.next(due=due), m.BatchPart):
-        _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)
-    return message
+    with contextlib.ExitStack() as stage:
+        if publisher.is_writing:
+            stage.enter_context(trainer.publishing())
+
+        def is_writing() -> bool:
+            trainer.announce_written(publisher)
+            if not publisher.is_writing:
+                stage.close()
+            return publisher.is_writing
+
+        while isinstance(message := inbox.next(due=due, is_writing=is_writing), m.BatchPart):
+            _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)
+        return message

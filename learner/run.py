@@ -117,7 +117,8 @@ def _run(options: argparse.Namespace) -> None:
                     Inbox(link, config.transport, weights=lambda: weights_of(trainer), work=work)
                 )
                 trainer.notices = _checkpoint_incidents(options.run_dir / "checkpoints", trainer)
-                trainer.tell = _disk_reporter(inbox)
+                trainer.tell, trainer.send = _disk_reporter(inbox), inbox.announce
+                work.between = lambda: trainer.announce_written(publisher)
             else:
                 # Rank 0 hears the request to end and passes it on between two updates.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -8,7 +8,7 @@ by T-PPO on windows of long answers, by the recipe for GPUs. It prints and, with
              pairs that see each other; nothing for recomputation by checkpointing) over the
              seconds of an update and the peak of dense bfloat16 products
 - memory     bytes by part, the estimate of `headrace config explain` beside what torch allocated
-- publish    seconds from the end of an update to a version that is whole on disk
+- publish    seconds that the learner stands for a version, and until it is whole on disk
 - attention  on a GPU: seconds and bytes of one layer, forward and backward, by FlashAttention
              without padding and by SDPA in padded blocks, for whole answers, for answers behind a
              prompt that stands once, and for windows behind carried keys
@@ -150,6 +150,9 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
             if done.skipped:
                 raise RuntimeError(done.skipped)
             figures = {n: float(v) for n, v in done.metrics.items() if isinstance(v, float)}
+            began = time.perf_counter()
+            publisher.written(None)
+            figures["written_s"] = figures["timing_s/publish"] + time.perf_counter() - began
             print({n: round(v, 3) for n, v in figures.items() if n.startswith("timing_s/")})
             if update > 1:  # the first one compiles layers and makes the optimizers' state
                 found.append(figures)
@@ -163,13 +166,15 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
         **spread([each["timing_s/update"] for each in found], "update_s"),
         **spread([f / 1e12 for f in flops], "tflops", 2),
         **spread([each["timing_s/publish"] for each in found], "publish_s"),
+        **spread([each["written_s"] for each in found], "written_s"),
         "published_bytes": size,
     }
     print(f"{name}: {row['tokens_per_s']:.0f} tokens a second, {row['tflops']:.1f} TFLOP/s")
     if peak:
         row |= spread([f / peak for f in flops], "mfu")
         print(f"MFU {spread_text(row, 'mfu')}")
-    print(f"a version of {size / MIB:.0f} MiB is published in {spread_text(row, 'publish_s')} s")
+    stands, whole = spread_text(row, "publish_s"), spread_text(row, "written_s")
+    print(f"the learner stands {stands} s for {size / MIB:.0f} MiB, which are written in {whole} s")
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         most = torch.cuda.max_memory_allocated(device)

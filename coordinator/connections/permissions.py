@@ -45,6 +45,7 @@ class OutstandingRequests:
         that its weights will have; None where it trains no policy. checkpoint: the update of a
         checkpoint that was requested by itself. versions: those that the learner may publish, each
         with the first update that its weights may be from. newest: the last update sent to it.
+        follows: the version of its weights, where that is not published yet.
     """
 
     update: int | None = None
@@ -56,6 +57,7 @@ class OutstandingRequests:
     checkpoint: int | None = None
     versions: dict[int, int] = field(default_factory=dict)
     newest: int = 0
+    follows: int | None = None
 
     def batch_sent(self, batch: m.Batch, windows: list[Window]) -> None:
         """Note a batch that is sent to the learner."""
@@ -67,8 +69,9 @@ class OutstandingRequests:
         if trains:
             self.versions[batch.publish_as] = batch.update
 
-    def batch_answered(self) -> None:
-        """Note that the learner has answered for the batch."""
+    def batch_answered(self, follows: int | None = None) -> None:
+        """Note that the learner has answered for the batch, and which version will follow."""
+        self.follows = self.follows if follows is None else follows
         self.update = self.batch_id = self.publish_as = None
         self.windows, self.checkpoint_with_update = [], False
 
@@ -77,6 +80,8 @@ class OutstandingRequests:
         self.versions = {v: u for v, u in self.versions.items() if v > version}
         if version == self.publish_as:
             self.publish_as = None
+        if self.follows is not None and version >= self.follows:
+            self.follows = None
 
 
 def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:
@@ -118,6 +123,8 @@ def _update_problem(message: m.UpdateDone, orders: OutstandingRequests) -> str |
     notice, expected = message.notice, (orders.publish_as, orders.update)
     if notice is not None and (notice.version, notice.update) != expected:
         return f"version {notice.version} is not that of update {message.update}"
+    if message.follows is not None and (notice or message.follows != orders.publish_as):
+        return f"version {message.follows} cannot follow update {message.update}"
     if message.checkpoint is not None and not orders.checkpoint_with_update:
         return f"no checkpoint of update {message.update} was asked for"
     return diagnostics_problem(message.diagnostics, orders.windows)

@@ -53,6 +53,11 @@ class LearnerUpdates:
         self.ready = False
         """True once the learner has published its weights and waits for a batch."""
 
+    @property
+    def publishes_all(self) -> bool:
+        """Return whether no version of the learner's weights is still to be published."""
+        return self._hub.peers.learner is None or self.orders.follows is None
+
     # -- the learner comes and goes ---------------------------------------------------------------
 
     async def join(self, hello: m.Hello, welcome: m.Welcome) -> None:
@@ -230,7 +235,7 @@ class LearnerUpdates:
         hub = self._hub
         taken = hub.account.taken
         assert taken is not None, "permissions let through an update that nobody waits for"
-        self.orders.batch_answered()
+        self.orders.batch_answered(message.follows)
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         metrics |= asked_shares(hub.config.task, hub.state.mixture, hub.state.committed)

@@ -11,7 +11,7 @@ CPU time does not measure it: a rank that waits for ever for another one spins.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,17 +26,21 @@ _MOVED = "MiB moved"
 
 
 class ProgressReporter:
-    """Current stage of a process: `at` and `moving` record it, `heartbeats` sends it."""
+    """Current stage of a process: `at` and `moving` record it, `heartbeats` sends it.
+
+    `between`: called at each finished unit, in the thread that reports it."""
 
     def __init__(self, stall_timeout_s: float = 300.0) -> None:
         self._every_s = min(MAX_INTERVAL_S, stall_timeout_s * STALL_SHARE)
         self._now = self._said = Progress(stage="")
         self._known: dict[int, int] = {}
         self._bytes, self._looked_at = 0, 0.0
+        self.between: Callable[[], None] = lambda: None
 
     def at(self, stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
         """Finished units of a stage; an empty stage: nothing is under way."""
         self._now = Progress(stage=stage, done=done, total=total, unit=unit)
+        self.between()
 
     @contextmanager
     def moving(self, stage: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ from headrace.protocol.transport.sockets import BlockingDealer, Link
 
 _LOG = logging.getLogger("headrace.learner")
 NAME = "learner-0"
-_POLL_S = 0.25
+_POLL_S, _WRITING_S = 0.25, 0.02
 _GREETING_S = 2.0
 
 
@@ -73,11 +73,22 @@ class Inbox:
         """Send a message to the coordinator."""
         self._dealer.send(message)
 
-    def next(self, *, due: tuple[int, float] | None = None) -> m.Message:
+    def announce(self, notice: m.Message) -> None:
+        """Send a notice, unless a Hello is on its way, whose answer asks for the weights again."""
+        if not self._awaits_answer:
+            self._dealer.send(notice)
+
+    def next(
+        self,
+        *,
+        due: tuple[int, float] | None = None,
+        is_writing: Callable[[], bool] = lambda: False,
+    ) -> m.Message:
         """Return the next message to act on.
 
         `due` names a waiting version and when it may be published; at that time the result is a
-        WeightRequest for it. RunFailedError where the coordinator is silent for too long."""
+        WeightRequest for it. `is_writing` is asked meanwhile, often while it says yes.
+        RunFailedError where the coordinator is silent for too long."""
         heard = greeted = time.monotonic()
         while True:
             if self._ending:
@@ -85,7 +96,7 @@ class Inbox:
             now = time.monotonic()
             if due is not None and now >= due[1]:
                 return m.WeightRequest(version=due[0], offset=0)
-            message = self._dealer.receive(_POLL_S)
+            message = self._dealer.receive(_WRITING_S if is_writing() else _POLL_S)
             if isinstance(message, m.Refused):
                 raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
             if message is not None:

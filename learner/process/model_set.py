@@ -68,7 +68,8 @@ class ModelSet:
         """Load and build, or UserError; `read_image` returns an image's file by digest."""
         learner = config.learner
         self._config, self._device = config, device
-        self._pinned: dict[str, Tensor] = {}
+        on_its_own = config.schedule.publishes_behind or device.type == "cuda"
+        self._buffers: dict[str, Tensor] | None = {} if on_its_own else None
         models, self._lora = config.model, learner.lora
         if checkpoint and not self._lora:
             paths = {"path": str(checkpoint / POLICY), "critic_path": str(checkpoint / CRITIC)}
@@ -194,25 +195,28 @@ class ModelSet:
         ranker.model.to(self._dtype)
         return ranker
 
-    def published_weights(self) -> dict[str, Tensor]:
-        """Return the policy's weights by its files' names, on rank 0. A collective.
+    def published_weights(self, update: int) -> dict[str, Tensor]:
+        """Return the policy's weights after `update` by its files' names, on rank 0. A collective.
 
-        In the generators' dtype."""
+        In the generators' dtype. RunFailedError where one is not finite. The next call writes the
+        same memory where versions are written behind updates."""
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self.engines[POLICY].whole_parameters():
             return self._copied(
-                lambda: file_weights(self.networks[POLICY]), wanted, pinned=self._pinned
+                lambda: file_weights(self.networks[POLICY]), wanted, self._buffers, update
             )
 
     def _copied(
         self,
         state: Callable[[], Mapping[str, Tensor]],
         dtype: torch.dtype | None,
-        *,
-        pinned: dict[str, Tensor] | None = None,
+        buffers: dict[str, Tensor] | None = None,
+        update: int | None = None,
     ) -> dict[str, Tensor]:
         """Copy weights on rank 0 alone: host memory holds one copy, not one per rank."""
-        return weights_of(state(), dtype=dtype, pinned=pinned) if self.place.rank == 0 else {}
+        if self.place.rank:
+            return {}
+        return weights_of(state(), dtype=dtype, buffers=buffers, update=update)
 
     def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> RankContext:
         config, learner = self._config, self._config.learner

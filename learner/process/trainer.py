@@ -10,6 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -32,7 +33,12 @@ from learner.process.checkpointing import RankCheckpoints, WeightPosition
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import RankRelay
 from learner.process.update_log import UpdateLog
-from learner.process.weight_publishing import PublishingSchedule, WeightPublisher, publish_ranker
+from learner.process.weight_publishing import (
+    SHORT_S,
+    PublishingSchedule,
+    WeightPublisher,
+    publish_ranker,
+)
 from learner.updates.ranker_update import RankerSetup
 from learner.updates.update import Updater
 
@@ -69,6 +75,7 @@ class Trainer:
         self._work = work or ProgressReporter()
         self._images = MediaStore(run_dir / MEDIA)
         self.tell: Callable[[str], None] = _LOG.warning
+        self.send: Callable[[m.Message], None] = lambda message: None
         self.notices: list[m.Trouble] = []
         # A launcher has chosen already; a rank that is started by hand chooses alike.
         on_gpu = device.type == "cuda"
@@ -77,6 +84,8 @@ class Trainer:
             claim_memory(config, device)
         self._config, self._rank, self._device = config, rank, device
         self._run_dir = run_dir
+        self._is_reported = True
+        """Whether the coordinator has the report of every update whose version is being written."""
         self._update_log = UpdateLog(run_dir, rank=rank)
         self.checkpoints = RankCheckpoints(
             run_dir / "checkpoints", config, rank=rank, work=self._work, reads=reads_checkpoints,
@@ -150,11 +159,12 @@ class Trainer:
         metrics, skipped, at = outcome.metrics, outcome.skipped, self.position
         self._update_log.write(batch, shard, after=at.batch_id, skipped=skipped, tell=self.tell)
         at.update, at.lineage, at.batch_id = batch.update, batch.lineage, batch.batch_id
-        notice = None
+        notice = follows = None
         if outcome.policy_moved and skipped is None:
             began = time.perf_counter()
             at.version = batch.publish_as
             notice = self.publish(publisher, at_once=False)
+            follows = at.version if notice is None else None
             metrics["timing_s/publish"] = time.perf_counter() - began
         checkpoint = None
         if batch.checkpoint:
@@ -168,6 +178,7 @@ class Trainer:
             metrics=metrics,
             diagnostics=outcome.diagnostics if self._config.storage.token_diagnostics else [],
             notice=notice,
+            follows=follows,
             checkpoint=checkpoint,
             skipped=skipped,
         )
@@ -184,16 +195,42 @@ class Trainer:
         return self.publish(publisher, at_once=True)
 
     def publish(self, publisher: WeightPublisher | None, *, at_once: bool) -> m.WeightNotice | None:
-        """Publish the newest version, or leave it waiting if the last one is too recent."""
-        version = self.position.version
-        with self._work.moving(f"publishing version {version}"):
-            weights = self.models.published_weights()
+        """Publish the newest version, or leave it waiting if the last one is too recent.
+
+        Not `at_once` it may go on being written while the next update trains: then the result is
+        None as well, and `send` gets the notice from `announce_written`."""
+        version, update = self.position.version, self.position.update
+        # A version of a line that is given up is announced no more.
+        self._is_reported &= not at_once
+        with self.publishing():
+            if publisher is not None and (late := publisher.written(None)) and not at_once:
+                self.send(late)
+            weights = self.models.published_weights(update)
             ranker = None if self.models.ranker is None else self.models.ranker_weights()
             if not self.publication.goes_out(version, publisher is not None, at_once=at_once):
                 return None
             assert publisher is not None
-            notice = publisher.publish(weights, version=version, update=self.position.update)
+            if self._config.schedule.publishes_behind and not at_once and ranker is None:
+                publisher.begin(weights, version=version, update=update)
+                notice = publisher.written(SHORT_S)
+                self._is_reported = notice is not None
+                return notice
+            notice = publisher.publish(weights, version=version, update=update)
             return replace(notice, ranker=self._publish_ranker(version, ranker))
+
+    def publishing(self) -> AbstractContextManager[None]:
+        """The stage of progress in which a version is copied or written."""
+        return self._work.moving(f"publishing version {self.position.version}")
+
+    def announce_written(
+        self, publisher: WeightPublisher | None, *, reported: bool = False
+    ) -> None:
+        """Send the notice of a version that was written behind its update, if it is.
+
+        `reported`: the coordinator has the report of that update, so it may be."""
+        self._is_reported |= reported
+        if publisher is not None and self._is_reported and (notice := publisher.written()):
+            self.send(notice)
 
     def _publish_ranker(
         self, version: int, weights: dict[str, Tensor] | None

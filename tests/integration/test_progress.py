@@ -75,10 +75,15 @@ def test_what_takes_longer_than_the_stall_time_out_goes_on(
     updates = [r for r in records if isinstance(r, UpdateCommitted)]
     published = {r.version: r.at for r in records if isinstance(r, VersionPublished)}
     loads = [r.at - published[r.version] for r in records if isinstance(r, VersionLoaded)]
-    for name in ("timing_s/update", "timing_s/publish"):
-        times = [update.metrics[name] for update in updates]
-        assert all(isinstance(s, float) and s > 1.3 * STALL_S for s in times), (name, times)
-    assert max(loads) > 1.3 * STALL_S
+    times = [update.metrics["timing_s/update"] for update in updates]
+    assert all(isinstance(s, float) and s > 1.3 * STALL_S for s in times), times
+    (behind,) = [
+        r.at - update.at
+        for r in records
+        for update in updates
+        if isinstance(r, VersionPublished) and r.update == update.update
+    ]
+    assert min(behind, max(loads)) > 1.3 * STALL_S
     # A line comes every few seconds: which step it meets is chance.
     assert re.search(r"now learner-0 update 1: (value )?steps? ", run.text())
     assert " loading version " in run.text()

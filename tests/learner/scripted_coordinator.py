@@ -1,19 +1,28 @@
 """A coordinator that follows a script: real sockets, one learner."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
+from unittest.mock import patch
 
 import learner.run
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
 from headrace.protocol.messages.control import Heartbeat, Message, Progress
 from headrace.protocol.transport.sockets import BlockingRouter
+from learner.process import trainer
 from tests.learner.forked import Forked
 from tests.learner.recorded import Sent
 
 M = TypeVar("M", bound=Message)
+
+
+def learner_in_step(argv: list[str]) -> int:
+    """A learner whose versions go out with their updates' reports, however busy the machine is."""
+    patch.object(trainer, "SHORT_S", 60.0).start()
+    return learner.run.main(argv)
 
 
 class ScriptedCoordinator:
@@ -29,7 +38,9 @@ class ScriptedCoordinator:
         self.progress: list[Progress] = []
         self._peer = ""
 
-    def start_learner(self, ranks: int = 1) -> None:
+    def start_learner(
+        self, ranks: int = 1, main: Callable[[list[str]], int] = learner_in_step
+    ) -> None:
         """Start all ranks, as the supervisor does."""
         port = free_port()
         self.processes = []
@@ -39,7 +50,7 @@ class ScriptedCoordinator:
                 "--rank", str(rank), "--world-size", str(ranks), "--master-port", str(port),
             ]  # fmt: skip
             log = self.run_dir / f"learner-{rank}.log"
-            self.processes.append(Forked(learner.run.main, argv, log=log))
+            self.processes.append(Forked(main, argv, log=log))
 
     def send(self, message: Message) -> None:
         """To rank 0."""
@@ -69,6 +80,18 @@ class ScriptedCoordinator:
             assert isinstance(arrival[1], kind), arrival[1]
             return arrival[1]
         raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+
+    def until_stage(self, stage: str, timeout_s: float = 90.0) -> None:
+        """Wait for progress in this stage; nothing else may come before it."""
+        deadline = time.monotonic() + timeout_s
+        while not any(progress.stage.startswith(stage) for progress in self.progress):
+            assert time.monotonic() < deadline, stage
+            if (arrival := self._router.receive(0.5)) is None:
+                self._check_alive()
+            elif isinstance(arrival[1], Progress):
+                self.progress.append(arrival[1])
+            else:
+                assert isinstance(arrival[1], Heartbeat), arrival[1]
 
     def _check_alive(self) -> None:
         for rank, process in enumerate(self.processes):

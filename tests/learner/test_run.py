@@ -2,9 +2,11 @@
 
 import json
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
+import learner.run
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import (
@@ -31,11 +34,13 @@ from headrace.protocol.messages.control import (
     WeightNotice,
     WeightRequest,
     Welcome,
+    weights_digest,
 )
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES
 from headrace.protocol.token_spans import Reward
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.update_log import read_applied
+from learner.process import trainer, weight_publishing
 from tests.learner.recorded import (
     Sent,
     alone,
@@ -432,6 +437,51 @@ def test_a_student_goes_to_its_teacher(tmp_path: Path) -> None:
             kl.append(number(done.metrics["actor/reference_kl"]))
         assert kl[-1] < 0.7 * kl[0]
         assert all(later < earlier for earlier, later in pairwise(kl))
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+        assert coordinator.wait() == [0]
+
+
+def learner_behind_a_gate(argv: list[str]) -> int:
+    """A learner that writes no version to its end before there is a file `gate` in its folder."""
+    gate, digest = Path(argv[1]) / "gate", weights_digest
+
+    def gated(path: Path) -> str:
+        while not gate.exists():
+            time.sleep(0.01)
+        return digest(path)
+
+    patch.object(trainer, "SHORT_S", 0.0).start()
+    patch.object(weight_publishing, "weights_digest", gated).start()
+    return learner.run.main(argv)
+
+
+@pytest.mark.slow
+def test_the_next_update_trains_while_a_version_is_written(tmp_path: Path) -> None:
+    """Its notice comes behind the report of its update, its file is of that update, and the next
+    version waits for it."""
+    config = run_config(save_tiny_model(tmp_path / "model"))
+    with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
+        gate = coordinator.run_dir / "gate"
+        gate.touch()
+        coordinator.start_learner(main=learner_behind_a_gate)
+        greet(coordinator, 0)
+        gate.unlink()
+        coordinator.send_batch(batch_of(record(seed=1), update=1, version=0, checkpoint=True))
+        first = coordinator.expect(UpdateDone)
+        assert (first.notice, first.follows) == (None, 1)
+        coordinator.send_batch(batch_of(record(seed=2), update=2, version=1))
+        coordinator.until_stage("publishing version 2")  # the second update is in its weights
+        gate.touch()
+        late = coordinator.expect(WeightNotice)
+        assert (late.version, late.update) == (1, 1)
+        second = coordinator.expect(UpdateDone)
+        assert (second.notice, second.follows) == (None, 2)
+        assert coordinator.expect(WeightNotice).version == 2
+        assert first.checkpoint is not None
+        saved = load_file(Path(first.checkpoint) / "policy" / "model.safetensors")
+        for name, tensor in load_file(file_of(late)).items():
+            assert torch.equal(tensor, saved[name]), name
         coordinator.send(Shutdown(reason="done"))
         coordinator.expect(Goodbye)
         assert coordinator.wait() == [0]

@@ -135,7 +135,8 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     if not config.evaluation.only:
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
-        parts["published weights"] = (KEPT_VERSIONS + 1 + on_gpu) * weights
+        copies = KEPT_VERSIONS + 1 + (on_gpu or config.schedule.publishes_behind)
+        parts["published weights"] = copies * weights
         on_cpu = not on_gpu or learner.device == "cpu"
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
         if on_cpu:

@@ -51,6 +51,11 @@ class ScheduleConfig(StrictModel):
     trajectory has a complete window."""
 
     @property
+    def publishes_behind(self) -> bool:
+        """Whether the learner goes on while a version of its weights is still being written."""
+        return self.mode == "streaming" and self.max_staleness > 0
+
+    @property
     def bound(self) -> int:
         """Maximum number of windows in play in streaming mode."""
         by_staleness = (self.max_staleness + 1) * self.batch_windows

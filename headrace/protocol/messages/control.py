@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -434,7 +434,8 @@ class BatchPart(Message, frozen=True, kw_only=True, tag=True):
 
 class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
     """Learner rank 0 to coordinator: the update is in the weights (`skipped`: what was not
-    finite, so that it was broken off and its windows count as dropped `non_finite`)."""
+    finite, so that it was broken off and its windows count as dropped `non_finite`). `follows`: the
+    version that these weights have and whose WeightNotice is still to come."""
 
     batch_id: fields.Count
     update: fields.Count
@@ -442,6 +443,7 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
     metrics: fields.Metrics
     diagnostics: list[TokenDiagnostics]
     notice: WeightNotice | None = None
+    follows: fields.Count | None = None
     checkpoint: fields.Line | None = None
     skipped: fields.Prose | None = None
 

@@ -203,6 +203,8 @@ def test_the_update_that_is_out_may_come_back_once() -> None:
         (done(5, notice=notice(10, 5)), "version 10 is not that of update 5"),
         (done(5, notice=notice(9, 4)), "version 9 is not that of update 5"),
         (done(5, notice=notice(8, 5)), "version 8 is not that of update 5"),
+        (done(5, follows=10), "version 10 cannot follow update 5"),
+        (done(5, follows=9, notice=notice(9, 5)), "version 9 cannot follow update 5"),
         (done(5, checkpoint="step_5"), "no checkpoint of update 5 was asked for"),
         (done(5, diagnostics=[row(65538, 0, (4, 4, 4, 4))]), "window 65538 is not in the batch"),
         (done(5, diagnostics=[row(65536, 1, (4, 4, 4, 4))]), "window 65536 do not cover it"),
@@ -236,6 +238,17 @@ def test_versions_are_published_as_they_were_issued_and_never_backwards() -> Non
     assert refused(notice(10, 5), orders) != "", "version 10 is of update 6"
     orders.published(10)
     assert refused(notice(9, 5), orders) != "", "version 10 overtook it"
+
+
+def test_a_version_that_follows_its_update_is_awaited_until_it_or_a_later_one_is_there() -> None:
+    for comes in (9, 10):
+        orders = at_work()
+        assert refused(done(5, follows=9), orders) == ""
+        orders.batch_answered(follows=9)
+        orders.batch_sent(batch(6, 10), [window(131072, 0, 4)])
+        assert orders.follows == 9
+        orders.published(comes)
+        assert orders.follows is None
 
 
 def test_checkpoints_are_those_that_were_asked_for() -> None:

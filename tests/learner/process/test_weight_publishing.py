@@ -13,6 +13,7 @@ from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
+from headrace.protocol.messages.control import weights_digest
 from learner.process import weight_publishing
 from learner.process.weight_publishing import WeightPublisher, weights_of
 from tests.small_disk import small_disk
@@ -105,10 +106,36 @@ def test_a_version_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert told == [f"room for 400,000 bytes in {path.parent}, and 0 are free", ""]
 
 
+def test_a_version_is_written_while_its_owner_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may, digest = threading.Event(), weights_digest
+    monkeypatch.setattr(
+        weight_publishing, "weights_digest", lambda path: may.wait() and digest(path)
+    )
+    with publisher(tmp_path) as weights:
+        weights.begin({"w": torch.ones(2)}, version=1, update=1)
+        assert weights.written() is None
+        assert weights.is_writing
+        may.set()
+        notices = [weights.written(None) for _ in range(2)]
+        assert [notice and notice.version for notice in notices] == [1, None], "it is given once"
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_weights_that_are_not_finite_never_leave(tmp_path: Path, bad: float) -> None:
-    with publisher(tmp_path) as weights, pytest.raises(RunFailedError, match="w is not finite"):
-        weights.publish({"w": torch.tensor([1.0, bad])}, version=3, update=2)
+def test_weights_that_are_not_finite_never_leave(bad: float) -> None:
+    with pytest.raises(RunFailedError, match="weight w is not finite after update 2"):
+        weights_of({"v": torch.ones(2), "w": torch.tensor([1.0, bad])}, dtype=None, update=2)
+
+
+def test_copies_are_their_own_and_written_again() -> None:
+    trained, buffers = {"w": torch.ones(2)}, dict[str, torch.Tensor]()
+    copied = weights_of(trained, dtype=torch.bfloat16, buffers=buffers)
+    trained["w"].mul_(3)
+    assert copied["w"].tolist() == [1.0, 1.0]
+    again = weights_of(trained, dtype=torch.bfloat16, buffers=buffers)
+    assert again["w"].tolist() == [3.0, 3.0]
+    assert again["w"].data_ptr() == copied["w"].data_ptr()
 
 
 def test_tied_weights_go_once_and_in_the_wanted_precision() -> None:
