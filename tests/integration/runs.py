@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from headrace.run_files.update_log import read_applied
 from headrace_cli.cli import main
 from storage.exports.sql import ask
+from tests.warm_roles import WarmProcess, warm
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "recipes" / "quickstart.toml"
@@ -40,20 +42,25 @@ class Run:
         *overrides: str,
         resume: str | None = None,
         shown: Path | None = None,
-        module: tuple[str, ...] = ("headrace",),
+        module: tuple[str, ...] | None = None,
         recipe: Path | None = None,
     ) -> None:
         """`shown`: the folder for what the command prints; by default the root. `module`: what is
-        run, with its first arguments. `recipe`: another one than a small quickstart."""
+        run, with its first arguments, by a Python of its own; None: `headrace`, and its roles, from
+        a process with their imports. `recipe`: another one than a small quickstart."""
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.log = (shown or root) / f"train-{time.monotonic_ns()}.log"
         begun = [str(QUICKSTART), *SMALL] if recipe is None else [str(recipe)]
         target = ["--resume", resume, *overrides] if resume else [*begun, *overrides]
-        command = [sys.executable, "-m", *module, "train", "--plain", "--root", str(root)]
+        command = ["train", "--plain", "--root", str(root), *target]
+        self.process: subprocess.Popen[bytes] | WarmProcess
         with self.log.open("wb") as log:
+            if module is None:
+                self.process = warm(command, stdout=log)
+                return
             self.process = subprocess.Popen(
-                [*command, *target],
+                [sys.executable, "-m", *module, *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -118,17 +125,19 @@ class Run:
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line to its end; what only reads, in this process, which has
-    imported all that it needs."""
+    """Run a command of the command line to its end; what only reads, in this process."""
     if arguments[0] in READING:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        told, mistakes = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(mistakes):
             code = main(arguments)
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        timeout=240,
-    )
+        return subprocess.CompletedProcess(arguments, code, told.getvalue(), mistakes.getvalue())
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = warm(arguments, stdout=out, stderr=err)
+        try:
+            code = process.wait(240)
+        finally:
+            process.send_signal(signal.SIGKILL)
+        for file in (out, err):
+            file.seek(0)
+        texts = [file.read().decode() for file in (out, err)]
+    return subprocess.CompletedProcess(arguments, code, *texts)

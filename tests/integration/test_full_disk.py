@@ -45,7 +45,8 @@ def assert_sound(run_dir: Path) -> None:
 
 def test_a_full_disk_pauses_a_run_and_room_lets_it_go_on(tmp_path: Path) -> None:
     """Everything of the run is on one disk: journal, SQL, checkpoints, logs. All the while nobody
-    lets a second coordinator in, though it asks the folder and not the launcher."""
+    lets a second coordinator in, though it asks the folder and not the launcher. When the disk is
+    full again the coordinator is killed, and the next one waits for room as well."""
     with small_disk(tmp_path / "disk", "96m") as disk:
         run = Run(disk.path / "runs", *FAKE, "stop.updates=100000", shown=tmp_path)
         try:
@@ -61,49 +62,36 @@ def test_a_full_disk_pauses_a_run_and_room_lets_it_go_on(tmp_path: Path) -> None
             time.sleep(5)
             assert run.process.poll() is None, run.text()
             assert journal_bytes(run) == before
-            seen = checkpoints(run)
-            disk.free()
-            run.until(lambda: "the journal goes on" in run.text())
-            run.until(lambda: bool(set(checkpoints(run)) - set(seen)))
+            make_room(run, disk, "the journal goes on")
             _, printed = second.communicate(timeout=120)
             assert second.returncode == 2
             last = printed.splitlines()[-1]
             assert f"still being written by process {run.supervised('coordinator')}" in last
-            run.interrupt()
-            assert run.wait(120) == 130, run.text()
-            assert_sound(run.run_dir)
-            kinds = [row["event"] for row in events(run.run_dir)]
-            assert "died" not in kinds
-        finally:
-            run.end()
+            assert deaths(run.run_dir) == []
 
-
-def test_a_coordinator_that_is_killed_on_a_full_disk_is_followed_when_there_is_room(
-    tmp_path: Path,
-) -> None:
-    with small_disk(tmp_path / "disk", "96m") as disk:
-        run = Run(disk.path / "runs", *FAKE, "stop.updates=100000", shown=tmp_path)
-        try:
-            run.until(lambda: bool(checkpoints(run)))
             disk.fill()
-            run.until(lambda: "the journal waits: room for" in run.text())
+            run.until(lambda: run.text().count("the journal waits: room for") > 1)
             os.kill(run.supervised("coordinator"), signal.SIGKILL)
             run.until(lambda: "coordinator waits: room for" in run.text())
             line = next(x for x in run.text().splitlines() if "coordinator waits: room for" in x)
             assert f"bytes in {run.run_dir}, and 0 are free" in line
             time.sleep(5)
             assert run.process.poll() is None, run.text()
-            seen = checkpoints(run)
-            disk.free()
-            run.until(lambda: "coordinator goes on" in run.text())
-            run.until(lambda: bool(set(checkpoints(run)) - set(seen)))
+            make_room(run, disk, "coordinator goes on")
             run.interrupt()
             assert run.wait(120) == 130, run.text()
             assert_sound(run.run_dir)
-            deaths = [row["name"] for row in events(run.run_dir) if row["event"] == "died"]
-            assert deaths == ["coordinator"]
+            assert deaths(run.run_dir) == ["coordinator"]
         finally:
             run.end()
+
+
+def make_room(run: Run, disk: SmallDisk, said: str) -> None:
+    """The run says so, and its next checkpoint comes."""
+    seen = checkpoints(run)
+    disk.free()
+    run.until(lambda: said in run.text())
+    run.until(lambda: bool(set(checkpoints(run)) - set(seen)))
 
 
 def coordinator_beside(run: Run) -> subprocess.Popen[str]:
@@ -112,9 +100,10 @@ def coordinator_beside(run: Run) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-def events(run_dir: Path) -> list[dict[str, object]]:
+def deaths(run_dir: Path) -> list[str]:
+    """Names of the processes that died."""
     lines = (run_dir / "supervisor.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [row["name"] for row in map(json.loads, lines) if row["event"] == "died"]
 
 
 def test_checkpoints_wait_for_a_disk_of_their_own(tmp_path: Path) -> None:

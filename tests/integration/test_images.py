@@ -8,9 +8,11 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -38,9 +40,42 @@ UPDATES, WARMUP = 7, 2
 BOX = re.compile(r"[0-4](?:,[0-4]){3}")
 
 
+class CaptionJudge(NamedTuple):
+    """A server of captions that says yes to those that name as many rectangles as it sees, and
+    what it saw: image and text."""
+
+    url: str
+    seen: list[tuple[bytes, str]]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Its generator was killed."""
+def judge() -> Iterator[CaptionJudge]:
+    """It serves from a thread."""
+    seen = list[tuple[bytes, str]]()
+
+    async def script(body: Body) -> web.StreamResponse:
+        image, words = body["messages"][-1]["content"]
+        seen.append((image_bytes(image, Path()), words["text"]))
+        right = len(words["text"].split()) == len(scene(seen[-1][0]))
+        best, worst = ("yes", "no") if right else ("no", "yes")
+        return said(best, {best: -0.1, worst: -2.4})
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = scripted_judge(script)
+    url = asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(60).url
+    yield CaptionJudge(url, seen)
+    asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, judge: CaptionJudge) -> Iterator[Run]:
+    """Its generator was killed; a judge audits answers."""
+    options = f'url="{judge.url}",model="judge",images=true,prompt="{{response}}"'
     run = Run(
         tmp_path_factory.mktemp("shapes") / "runs",
         f"stop.updates={UPDATES}",
@@ -53,6 +88,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "generator.kv_cache_gib=0.125",
         "storage.commit_interval_ms=20",
         "dashboard.enabled=false",
+        f'reward.sources.judged={{kind="judge",timeout_s=60,options={{{options}}}}}',
+        'reward.audit={source="judged",share=0.5}',
         recipe=RECIPE,
     )
     try:
@@ -172,47 +209,17 @@ def test_a_replay_comes_to_the_same(finished: Run) -> None:
     assert {q["name"] for q in quantities if q["differing"]} == set()
 
 
-async def test_a_judge_sees_what_it_judges(tmp_path: Path) -> None:
-    """A server of captions, to which a run's answers go with their images: it says yes to those
-    that name as many rectangles as it sees."""
-    seen = list[tuple[bytes, str]]()
-
-    async def script(body: Body) -> web.StreamResponse:
-        image, words = body["messages"][-1]["content"]
-        seen.append((image_bytes(image, Path()), words["text"]))
-        right = len(words["text"].split()) == len(scene(seen[-1][0]))
-        best, worst = ("yes", "no") if right else ("no", "yes")
-        return said(best, {best: -0.1, worst: -2.4})
-
-    async with scripted_judge(script) as judge:
-        options = f'url="{judge.url}",model="judge",images=true,prompt="{{response}}"'
-        run = Run(
-            tmp_path / "runs",
-            "stop.updates=3",
-            "schedule.batch_windows=64",
-            "evaluation.before=false",
-            "evaluation.every_updates=null",
-            "evaluation.num_prompts=8",
-            "generator.kv_cache_gib=0.125",
-            "dashboard.enabled=false",
-            f'reward.sources.judged={{kind="judge",timeout_s=60,options={{{options}}}}}',
-            'reward.route.values.describe="judged"',
-            'reward.route.values.never="captions"',
-            recipe=RECIPE,
-        )
-        try:
-            assert await asyncio.to_thread(run.wait) == 0, run.text()
-        finally:
-            run.end()
-    rows = run.ask(
-        "select reward_status, response, reward from trajectories where reward_source = 'judged' "
-        "and status in ('finished', 'truncated')"
+def test_a_judge_sees_what_it_judges(finished: Run, judge: CaptionJudge) -> None:
+    """Each answer goes to it with its image."""
+    rows = finished.ask(
+        "select audit_status, response, audit_reward from trajectories where purpose = 'train' "
+        "and audit_source = 'judged' and status in ('finished', 'truncated')"
     )
     assert len(rows) > 5
     assert {status for status, _, _ in rows} == {"ok"}
-    stored = set(files(run).values())
-    asked = [(image, text) for image, text in seen if image in stored]
-    assert {response.strip() for _, response, _ in rows} <= {text.strip() for _, text in asked}
+    stored = set(files(finished).values())
+    asked = {text.strip() for image, text in judge.seen if image in stored}
+    assert {response.strip() for _, response, _ in rows} <= asked
     assert len({reward > 0.5 for _, _, reward in rows}) == 2
 
 

@@ -1,5 +1,5 @@
 """A run whose prompts go to a verifier and to a judge: a model of our own that the supervisor
-serves. The judge is killed in the middle."""
+serves. The judge is killed in the middle; another one, which only audits, cannot live."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from storage import queries
 from tests.integration.runs import PLAIN, QUICKSTART, REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 MODEL = REPOSITORY / "recipes" / "models" / "chain-sums-cold"
 # Behind a plus this model says a digit, so that both words are among the likeliest.
 ASKS = 'judge="fair",api="completions",mode="pairwise",prompt="{first}{second}+",yes="1",no="2"'
+ASKS_AWAY = ASKS.replace("fair", "away")
 
 
 def judged(run: Run) -> list[tuple[str, str | None]]:
@@ -44,11 +46,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "stop.updates=12",
         "reward.answer_marker=null",
         f'reward.judges.fair={{path="{MODEL}",kv_cache_gib=0.25}}',
+        # vLLM refuses this one: the model has no room for so long questions.
+        f'reward.judges.away={{path="{MODEL}",kv_cache_gib=0.25,max_model_len=1000000}}',
         'reward.sources.math={kind="math",answer_marker="#"}',
         f'reward.sources.judged={{kind="judge",timeout_s=180,options={{{ASKS}}}}}',
+        f'reward.sources.second={{kind="judge",timeout_s=5,options={{{ASKS_AWAY}}}}}',
+        'reward.audit={source="second",share=0.5}',
         'reward.route={column="terms",values={"3"="judged"},default="math"}',
     )
     try:
+        run.until(lambda: "judge-away stays away and the run goes on" in run.text())
         run.until(lambda: len(judged(run)) >= 8)
         os.kill(run.supervised("judge-fair"), signal.SIGKILL)
         assert run.wait(400.0) == 0, run.text()
@@ -73,9 +80,21 @@ def test_it_was_started_again_and_ended_with_the_run(finished: Run) -> None:
     of_judge = [event["event"] for event in events if event["name"] == "judge-fair"]
     assert of_judge[:3] == ["started", "died", "restarted"]
     shown = headrace("show", finished.run_dir.name, "--root", str(finished.root), "--json")
-    assert json.loads(shown.stdout)["judges"] == {"fair": {"starts": 2, "deaths": 1, "gave_up": 0}}
+    assert json.loads(shown.stdout)["judges"]["fair"] == {"starts": 2, "deaths": 1, "gave_up": 0}
     log = finished.run_dir / "logs" / "judge-fair.log"
     assert "fair serves at http://127.0.0.1:" in log.read_text()
+
+
+def test_the_run_goes_on_without_a_judge_that_only_audits(finished: Run) -> None:
+    shown = finished.show()
+    assert shown["updates"] == 12
+    assert shown["judges"]["away"] == {"starts": 1, "deaths": 1, "gave_up": 1}
+    assert [text for text in shown["alerts"] if "judge-away gave_up" in text]
+    assert shown["rewards"]["math"]["failed"] == 0
+    alerts = queries.events(finished.run_dir, kind=queries.ALERT)
+    assert alerts.text.str.contains("the run goes on without it").any()
+    audited = headrace("audit", "latest", "--json", "--root", str(finished.root))
+    assert audited.returncode == 0, audited.stdout + audited.stderr
 
 
 def test_its_key_is_in_one_file_of_its_owner(finished: Run) -> None:
