@@ -195,7 +195,7 @@ _ALL = (
     MetricInfo("timing_s/checkpoint", "s", "writing a checkpoint"),
     MetricInfo("timing_s/forward", "s", "values and proximal logprobs of the update's start"),
     MetricInfo("timing_s/policy", "s", "passes and steps of the policy"),
-    MetricInfo("timing_s/publish", "s", "publication of weights"),
+    MetricInfo("timing_s/publish", "s", "standstill of the learner for a version of its weights"),
     MetricInfo("timing_s/ranker", "s", "passes and steps of the ranker"),
     MetricInfo("timing_s/round_trip", "s", "from sending the batch to hearing that it is done", "little more than timing_s/update"),
     MetricInfo("timing_s/update", "s", "the whole update in the learner"),
