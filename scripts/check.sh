@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Lint, types, import fences, tests, in this order; stops at the first that fails and prints what each took.
-# Arguments go to pytest. The environment must stand (make setup).
+# Lint, import fences, documentation, tests, in this order, and types beside them; stops at the first that fails
+# and prints what each took. Arguments go to pytest. The environment must stand (make setup).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -25,7 +25,7 @@ bin=.venv/bin
 # Real processes may miss their time where other tests take the cores: what failed runs again, alone.
 tests() {
   local status=0
-  "$bin/pytest" -q -rs --durations=40 -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+  "$bin/pytest" -q -rs --durations=40 -n 4 --dist loadfile --no-loadscope-reorder "$@" || status=$?
   if ((status == 1)); then
     echo "== tests: what failed, again and alone"
     "$bin/pytest" -q -rs --last-failed --last-failed-no-failures none || return
@@ -38,7 +38,8 @@ tests() {
 step "what the tests need beyond pip" "$bin/python" -m tests.services
 step "ruff check" "$bin/ruff" check .
 step "ruff format" "$bin/ruff" format --check .
-step "types" "$bin/mypy"
+step "types" "$bin/mypy" & types=$!
 step "import fences" "$bin/lint-imports" --no-logo
 step "documentation" "$bin/python" scripts/docs.py
 step "tests" tests "$@"
+wait "$types"

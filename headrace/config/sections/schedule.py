@@ -52,7 +52,7 @@ class ScheduleConfig(StrictModel):
 
     @property
     def publishes_behind(self) -> bool:
-        """Whether the learner goes on while a version of its weights is still being written."""
+        """True where a version of the weights is written while the next update trains."""
         return self.mode == "streaming" and self.max_staleness > 0
 
     @property
