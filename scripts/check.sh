@@ -25,7 +25,7 @@ bin=.venv/bin
 # Real processes may miss their time where other tests take the cores: what failed runs again, alone.
 tests() {
   local status=0
-  "$bin/pytest" -q -rs --durations=40 -n 4 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+  "$bin/pytest" -q -rs --durations=40 -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=$?
   if ((status == 1)); then
     echo "== tests: what failed, again and alone"
     "$bin/pytest" -q -rs --last-failed --last-failed-no-failures none || return

@@ -33,7 +33,11 @@ ROOT = Path(__file__).parents[1]
 SOCKET = "HEADRACE_WARM_ROLES"
 """Variable with the forking process's address, for the supervisors that it forks."""
 COMMAND = "headrace_cli.cli"
-ROLES = ("coordinator.run", "learner.run", "generators.run", "rewards.run", "environments.run")
+SLOW = "tests.integration.slow_role"
+"""It runs the module that its first argument names."""
+ROLES = (
+    *("coordinator.run", "learner.run", "generators.run", "rewards.run", "environments.run"), SLOW,
+)  # fmt: skip
 IMPORTED = (*ROLES, COMMAND, "generators.engines.torch_engine", "headrace_cli.launch.supervisor")
 
 
@@ -123,12 +127,18 @@ def warm_address() -> str:
 
 
 def warm(
-    argv: Sequence[str], *, stdout: IO[Any], stderr: IO[Any] | int = subprocess.STDOUT
+    argv: Sequence[str],
+    *,
+    stdout: IO[Any],
+    stderr: IO[Any] | int = subprocess.STDOUT,
+    slow: bool = False,
 ) -> WarmProcess:
-    """Start `headrace` with these arguments; the roles of its run begin warm as well."""
+    """Start `headrace` with these arguments; the roles of its run begin warm as well, by way of
+    `slow_role` where they are `slow`."""
     env = {**os.environ, SOCKET: warm_address()}
     outputs = {"stdout": stdout, "stderr": stderr}
-    return WarmProcess(env[SOCKET], COMMAND, argv, **outputs, env=env, cwd=ROOT)
+    module, *first = [SLOW, COMMAND] if slow else [COMMAND]
+    return WarmProcess(env[SOCKET], module, [*first, *argv], **outputs, env=env, cwd=ROOT)
 
 
 def warm_subprocess(address: str) -> Any:
@@ -226,7 +236,7 @@ def _become(request: Mapping[str, Any], outputs: Sequence[int]) -> NoReturn:
         os.environ.update(request["env"])
         module, argv = request["module"], request["argv"]
         sys.argv = [module, *argv]
-        if module == COMMAND:
+        if COMMAND in sys.argv[:2]:
             patch.object(process, "subprocess", warm_subprocess(os.environ[SOCKET])).start()
         code = importlib.import_module(module).main(argv) or 0
     except SystemExit as ending:

@@ -286,7 +286,8 @@ def publish_ranker(
     until_written(attempt, root, bytes_of(weights), tell=tell)
     partial.rename(folder)
     versions = sorted(root.glob("v*"), key=lambda path: int(path.name[1:]))
-    for old in versions[:-keep]:
+    # A learner that was killed may have left one half-written.
+    for old in [*versions[:-keep], *root.glob(".v*.partial")]:
         shutil.rmtree(old, ignore_errors=True)
     return ModelVersion(version=version, path=str(folder), digest=digest_of(folder))
 

@@ -387,7 +387,8 @@ def test_a_failed_run_says_which_function_raised_and_shows_an_answer(
 ) -> None:
     said = followed(page)
     page.goto(f"{evaluated}/?run={YOUNGER}")
-    expect(page.get_by_text("The reward function gave no score")).to_be_visible()
+    heading = page.get_by_role("heading", name="The reward function gave no score")
+    expect(heading).to_be_visible()
     expect(page.locator(".hr-stack")).to_have_text(RAISED)
     expect(page.get_by_test_id("stAlert")).to_contain_text("64 scorings in a row failed")
     expect(page.locator(".hr-prompt").last).to_have_text(HOSTILE)

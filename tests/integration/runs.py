@@ -42,12 +42,13 @@ class Run:
         *overrides: str,
         resume: str | None = None,
         shown: Path | None = None,
-        module: tuple[str, ...] | None = None,
+        cold: bool = False,
+        slow: bool = False,
         recipe: Path | None = None,
     ) -> None:
-        """`shown`: the folder for what the command prints; by default the root. `module`: what is
-        run, with its first arguments, by a Python of its own; None: `headrace`, and its roles, from
-        a process with their imports. `recipe`: another one than a small quickstart."""
+        """`shown`: the folder for what the command prints; by default the root. `cold`: each
+        process is started as a user's, else forked with its imports (`warm_roles`). `slow`: roles
+        go through `slow_role`. `recipe`: another one than a small quickstart."""
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.log = (shown or root) / f"train-{time.monotonic_ns()}.log"
@@ -56,11 +57,11 @@ class Run:
         command = ["train", "--plain", "--root", str(root), *target]
         self.process: subprocess.Popen[bytes] | WarmProcess
         with self.log.open("wb") as log:
-            if module is None:
-                self.process = warm(command, stdout=log)
+            if not cold:
+                self.process = warm(command, stdout=log, slow=slow)
                 return
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *module, *command],
+                [sys.executable, "-m", "headrace", *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

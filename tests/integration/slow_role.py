@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def _headrace(slow: Slow) -> None:
     def through_here(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:
         words = filled(argv, values)
         if words[1:2] == ["-m"] and words[2] in ROLES:
-            words.insert(2, __spec__.name if __spec__ else "")
+            words.insert(2, "tests.integration.slow_role")
         return words
 
     patch.object(process, "fill_placeholders", through_here).start()
@@ -103,9 +103,9 @@ def _generator(slow: Slow) -> None:
     patch.object(control, "hashlib", _slow_hash(slow)).start()
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Run the module's `main`."""
-    module, *argv = sys.argv[1:]
+    module, *argv = words
     slow = Slow(**json.loads(os.environ["SLOW"]))
     {"learner.run": _learner, "generators.run": _generator, "coordinator.run": _coordinator}.get(
         module, _headrace
@@ -115,4 +115,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

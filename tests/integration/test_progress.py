@@ -2,7 +2,6 @@
 who makes none is found."""
 
 import json
-import os
 import re
 import time
 from dataclasses import asdict
@@ -42,10 +41,7 @@ def slow_run(
 ) -> Run:
     """A run whose roles go through `slow_role`."""
     monkeypatch.setenv("SLOW", json.dumps(asdict(slow)))
-    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    module = ("tests.integration.slow_role", "headrace_cli.cli")
-    return Run(root, *overrides, resume=resume, module=module)
+    return Run(root, *overrides, resume=resume, slow=True)
 
 
 def larger_model(folder: Path) -> Path:

@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run of a few updates that ended by itself, garbage thrown at its socket meanwhile. Each of
     its processes is started as a user's."""
     settings = ("stop.updates=6", "learner.precision=float32")
-    run = Run(tmp_path_factory.mktemp("runs"), *settings, module=("headrace",))
+    run = Run(tmp_path_factory.mktemp("runs"), *settings, cold=True)
     try:
         run.until(lambda: "coordinator.json" in _files(run))
         _throw_garbage(run.run_dir)
