@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,10 +37,15 @@ UNPICKLES = {
 DATABASE = "postgresql+psycopg://headrace:hunter2@db.example/runs"
 
 
-def calls_of(path: Path) -> Iterator[ast.Call]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            yield node
+@functools.cache
+def calls() -> list[tuple[Path, str, ast.Call]]:
+    """Of all modules: file, place to name, call."""
+    return [
+        (path, f"{name_of(path)}, line {node.lineno}", node)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
 
 
 def called(call: ast.Call) -> str:
@@ -49,23 +55,24 @@ def called(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_data_becomes_code(path: Path) -> None:
+def test_no_data_becomes_code() -> None:
     """No pickle, nothing that evaluates text, no torch.load, no arrays of objects."""
-    assert not {name.split(".")[0] for name in imports_of(path)} & CODE_IN_DATA
-    assert not {name for name in imports_of(path) if name.startswith("torch.serialization")}
-    for call in calls_of(path):
+    for path in MODULES:
+        imported = imports_of(path)
+        assert not {name.split(".")[0] for name in imported} & CODE_IN_DATA, path
+        assert not {name for name in imported if name.startswith("torch.serialization")}, path
+    for path, place, call in calls():
         name = called(call)
         if isinstance(call.func, ast.Name) and name_of(path) not in IN_A_CELL:
-            assert name not in RUNS_TEXT, f"{name} in line {call.lineno}"
-        assert name not in UNPICKLES, f"{name} in line {call.lineno}"
+            assert name not in RUNS_TEXT, f"{name} in {place}"
+        assert name not in UNPICKLES, f"{name} in {place}"
         given = {word.arg: word.value for word in call.keywords}
-        assert "allow_pickle" not in given
+        assert "allow_pickle" not in given, place
         if ast.unparse(call.func) in ("torch.load", "torch.save"):
-            raise AssertionError(f"torch pickles in line {call.lineno}")
+            raise AssertionError(f"torch pickles in {place}")
         if ast.unparse(call.func).startswith("subprocess."):
             shell = given.get("shell")
-            assert shell is None or ast.unparse(shell) == "False", f"a shell in line {call.lineno}"
+            assert shell is None or ast.unparse(shell) == "False", f"a shell in {place}"
 
 
 def all_models(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -84,23 +91,20 @@ def test_code_in_model_folders_is_off_unless_somebody_asks(root: type[BaseModel]
     assert not [path for path in recipes if "trust_remote_code" in path.read_text()]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_code_in_model_folders_is_asked_for_by_the_configuration_alone(path: Path) -> None:
-    for call in calls_of(path):
+def test_code_in_model_folders_is_asked_for_by_the_configuration_alone() -> None:
+    for _, place, call in calls():
         for word in call.keywords:
             if word.arg == "trust_remote_code":
-                assert ast.unparse(word.value) != "True", f"line {call.lineno}"
+                assert ast.unparse(word.value) != "True", place
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_weights_are_read_from_safetensors_alone(path: Path) -> None:
+def test_weights_are_read_from_safetensors_alone() -> None:
     """Whoever loads weights with transformers, outside the makers of small models, says so."""
-    if path.is_relative_to(ROOT / "tasks"):
-        return
-    for call in calls_of(path):
-        if called(call) == "from_pretrained" and "dtype" in {word.arg for word in call.keywords}:
-            given = {word.arg: ast.unparse(word.value) for word in call.keywords}
-            assert given.get("use_safetensors") == "True", f"line {call.lineno}"
+    for path, place, call in calls():
+        if path.is_relative_to(ROOT / "tasks") or called(call) != "from_pretrained":
+            continue
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        assert "dtype" not in given or given.get("use_safetensors") == "True", place
 
 
 def test_no_file_with_code_is_downloaded() -> None:

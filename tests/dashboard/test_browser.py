@@ -75,7 +75,7 @@ def test_pages_are_reached_from_the_left_and_draw_charts(page: Page, address: st
     page.get_by_role("link", name="Learning").click()
     expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(len(CHARTS) + len(ARRAYS) + 1)
     page.get_by_role("link", name="Pipeline").click()
-    expect(page.get_by_text("Who works when")).to_be_visible()
+    expect(page.get_by_role("heading", name="Who works when")).to_be_visible()
     expect(page.get_by_test_id("stException")).to_have_count(0)
 
 
@@ -231,7 +231,7 @@ def test_two_runs_are_chosen_and_compared(page: Page, two_runs: str) -> None:
     page.get_by_role("button", name="Compare").click()
     expect(page).to_have_title("Compare \u00b7 Headrace")
     expect(page).to_have_url(re.compile(f"runs={YOUNGER}.*runs={OLDER}"))
-    expect(page.get_by_text("Which is better, since when?")).to_be_visible()
+    expect(page.get_by_role("heading", name="Which is better, since when?")).to_be_visible()
     page.get_by_text("Seeds as a band").click()
     expect(page.get_by_text("is not apart from it for good")).to_be_visible()
     page.get_by_role("link", name="Overview").click()
