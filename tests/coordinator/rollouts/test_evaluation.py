@@ -18,6 +18,7 @@ from headrace.protocol.records.record_types import (
     GroupIssued,
     Incident,
     RewardArrived,
+    VersionPublished,
 )
 from learner.batching.token_reads import is_right
 from rewards.build import build_verifier
@@ -92,6 +93,37 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     ends = [w for part in parts for w in part.shard.windows if w.finished]
     assert ends
     assert {is_right(w) for w in ends} == {right}
+
+
+class LateLearner(ScriptedLearner):
+    """A learner whose versions follow their updates half a second later."""
+
+    async def report(self, batch: m.Batch) -> None:
+        """Say done, and which version is still to come."""
+        done = m.UpdateDone(
+            batch_id=batch.batch_id, update=batch.update, lineage=batch.lineage,
+            metrics={"actor/pg_loss": 0.5}, diagnostics=[], follows=batch.publish_as,
+        )  # fmt: skip
+        await self.dealer.send(done)
+        await asyncio.sleep(0.5)
+        await self.dealer.send(self.notice(batch.publish_as, batch.update))
+
+
+async def test_an_evaluation_waits_for_the_version_that_follows_its_update(tmp_path: Path) -> None:
+    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 4, "every_updates": 1})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=8), ScriptedReward(address, "reward-0"),
+        LateLearner(address, "learner-0"),
+    ]  # fmt: skip
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    of_update = {r.version: r.update for r in records if isinstance(r, VersionPublished)}
+    evaluated = [r for r in records if isinstance(r, EvaluationDone)]
+    assert [r.update for r in evaluated] == [0, 1, 2]
+    assert [of_update[r.version] for r in evaluated] == [0, 1, 2]
 
 
 async def whole_run(tmp_path: Path, config: RunConfig) -> list[AnyRecord]:
