@@ -223,8 +223,9 @@ class Phases:
         # Whether a learner that is gone had trained its batch is known when one comes back.
         if (self.hub.account.taken and self.hub.peers.learner) or self.hub.leases.live():
             return False
-        all_loaded = self.parts.training.publishes_all and self.parts.generation.all_loaded()
-        return self._is_stopped() or (all_loaded and not self.parts.scoring.waiting())
+        published = self.parts.training.orders.follows is None
+        all_in = self.parts.generation.all_loaded() and not self.parts.scoring.waiting()
+        return self._is_stopped() or (published and all_in)
 
     def _has_last_checkpoint(self) -> bool:
         return self.hub.state.committed in (0, self.parts.training.checkpoint_update)

@@ -38,8 +38,9 @@ tests() {
 step "what the tests need beyond pip" "$bin/python" -m tests.services
 step "ruff check" "$bin/ruff" check .
 step "ruff format" "$bin/ruff" format --check .
-step "types" "$bin/mypy" & types=$!
 step "import fences" "$bin/lint-imports" --no-logo
 step "documentation" "$bin/python" scripts/docs.py
+step "types" "$bin/mypy" & types=$!
+trap 'wait "$types"' EXIT  # a failed test leaves nothing running
 step "tests" tests "$@"
 wait "$types"

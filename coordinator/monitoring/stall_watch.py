@@ -139,7 +139,7 @@ class StallWatch:
             return "the learner to publish its weights"
         if hub.account.taken:
             return f"the learner's update {hub.account.taken.update}"
-        if not training.publishes_all:
+        if training.orders.follows is not None:
             return f"the learner to publish version {training.orders.follows}"
         if training.orders.checkpoint is not None:
             return f"the learner's checkpoint of update {training.orders.checkpoint}"

@@ -53,11 +53,6 @@ class LearnerUpdates:
         self.ready = False
         """True once the learner has published its weights and waits for a batch."""
 
-    @property
-    def publishes_all(self) -> bool:
-        """Return whether no version of the learner's weights is still to be published."""
-        return self._hub.peers.learner is None or self.orders.follows is None
-
     # -- the learner comes and goes ---------------------------------------------------------------
 
     async def join(self, hello: m.Hello, welcome: m.Welcome) -> None:
