@@ -140,7 +140,7 @@ class Cell:
         for writer in (ending, self._lines["orders"][1]):
             with contextlib.suppress(OSError):
                 writer.write_eof()
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):
             await life.read()
 
     async def _feed(self, program: Program) -> None:
@@ -162,14 +162,14 @@ class Cell:
         """Return the next line of cell factory or init process; empty when they are gone."""
         try:
             line = await self._lines["orders"][0].readline()
-        except ConnectionResetError:
+        except ConnectionError:  # asyncio raises a write's BrokenPipeError at the next read
             line = b""
         return dict(json.loads(line)) if line.endswith(b"\n") else {}
 
     async def _read_verdicts(self, program: Program) -> list[dict[str, Any]]:
         """Return the checker's lines, as many as there are checks."""
         lines: list[dict[str, Any]] = []
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):
             while program.checks and len(lines) < len(program.checks.each):
                 line = await self._lines["verdict"][0].readline()
                 if not line.endswith(b"\n"):
@@ -196,7 +196,7 @@ async def _keep(stream: asyncio.StreamReader, bound: int) -> tuple[bytes, bool]:
     """Read a stream to its end; return its first `bound` bytes and whether more came."""
     kept = bytearray()
     more = False
-    with contextlib.suppress(ConnectionResetError):
+    with contextlib.suppress(ConnectionError):
         while part := await stream.read(1 << 16):
             room = bound - len(kept)
             kept += part[:room]

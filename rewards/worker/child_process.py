@@ -117,7 +117,7 @@ class ScoringChild:
         try:
             self._to.write(pack(message))
             await self._to.drain()
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except ConnectionError as error:
             raise ChildDiedError("the child closed its pipe") from error
 
     async def receive(self, timeout_s: float | None) -> Answer:
@@ -128,7 +128,7 @@ class ScoringChild:
                 if length > MAX_ANSWER_BYTES:
                     raise ChildDiedError(f"an answer of {length} bytes is too long")
                 return answer_decoder.decode(await self._from.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionResetError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ChildDiedError("the child closed its pipe") from error
         except msgspec.MsgspecError as error:
             raise ChildDiedError(f"the child sent no answer: {error}") from error

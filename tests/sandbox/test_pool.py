@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.errors import UserError
+from headrace.errors import RunFailedError, UserError
 from sandbox import isolation_check
+from sandbox.cell import CONNECTIONS, Cell
 from sandbox.interpreter import interpreter
 from sandbox.limits import MIB, Checks, Limits, Program, ProgramResult
 from sandbox.pool import Sandbox
@@ -158,6 +160,21 @@ def test_a_launcher_that_is_killed_is_replaced() -> None:
             return await sandbox.run(Program("print(1)"))
 
     assert asyncio.run(kill_and_run()).stdout == "1\n"
+
+
+def test_a_cell_whose_launcher_went_before_its_program_came_is_broken() -> None:
+    """The write fails, and asyncio says so to whoever reads."""
+
+    async def run() -> None:
+        lines = {}
+        for name in CONNECTIONS:
+            ours, theirs = socket.socketpair()
+            lines[name] = await asyncio.open_connection(sock=ours)
+            theirs.close()
+        await Cell(SMALL, lines).run(Program("pass"))
+
+    with pytest.raises(RunFailedError, match="the launcher is gone"):
+        asyncio.run(run())
 
 
 def test_cells_in_the_making_outlive_their_launcher() -> None:
