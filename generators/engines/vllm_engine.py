@@ -149,11 +149,14 @@ def prepare_environment(settings: VllmSettings) -> None:
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
 
 
-def fork_engine() -> None:
-    """Have vLLM fork its engine from this process, which has imported all that the engine needs.
+def fork_engine(*, on_gpu: bool, tensor_parallel_size: int) -> None:
+    """Have vLLM fork a CPU's engine from this process, which has imported all that it needs; not an
+    engine of several workers, which would hold each other's pipes.
 
     vLLM's configuration of a CPU asks for a new interpreter, whose imports take half of the start.
     The engine's OpenMP threads start in the child alone: here OMP_NUM_THREADS is 1."""
+    if sys.platform != "linux" or on_gpu or tensor_parallel_size > 1:
+        return
     import vllm.plugins
 
     from generators.engines.vllm_worker import record_open_files
@@ -214,8 +217,7 @@ class VllmEngine:
         try:
             config = AsyncEngineArgs(**self._engine_args()).create_engine_config()
             s = self._settings
-            if sys.platform == "linux" and not s.on_gpu and s.tensor_parallel_size == 1:
-                fork_engine()
+            fork_engine(on_gpu=s.on_gpu, tensor_parallel_size=s.tensor_parallel_size)
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except ValueError as error:
             raise UserError(

@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from generators.engines.vllm_engine import VllmSettings, engine_memory, prepare_environment
+from generators.engines.vllm_engine import (
+    VllmSettings,
+    engine_memory,
+    fork_engine,
+    prepare_environment,
+)
 from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
@@ -64,13 +69,13 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
         VllmSettings(judge.path, 0, (), max_num_seqs=judge.max_num_seqs, on_gpu=on_gpu)
     )
     with lasting():
-        from vllm.entrypoints.launchers.api_server.entry import (
-            build_and_serve,
-            build_async_engine_client,
-        )
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.api_server.entry import build_and_serve
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.entrypoints.launchers.launcher import create_server_socket
+        from vllm.usage.usage_lib import UsageContext
         from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
 
     parser = make_arg_parser(FlexibleArgumentParser())
     arguments = parser.parse_args(server_arguments(judge, name, on_gpu=on_gpu))
@@ -80,7 +85,11 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     base = f"http://{HOST}:{arguments.port}"
     address = JudgeAddress(f"{base}/v1", name, key, os.getpid())
     try:
-        async with build_async_engine_client(arguments) as engine:
+        engine_args = AsyncEngineArgs.from_cli_args(arguments)
+        config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        fork_engine(on_gpu=on_gpu, tensor_parallel_size=judge.tensor_parallel_size)
+        engine = AsyncLLM.from_vllm_config(config)
+        try:
             _, memory = await engine_memory(engine)
             announcing = asyncio.create_task(_announce(address, folder))
             try:
@@ -88,6 +97,8 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
             finally:
                 announcing.cancel()
             died = bool(engine.errored)
+        finally:
+            engine.shutdown(timeout=config.shutdown_timeout)
         await closing
         memory.close()
     except ValueError as error:
