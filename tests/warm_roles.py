@@ -36,9 +36,13 @@ COMMAND = "headrace_cli.cli"
 SLOW = "tests.integration.slow_role"
 """It runs the module that its first argument names."""
 ROLES = (
-    *("coordinator.run", "learner.run", "generators.run", "rewards.run", "environments.run"), SLOW,
+    *("coordinator.run", "learner.run", "generators.run", "rewards.run", "environments.run"),
+    "generators.serving.judge", SLOW,
 )  # fmt: skip
-IMPORTED = (*ROLES, COMMAND, "generators.engines.torch_engine", "headrace_cli.launch.supervisor")
+IMPORTED = (
+    *(*ROLES, COMMAND, "generators.engines.torch_engine", "headrace_cli.launch.supervisor"),
+    *("vllm.entrypoints.launchers.api_server.entry", "vllm.v1.worker.cpu_worker"),
+)
 
 
 class WarmProcess:
@@ -106,7 +110,10 @@ def warm_address() -> str:
     """Address of this process's forking process, which is started by the first call."""
     folder = tempfile.mkdtemp(prefix="headrace-warm-")
     path = os.path.join(folder, "socket")
-    alike = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": str(OPENMP_SPIN_COUNT)}
+    alike = {
+        "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": str(OPENMP_SPIN_COUNT),
+        "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    }  # fmt: skip
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.warm_roles", path],
         stdin=subprocess.PIPE,
@@ -139,6 +146,11 @@ def warm(
     outputs = {"stdout": stdout, "stderr": stderr}
     module, *first = [SLOW, COMMAND] if slow else [COMMAND]
     return WarmProcess(env[SOCKET], module, [*first, *argv], **outputs, env=env, cwd=ROOT)
+
+
+def warm_role(module: str, *argv: str, log: IO[Any] | int) -> WarmProcess:
+    """Start a role on its own."""
+    return WarmProcess(warm_address(), module, argv, stdout=log, env=os.environ, cwd=ROOT)
 
 
 def warm_subprocess(address: str) -> Any:

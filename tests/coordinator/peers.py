@@ -4,8 +4,6 @@ import asyncio
 import itertools
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 from learner.batching.shards import merge_shards
 from learner.process.update_log import UpdateLog
+from tests.warm_roles import WarmProcess, warm_role
 
 _PIDS = itertools.count(1)
 _PATIENCE_S = 0.5
@@ -30,20 +29,20 @@ MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
 
 
 class CoordinatorProcess:
-    """`python -m coordinator.run` in a run folder of its own."""
+    """A coordinator in a process and a run folder of its own."""
 
     def __init__(self, run_dir: Path, config: RunConfig) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "resolved.json").write_text(config.model_dump_json())
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: WarmProcess | None = None
 
     def start(self, *, resume: bool = False) -> str:
         """Start and wait for the address."""
         announced = self.run_dir / "coordinator.json"
-        command = [sys.executable, "-m", "coordinator.run", "--run-dir", str(self.run_dir)]
+        arguments = ["--run-dir", str(self.run_dir), *["--resume"] * resume]
         with (self.run_dir / "coordinator.log").open("ab") as log:
-            self.process = subprocess.Popen(command + ["--resume"] * resume, stderr=log)
+            self.process = warm_role("coordinator.run", *arguments, log=log)
         while True:
             assert self.process.poll() is None, (self.run_dir / "coordinator.log").read_text()
             said = json.loads(announced.read_text()) if announced.exists() else {}

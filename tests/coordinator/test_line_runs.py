@@ -2,8 +2,7 @@
 then; generator and learner are scripted."""
 
 import asyncio
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from tests.coordinator.peers import (
 from tests.coordinator.test_loop import assert_balanced, records_of, run_config
 from tests.lined_model import lined_model
 from tests.metric_values import number
+from tests.warm_roles import warm_role
 
 TEXT, NEWLINE = 5, 16
 MINE = """\
@@ -118,8 +118,8 @@ async def test_lines_in_time_late_and_in_vain(tmp_path: Path, unit: str) -> None
     schedule = {"mode": "streaming", "unit": unit, "window": 4, "batch_windows": 8}
     coordinator = CoordinatorProcess(tmp_path / "run-1", lined_config(tmp_path, schedule=schedule))
     address = coordinator.start()
-    command = [sys.executable, "-m", "rewards.run", "--connect", address, "--name", "reward-0"]
-    worker = subprocess.Popen(command)
+    with (tmp_path / "reward.log").open("wb") as log:
+        worker = warm_role("rewards.run", "--connect", address, "--name", "reward-0", log=log)
     deadline = time.monotonic() + 120.0
     learner = ScriptedLearner(address, "learner-0")
     running = [
@@ -138,7 +138,7 @@ async def test_lines_in_time_late_and_in_vain(tmp_path: Path, unit: str) -> None
         for task in running:
             task.cancel()
         coordinator.end()
-        worker.kill()
+        worker.send_signal(signal.SIGKILL)
         worker.wait()
     assert unseen(coordinator, learner) == []
     records = records_of(coordinator.run_dir)

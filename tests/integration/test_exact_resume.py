@@ -5,8 +5,6 @@ update agrees with it."""
 
 import hashlib
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.run_files.update_log import read_applied
 from tests.integration.audit import assert_trained_once, records_of
-from tests.integration.runs import PLAIN, REPOSITORY, Run
+from tests.integration.runs import PLAIN, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 UPDATES = 3
@@ -158,10 +156,7 @@ def test_a_run_interrupted_after_every_update_is_the_run_that_was_not(
 
 def assert_replay_agrees(run_dir: Path) -> None:
     """Of the last update, with its models."""
-    command = [sys.executable, "-m", "headrace", "replay", str(run_dir), "--json"]
-    done = subprocess.run(
-        [*command, "--update", str(UPDATES)], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    done = headrace("replay", str(run_dir), "--json", "--update", str(UPDATES))
     assert done.returncode == 0, done.stdout + done.stderr
     quantities = json.loads(done.stdout)["quantities"]
     compared = {q["name"]: q["compared"] for q in quantities if q["source"] == "models"}

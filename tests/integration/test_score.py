@@ -5,15 +5,14 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from headrace.config.sections.task import ChainSumsConfig
 from storage.queries import list_runs, prompt_scores, trajectory_page
 from tasks.datasets.source import build_source
-from tests.integration.runs import QUICKSTART, REPOSITORY, headrace
+from tests.integration.runs import QUICKSTART, headrace
+from tests.warm_roles import WarmProcess, warm
 
 PROMPTS, SAMPLES = 40, 16
 KILLS = int(os.environ.get("HEADRACE_SCORE_KILLS", "1"))
@@ -54,18 +53,12 @@ def recipe(folder: Path) -> Path:
     return path
 
 
-def started(root: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "headrace", "score", *arguments, "--json", "--root", str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=REPOSITORY,
-        start_new_session=True,
-    )
+def started(root: Path, *arguments: str) -> WarmProcess:
+    with (root / "score.log").open("wb") as log:
+        return warm(["score", *arguments, "--json", "--root", str(root)], stdout=log)
 
 
-def killed(process: subprocess.Popen[str], root: Path, share: float) -> Path:
+def killed(process: WarmProcess, root: Path, share: float) -> Path:
     """The run's folder, when this share of the answers was there and the whole job was killed."""
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
@@ -75,11 +68,11 @@ def killed(process: subprocess.Popen[str], root: Path, share: float) -> Path:
             if found.total > share * PROMPTS * SAMPLES:
                 break
         time.sleep(0.05)
-    assert process.poll() is None, process.communicate()[0]
+    assert process.poll() is None, (root / "score.log").read_text()
     coordinator = json.loads((run_dir / "coordinator.json").read_text())["pid"]
     for pid in (coordinator, process.pid):  # The others end when they hear of nobody.
         os.kill(pid, signal.SIGKILL)
-    process.communicate()
+    process.wait(10)
     return run_dir
 
 
@@ -93,8 +86,9 @@ def test_a_score_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     for number in range(KILLS):
         run_dir = killed(process, tmp_path, (number + draw.random()) / (KILLS + 1))
         process = started(tmp_path, "--resume", run_dir.name)
-    shown = process.communicate(timeout=120)[0]
-    assert process.returncode == 0, shown
+    code = process.wait(120)
+    shown = (tmp_path / "score.log").read_text()
+    assert code == 0, shown
     scores = prompt_scores(run_dir)
     assert len(scores) == PROMPTS
     assert (scores.samples == SAMPLES).all()

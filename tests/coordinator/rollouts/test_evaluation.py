@@ -71,7 +71,7 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     after the first evaluation."""
     marker = None if right else "no letter of the alphabet"
     config = run_config(
-        stop={"updates": 2}, evaluation={"num_prompts": 4}, reward={"answer_marker": marker}
+        stop={"updates": 6}, evaluation={"num_prompts": 4}, reward={"answer_marker": marker}
     )
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()

@@ -5,8 +5,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 from tests.coordinator.test_loop import records_of, run_config
 from tests.coordinator.test_lost_tokens import report
 from tests.coordinator.test_restart import FileLearner, a_chunk, beating, hello, leased
+from tests.warm_roles import WarmProcess, warm_role
 
 SILENT_S, STOPS = 1.5, 2
 PATIENCE_S = 90.0
@@ -37,16 +36,16 @@ class SlowLearner(FileLearner):
 
 
 @contextlib.asynccontextmanager
-async def generator_process(address: str, run_dir: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "generators.run", "--connect", address, "--name", GENERATOR]
+async def generator_process(address: str, run_dir: Path) -> AsyncIterator[WarmProcess]:
+    arguments = ("--connect", address, "--name", GENERATOR)
     with (run_dir / "generator.log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
+        process = warm_role("generators.run", *arguments, log=log)
     try:
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         process.wait()
 
 

@@ -2,9 +2,6 @@
 is found."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,8 @@ from storage.journal.diagnostics import DiagnosticsReader
 from storage.journal.store import read_journal
 from storage.run_store import RunStore
 from tests.headrace_cli.commands.trained_run import UPDATES, make
+from tests.integration.runs import headrace
 
-ROOT = Path(__file__).resolve().parents[4]
 REPLAYED = 3
 Change = Callable[[Record], Record]
 
@@ -201,11 +198,7 @@ def test_other_weights_are_found(
 
 
 def called(run_dir: Path, update: int) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "headrace", "replay", str(run_dir), "--json"]
-    done = subprocess.run(
-        [*command, "--update", str(update)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = headrace("replay", str(run_dir), "--json", "--update", str(update))
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 
