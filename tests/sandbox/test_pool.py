@@ -166,10 +166,11 @@ def test_a_cell_whose_launcher_went_before_its_program_came_is_broken() -> None:
     """The write fails, and asyncio says so to whoever reads."""
 
     async def run() -> None:
-        lines = {}
-        for name in CONNECTIONS:
-            ours, theirs = socket.socketpair()
-            lines[name] = await asyncio.open_connection(sock=ours)
+        pairs = {name: socket.socketpair() for name in CONNECTIONS}
+        lines = {
+            name: await asyncio.open_connection(sock=ours) for name, (ours, _) in pairs.items()
+        }
+        for _, theirs in pairs.values():
             theirs.close()
         await Cell(SMALL, lines).run(Program("pass"))
 
