@@ -150,8 +150,9 @@ def prepare_environment(settings: VllmSettings) -> None:
 
 
 def fork_engine(*, on_gpu: bool, tensor_parallel_size: int) -> None:
-    """Have vLLM fork a CPU's engine from this process, which has imported all that it needs; not an
-    engine of several workers, which would hold each other's pipes.
+    """Have vLLM fork a CPU's engine from this process, which has imported all that it needs.
+
+    Not one with several workers: forked, one outlived a killed generator by 2 s when tried.
 
     vLLM's configuration of a CPU asks for a new interpreter, whose imports take half of the start.
     The engine's OpenMP threads start in the child alone: here OMP_NUM_THREADS is 1."""
