@@ -90,6 +90,7 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
         fork_engine(on_gpu=on_gpu, tensor_parallel_size=judge.tensor_parallel_size)
         engine = AsyncLLM.from_vllm_config(config)
         try:
+            await engine.reset_mm_cache()  # of the images that vLLM measured its memory with
             _, memory = await engine_memory(engine)
             announcing = asyncio.create_task(_announce(address, folder))
             try:
