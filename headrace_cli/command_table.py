@@ -388,7 +388,7 @@ COMMANDS = {
         "headrace config explain recipes/quickstart.toml",
         "recipe overrides json root hardware",
         {
-            "--measure": "run two updates on this machine (minutes), say how fast it will be and "
+            "--measure": "run three updates on this machine (minutes), say how fast it will be and "
             "what binds",
             "--against RUN": "with --measure: compare the forecast with the first updates of a run "
             "of the recipe",

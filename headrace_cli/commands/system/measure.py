@@ -1,10 +1,11 @@
 """`headrace config explain --measure`: a recipe's speed on this machine, and its limits.
 
 In: a recipe. Out: facts: speeds of generators and learner, what the learner computes for each loss
-token, seconds of an update, who is waited for, and which key would change that most. Two updates of
-the recipe itself are run, without warm-up, with a batch that such a machine should train in a
+token, seconds of an update, who is waited for, and which key would change that most. Three updates
+of the recipe itself are run, without warm-up, with a batch that such a machine should train in a
 minute; the run's folder is removed. The forecast takes seconds as proportional to tokens computed,
-a backward pass as two forward ones, and answers as long as those that were seen.
+a backward pass as two forward ones, answers as long as those that were seen, and the prompt of a
+group as computed once.
 """
 
 import argparse
@@ -33,8 +34,9 @@ from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE
 
-UPDATES, MAX_TRAIN_S = 2, 180
-"""Number of measured updates, and the seconds of training after which none begins."""
+UPDATES, MAX_TRAIN_S = 3, 180
+"""Number of updates, of which the first is not measured (it also makes what later ones use again)
+if another was done, and the seconds of training after which none begins."""
 TARGET_BATCH_S = 60.0
 CORE_FLOPS = {True: 225e9, False: 75e9}
 """Operations a second of a core, with bfloat16 products or not, to size the measured batch."""
@@ -57,7 +59,8 @@ NO_WARM_UP = (
 )  # fmt: skip
 FORECAST_FACT = "seconds per update"
 _WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids)
-from windows w join trajectories t using (trajectory_id) where w.state = 'trained'"""
+from windows w join trajectories t using (trajectory_id)
+where w.state = 'trained' and w.update >= least(2, (select max("update") from windows))"""
 _ANSWERS = """select len(prompt_ids), length from trajectories
 where purpose = 'train' and length > 0"""
 Ints = NDArray[np.int64]
@@ -66,12 +69,13 @@ Ints = NDArray[np.int64]
 class LearnerCost(NamedTuple):
     """Computed tokens per loss token: `prompt` and `prefix` that the policy reads again, `judged`
     ones of unfinished windows whose value is asked for, `taught` ones that the value model
-    trains."""
+    learns from, which takes as long as `passes` forward ones."""
 
     prompt: float
     prefix: float
     judged: float
     taught: float = 0.0
+    passes: float = 3.0
 
     @property
     def policy(self) -> float:
@@ -81,7 +85,7 @@ class LearnerCost(NamedTuple):
     @property
     def value(self) -> float:
         """Forward passes of the value model."""
-        return self.judged + 3.0 * self.taught
+        return self.judged + self.passes * self.taught
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,20 @@ class AnswerWindows:
         """Return the number of tokens in all of them."""
         return int((self.end - self.start).sum())
 
-    def cost(self, *, carried: bool) -> LearnerCost:
-        """Return the cost of computing them. `carried`: without the context before a window."""
-        prompt = np.where(self.start > 0, 0, self.prompt) if carried else self.prompt
+    def cost(self, config: RunConfig) -> LearnerCost:
+        """Return the cost of computing them, without what the value model learns from."""
+        carried = config.learner.context == "carried"
+        prompt = self.prompt / _sharing(config)
+        prompt = np.where(self.start > 0, 0, prompt) if carried else prompt
         prefix = self.start * (not carried)
         judged = (prompt + prefix + self.end - self.start)[~self.final]
-        return LearnerCost(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
+        read = (float(part.sum() / self.tokens) for part in (prompt, prefix, judged))
+        return LearnerCost(*read, 0.0, 1.0 if config.algorithm.fits_value else 3.0)
+
+
+def _sharing(config: RunConfig) -> int:
+    """Return how many answers share the computation of their prompt."""
+    return config.schedule.num_generations if config.learner.share_prompts else 1
 
 
 @dataclass(frozen=True)
@@ -161,12 +173,13 @@ def forecast(config: RunConfig, measured: Measurement) -> UpdateForecast:
     schedule, whole = config.schedule, config.schedule.unit != "window"
     window = config.task.max_response_length if whole else config.window
     windows = AnswerWindows.of(measured.prompts, measured.lengths, window)
-    cost, value_s = windows.cost(carried=config.learner.context == "carried"), 0.0
+    cost, value_s = windows.cost(config), 0.0
     if config.algorithm.value is None:
         cost = cost._replace(judged=0.0)
     else:
-        read = float((measured.prompts + measured.lengths).sum() / windows.tokens)
-        cost = cost._replace(taught=config.learner.value.epochs * read)
+        read = measured.prompts.sum() / _sharing(config) + measured.lengths.sum()
+        epochs = 1 if config.algorithm.fits_value else config.learner.value.epochs
+        cost = cost._replace(taught=epochs * float(read / windows.tokens))
         value_s = (
             measured.value_s * cost.value / measured.cost.value if measured.cost.value else 0.0
         )
@@ -291,6 +304,7 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     rows = metric_series(run_dir, FIGURES, "train_time")
     table = rows.pivot(index="x", columns="name", values="value").reindex(columns=FIGURES)
     had = table[table["perf/loss_tokens"] > 0]
+    had = had.iloc[int(len(had) > 1) :]
     if had.empty:
         raise RunFailedError(
             f"no update of the policy was done in {MAX_TRAIN_S} s of training: measure with a "
@@ -304,7 +318,7 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     with ask(run_dir, _ANSWERS) as answer:
         prompts, lengths = np.array(list(answer.rows)).T
     windows = AnswerWindows(start, end, final.astype(bool), prompt)
-    cost = windows.cost(carried=config.learner.context == "carried")
+    cost = windows.cost(config)
     taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - cost.judged
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
     return Measurement(

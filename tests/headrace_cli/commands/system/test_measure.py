@@ -37,14 +37,26 @@ def seen(config: RunConfig) -> Measurement:
     return Measurement(10, 10, 1, 210, 470, 480, cost, 100, PROMPTS, LENGTHS)
 
 
-def test_what_is_computed_for_windows() -> None:
+def test_what_is_computed_for_windows(make_config: Make) -> None:
     windows = AnswerWindows.of(PROMPTS, LENGTHS, 60)
     assert windows.end.tolist() == [60, 120, 150, 60]
     assert windows.final.tolist() == [False, False, True, True]
-    whole, carried = windows.cost(carried=False), windows.cost(carried=True)
+    whole, carried = (
+        windows.cost(make_config(f"learner.context={name}")) for name in ("full", "carried")
+    )
     # The prompt of the long answer is read three times, its first windows twice and once.
     assert whole == LearnerCost((3 * 40 + 20) / 210, (60 + 120) / 210, (40 + 60 + 40 + 120) / 210)
     assert carried == LearnerCost((40 + 20) / 210, 0.0, (40 + 60 + 60) / 210)
+    # Four answers to a prompt compute it once.
+    group = ("schedule.num_generations=4", "schedule.batch_windows=8", "learner.context=carried")
+    assert windows.cost(make_config(*group)) == LearnerCost(15 / 210, 0.0, (10 + 60 + 60) / 210)
+    assert windows.cost(make_config(*group, "learner.share_prompts=false")) == carried
+
+
+def test_a_fitted_value_model_reads_answers_once(make_config: Make) -> None:
+    config = make_config("algorithm.value.fit=least_squares", "algorithm.value.layers=null")
+    cost = forecast(config, seen(config)).cost
+    assert cost.value == pytest.approx((40 + 60 + 40 + 120 + 40 + 20 + 210) / 210)
 
 
 def test_a_forecast_of_what_was_seen_is_what_was_seen(make_config: Make) -> None:
@@ -66,7 +78,10 @@ def test_the_key_that_changes_most_is_named(make_config: Make) -> None:
     assert by_key["learner.ranks=2"] == pytest.approx(2)
     assert by_key["generator.count=2"] == pytest.approx(1)
     assert by_key["schedule.batch_windows=8"] == pytest.approx(2 * 21 / 41)
-    cost, less = (AnswerWindows.of(PROMPTS, LENGTHS, 60).cost(carried=c) for c in (False, True))
+    cost, less = (
+        AnswerWindows.of(PROMPTS, LENGTHS, 60).cost(make_config(f"learner.context={name}"))
+        for name in ("full", "carried")
+    )
     taught = 3 * 270 / 210
     left = 10 * less.policy / cost.policy + 10 * (less.judged + taught) / (cost.judged + taught)
     assert by_key["learner.context=carried"] == pytest.approx(21 / (left + 1))
