@@ -84,6 +84,7 @@ STYLE = f"""<style>
 @keyframes hr-beat {{50% {{opacity:.25}}}}
 @media (prefers-reduced-motion:reduce) {{.hr-pill.live i {{animation:none}}}}
 .hr-soft {{opacity:.72;font-size:.9rem}}
+.hr-caption {{opacity:.72;font-size:.875rem;margin:0 0 .4rem}}
 .hr-sum {{display:flex;flex-wrap:wrap;align-items:stretch;gap:.2rem .9rem;
   font-variant-numeric:tabular-nums}}
 .hr-sum > div {{min-width:5.5rem}}

@@ -182,7 +182,7 @@ def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) 
     assert len(test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")) == (
         len(CHARTS) + len(ARRAYS) + 1
     )
-    assert any("Healthy: falls slowly" in caption.value for caption in test.caption)
+    assert "Healthy: falls slowly" in html_of(test)
 
 
 @pytest.mark.parametrize("span", ["last 20 s", "whole run"])
