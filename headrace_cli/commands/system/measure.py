@@ -118,8 +118,8 @@ class AnswerWindows:
         prompt = np.where(self.start > 0, 0, prompt) if carried else prompt
         prefix = self.start * (not carried)
         judged = (prompt + prefix + self.end - self.start)[~self.final]
-        read = (float(part.sum() / self.tokens) for part in (prompt, prefix, judged))
-        return LearnerCost(*read, 0.0, 1.0 if config.algorithm.fits_value else 3.0)
+        cost = LearnerCost(*(float(part.sum() / self.tokens) for part in (prompt, prefix, judged)))
+        return cost._replace(passes=1.0) if config.algorithm.fits_value else cost
 
 
 def _sharing(config: RunConfig) -> int:
