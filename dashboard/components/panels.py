@@ -253,9 +253,27 @@ def framed(
         yield
 
 
+def figures(*figures: tuple[str, str, str]) -> None:
+    """Figures side by side: what each is, its value and a note."""
+    cells = "".join(
+        f"<div><span>{escape(what)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>"
+        for what, value, note in figures
+    )
+    st.html(f'<div class="hr-figures">{cells}</div>')
+
+
 def section(title: str) -> None:
     """A heading over several cards."""
     st.html(f'<h2 class="hr-section">{escape(title)}</h2>')
+
+
+def few_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    """A table of rows that fit a screen, which the browser draws without the code of `table`."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row.values())}</tr>" for row in rows
+    )
+    st.html(f'<table class="hr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
 
 
 def table(frame: pd.DataFrame, title: str) -> None:

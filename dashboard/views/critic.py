@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from dashboard.charts.critic_figures import (
@@ -216,25 +215,19 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
 
 
 def _headline(run: RunData, found: CriticReport) -> None:
-    columns = st.columns(6)
-    plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off"}
-    explained = "-" if found.explained is None else share(found.explained)
-    columns[0].metric("Explained variance", explained, f"{count(found.tokens)} tokens", **plain)
-    columns[1].metric("Value less return", _signed(found.bias.mean), _error(found.bias), **plain)
-    columns[2].metric(
-        "Assumed less what came", _signed(found.cut_bias.mean), _error(found.cut_bias), **plain
-    )
-    guessed = run.latest("egae/").get("egae/bootstrap_tokens")
-    columns[3].metric("Policy tokens on a guess", share(guessed), "newest update", **plain)
+    latest, worth = run.latest("egae/"), found.worth.correlation
     reach = "a reward counts in full" if found.reach is None else (
         f"a reward halves in {number(found.reach)} tokens"
     )  # fmt: skip
-    lam = run.latest("egae/").get("egae/lambda")
-    columns[4].metric("Lambda", number(lam), reach, **plain)
-    worth = found.worth.correlation
-    columns[5].metric(
-        "Advantage against return", "-" if worth is None else _signed(worth),
-        f"correlation of {count(found.worth.windows)} unfinished windows", **plain,
+    panels.figures(
+        ("Explained variance", "-" if found.explained is None else share(found.explained),
+         f"{count(found.tokens)} tokens"),
+        ("Value less return", _signed(found.bias.mean), _error(found.bias)),
+        ("Assumed less what came", _signed(found.cut_bias.mean), _error(found.cut_bias)),
+        ("Policy tokens on a guess", share(latest.get("egae/bootstrap_tokens")), "newest update"),
+        ("Lambda", number(latest.get("egae/lambda")), reach),
+        ("Advantage against return", "-" if worth is None else _signed(worth),
+         f"correlation of {count(found.worth.windows)} unfinished windows"),
     )  # fmt: skip
 
 
@@ -242,8 +235,8 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}" if math.isfinite(value) else "-"
 
 
-def _error(mean: Mean) -> str | None:
-    return f"\u00b1 {number(mean.error)}" if math.isfinite(mean.error) else None
+def _error(mean: Mean) -> str:
+    return f"\u00b1 {number(mean.error)}" if math.isfinite(mean.error) else ""
 
 
 def _penalty_text(kl: Mapping[str, Any] | None) -> str:
@@ -264,7 +257,7 @@ def _rules(found: CriticReport, boundary: str) -> None:
         for row in found.rules.to_dict("records")
     ]
     with panels.framed("The three rules on the same cuts"):
-        panels.table(pd.DataFrame(rows), "The three rules")
+        panels.few_rows(rows)
         st.caption(
             f"{count(found.rules['cuts'].iloc[0])} cuts whose next token was trained: what each "
             "setting of algorithm.advantages.boundary would have taken for the rest of the answer. "
