@@ -82,7 +82,7 @@ def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:
 
 
 def test_a_recipe_is_measured_and_its_forecast_compared(finished: Run) -> None:
-    """Two updates of the same recipe; no folder is left, and `latest` is the run that was."""
+    """Three updates of the same recipe; no folder is left, and `latest` is the run that was."""
     recipe = [str(QUICKSTART), *SMALL, *PLAIN, "--root", str(finished.root)]
     done = headrace("config", "explain", *recipe, "--measure", "--against", "latest", "--json")
     assert done.returncode == 0, done.stderr

@@ -58,9 +58,9 @@ NO_WARM_UP = (
     "algorithm.value.warmup_prompts=null",
 )  # fmt: skip
 FORECAST_FACT = "seconds per update"
-_WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids)
+_WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids), w."update"
 from windows w join trajectories t using (trajectory_id)
-where w.state = 'trained' and w.update >= least(2, (select max("update") from windows))"""
+where w.state = 'trained' and w."update" >= least(2, (select max("update") from windows))"""
 _ANSWERS = """select len(prompt_ids), length from trajectories
 where purpose = 'train' and length > 0"""
 Ints = NDArray[np.int64]
@@ -130,8 +130,9 @@ def _sharing(config: RunConfig) -> int:
 @dataclass(frozen=True)
 class Measurement:
     """Means of the measured updates: the learner's seconds with the policy, the value model and
-    what does not grow with the batch, its tokens and cost; tokens that generators sample in a
-    busy second; tokens of the prompts and answers seen, [M] each."""
+    what does not grow with the batch, its tokens (masked ones of its windows are taken for loss
+    tokens) and cost; tokens that generators sample in a busy second; tokens of the prompts and
+    answers seen, [M] each."""
 
     policy_s: float
     value_s: float
@@ -314,18 +315,18 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     policy_s = mean["timing_s/forward"] + mean["timing_s/policy"]
     rest_s = mean["timing_s/update"] - policy_s - mean["timing_s/value"]
     with ask(run_dir, _WINDOWS) as answer:
-        start, end, final, prompt = np.array(list(answer.rows)).T
+        start, end, final, prompt, update = np.array(list(answer.rows)).T
     with ask(run_dir, _ANSWERS) as answer:
         prompts, lengths = np.array(list(answer.rows)).T
     windows = AnswerWindows(start, end, final.astype(bool), prompt)
-    cost = windows.cost(config)
-    taught = mean["perf/value_tokens"] / mean["perf/loss_tokens"] - cost.judged
+    cost, tokens = windows.cost(config), windows.tokens / len(np.unique(update))
+    taught = mean["perf/value_tokens"] / tokens - cost.judged
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
     return Measurement(
         policy_s=policy_s,
         value_s=mean["timing_s/value"],
         fixed_s=rest_s + mean["timing_s/publish"],
-        loss_tokens=mean["perf/loss_tokens"],
+        loss_tokens=tokens,
         policy_tokens=mean["perf/policy_tokens"],
         value_tokens=mean["perf/value_tokens"],
         cost=cost._replace(taught=max(0.0, taught)),
