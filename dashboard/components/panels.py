@@ -253,11 +253,11 @@ def framed(
         yield
 
 
-def figures(*figures: tuple[str, str, str]) -> None:
+def figures(*shown: tuple[str, str, str]) -> None:
     """Figures side by side: what each is, its value and a note."""
     cells = "".join(
         f"<div><span>{escape(what)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>"
-        for what, value, note in figures
+        for what, value, note in shown
     )
     st.html(f'<div class="hr-figures">{cells}</div>')
 
