@@ -90,13 +90,13 @@ STYLE = f"""<style>
 .hr-sum > div {{min-width:5.5rem}}
 .hr-sum b {{display:block;font-size:1.35rem;font-weight:600;line-height:1.25}}
 .hr-sum span {{font-size:.84rem;opacity:.8;white-space:nowrap}}
+.hr-sum .op {{min-width:0;font-size:1.25rem;opacity:.45;align-self:flex-start;line-height:1.4}}
 .hr-figures {{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.8rem}}
 .hr-figures b {{display:block;font-size:2.1rem;font-weight:400;line-height:1.3}}
 .hr-figures span {{font-size:.875rem}}
 .hr-figures b + span {{opacity:.72}}
 .hr-table {{width:100%;border-collapse:collapse;font-size:.84rem}}
 .hr-table :is(td,th) {{text-align:left;padding:.3rem .5em .3rem 0;border-bottom:1px solid {FAINT}}}
-.hr-sum .op {{min-width:0;font-size:1.25rem;opacity:.45;align-self:flex-start;line-height:1.4}}
 .hr-reasons {{font-variant-numeric:tabular-nums;display:grid;gap:.55rem}}
 .hr-reason {{display:grid;grid-template-columns:9.5rem 5.5rem 4.2rem minmax(5rem,1fr) 3fr;
   gap:.2rem .9rem;align-items:center}}

@@ -302,8 +302,8 @@ def card(
 ) -> None:
     """A chart in a frame with its title and caption; `note` stands at the right of the title,
     `links` (HTML) below it.
-    The caption may have bold words and line breaks of Markdown, which is not read as such: the
-    browser takes a tenth of a page's seconds for that.
+    The caption may have bold words and line breaks of Markdown; the rest stays as it is, for a
+    page of captions that are read as Markdown is drawn later.
     `words` say what the chart shows to who cannot see it; without them the caption does."""
     with framed(title, note, height="stretch"):
         if chart is None:

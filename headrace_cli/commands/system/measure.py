@@ -61,6 +61,7 @@ FORECAST_FACT = "seconds per update"
 _WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids), w."update"
 from windows w join trajectories t using (trajectory_id)
 where w.state = 'trained' and w."update" >= least(2, (select max("update") from windows))"""
+"""Windows of the updates that are measured."""
 _ANSWERS = """select len(prompt_ids), length from trajectories
 where purpose = 'train' and length > 0"""
 Ints = NDArray[np.int64]
@@ -305,21 +306,21 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     rows = metric_series(run_dir, FIGURES, "train_time")
     table = rows.pivot(index="x", columns="name", values="value").reindex(columns=FIGURES)
     had = table[table["perf/loss_tokens"] > 0]
-    had = had.iloc[int(len(had) > 1) :]
     if had.empty:
         raise RunFailedError(
             f"no update of the policy was done in {MAX_TRAIN_S} s of training: measure with a "
             "smaller schedule.batch_windows or task.max_response_length"
         )
-    mean, last = had.fillna(0).mean(), table.iloc[-1]
-    policy_s = mean["timing_s/forward"] + mean["timing_s/policy"]
-    rest_s = mean["timing_s/update"] - policy_s - mean["timing_s/value"]
     with ask(run_dir, _WINDOWS) as answer:
         start, end, final, prompt, update = np.array(list(answer.rows)).T
+    updates = len(np.unique(update))
+    mean, last = had.tail(updates).fillna(0).mean(), table.iloc[-1]
+    policy_s = mean["timing_s/forward"] + mean["timing_s/policy"]
+    rest_s = mean["timing_s/update"] - policy_s - mean["timing_s/value"]
     with ask(run_dir, _ANSWERS) as answer:
         prompts, lengths = np.array(list(answer.rows)).T
     windows = AnswerWindows(start, end, final.astype(bool), prompt)
-    cost, tokens = windows.cost(config), windows.tokens / len(np.unique(update))
+    cost, tokens = windows.cost(config), windows.tokens / updates
     taught = mean["perf/value_tokens"] / tokens - cost.judged
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
     return Measurement(
