@@ -1,13 +1,15 @@
 """Dynamic sampling: groups whose scores are all equal are not trained.
 
 In: the account, after scores arrived. Out: records that drop the windows of groups whose scored
-trajectories all have the same score, which teach nothing (DAPO section 3.2). Promises: only
-complete groups are judged, by the verifier's scores before any shaping; dropped windows leave the
-staleness bound at once, so that others are issued in their place; judging twice changes nothing.
+trajectories all have the same score, which teach nothing (DAPO section 3.2), or little where there
+is a critic (the soft selection of T-PPO's recipe): then only as far as others fill the next batch,
+so that the learner never waits for choice. Promises: only complete groups are judged, by the
+verifier's scores before any shaping; dropped windows leave the staleness bound at once, so that
+others are issued in their place; judging twice changes nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.scheduling.window_lifecycle import drop_windows
 from headrace.protocol.records.record_types import WindowsDropped
@@ -20,10 +22,14 @@ class GroupFilter:
     """Filter of groups, and their numbers since the last update."""
 
     account: Account
+    keep: int = 0
+    """Minimum number of windows that stay ready when groups are dropped."""
     admitted: int = 0
     filtered: int = 0
     in_a_row: int = 0
-    """Number of groups filtered since one was last admitted."""
+    """Number of groups with equal scores since the last one without."""
+    _equal: dict[int, None] = field(default_factory=dict)
+    """Groups with equal scores that have not been dropped, the oldest first."""
 
     def judge(self, scored: list[Trajectory]) -> Iterator[WindowsDropped]:
         """Yield records that drop groups with equal scores, which these complete."""
@@ -35,10 +41,24 @@ class GroupFilter:
             if is_mixed(members):
                 self.admitted += 1
                 self.in_a_row = 0
-            else:
-                self.filtered += 1
+            elif group_id not in self._equal:
                 self.in_a_row += 1
-                yield from drop_windows(members, "filtered")
+                self._equal[group_id] = None
+        yield from self._surplus()
+
+    def _surplus(self) -> Iterator[WindowsDropped]:
+        """Yield records that drop groups with equal scores; each is applied before the next.
+
+        Batches that came back are trained again as they were."""
+        while self._equal and not (self.keep and self.account.again):
+            group_id = next(iter(self._equal))
+            members = self.account.members(group_id)
+            ready = sum(w.state == "ready" for member in members for w in member.windows)
+            if self.keep and 0 < ready > len(self.account.ready) - self.keep:
+                return
+            del self._equal[group_id]
+            self.filtered += bool(ready)
+            yield from drop_windows(members, "filtered")
 
     def unjudged(self) -> list[Trajectory]:
         """Return a trajectory of each group that a replay has to judge again."""

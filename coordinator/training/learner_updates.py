@@ -47,7 +47,7 @@ class LearnerUpdates:
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
         self.line = Lineage(hub)
-        self._filter = GroupFilter(hub.account)
+        self._filter = GroupFilter(hub.account, keep=hub.rules.filter_keeps or 0)
         self._shares = DropRatesByLength()
         self.orders = OutstandingRequests()
         self.ready = False
@@ -124,15 +124,15 @@ class LearnerUpdates:
     def admit(self, ended: list[Trajectory]) -> None:
         """Drop groups of these ended trajectories that teach nothing (dynamic sampling)."""
         hub = self._hub
-        if not hub.rules.mixed_groups:
+        if hub.rules.filter_keeps is None:
             return
-        for drop in list(self._filter.judge(ended)):
+        for drop in self._filter.judge(ended):
             hub.record_event(drop)
         schedule = hub.config.schedule
         many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
         if self._filter.in_a_row >= many:
             text = (
-                f"{self._filter.in_a_row} groups in a row had equal scores and were filtered: "
+                f"{self._filter.in_a_row} groups in a row had equal scores: "
                 "the task is too easy or too hard for this policy (algorithm.admit)"
             )
             hub.incident("warning", "nothing_admitted", text)
@@ -213,7 +213,7 @@ class LearnerUpdates:
                 trained=window.tokens - left_out.total(),
                 left_out=left_out,
             )
-        judged = self._filter.pop_metrics() if self._hub.rules.mixed_groups else {}
+        judged = self._filter.pop_metrics() if self._hub.rules.filter_keeps is not None else {}
         return self._shares.pop_metrics() | judged
 
     async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:

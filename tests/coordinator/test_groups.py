@@ -34,7 +34,8 @@ def group_world(mode: str = "synchronous", *, batch: int = 12, **changes: object
         "num_generations": SIZE, "max_staleness": 1,
     }  # fmt: skip
     for name, value in changes.items():
-        (algorithm if name in ("admit", "overlong", "kl") else schedule)[name] = value
+        own = ("admit", "advantages", "kl", "overlong", "value")
+        (algorithm if name in own else schedule)[name] = value
     return World(make_config(algorithm=algorithm, schedule=schedule))
 
 
@@ -104,6 +105,50 @@ def test_dynamic_sampling_golden_case_8_in_a_stream() -> None:
     assert groups_of(world, list(world.account.ready)) == [5]
 
 
+def test_soft_selection_drops_equal_groups_while_others_fill_a_batch() -> None:
+    """Golden case G8 again: with six groups the same choice, with three no group is left out."""
+    world = group_world("streaming", admit="mixed_first")
+    world.fill(100)
+    for group_id, right in enumerate(RIGHT):
+        play_group(world, world.account.members(group_id), right)
+        assert len(world.account.ready) == SIZE * min(group_id + 1, 3 if group_id < 5 else 4)
+    prepared = world.take()
+    assert prepared is not None
+    assert groups_of(world, [w.window_id for w in prepared.taken.windows]) == [1, 3, 4]
+    assert filtered(world) == [0, 2]
+    few = group_world("streaming", admit="mixed_first")
+    few.fill(100)
+    for group_id, right in enumerate(RIGHT[:3]):
+        play_group(few, few.account.members(group_id), right)
+    prepared = few.take()
+    assert prepared is not None
+    assert groups_of(few, [w.window_id for w in prepared.taken.windows]) == [0, 1, 2]
+    assert few.admission.pop_metrics() == {
+        "schedule/filtered_groups": 0.0,
+        "schedule/admitted_share": 1.0,
+    }
+
+
+def test_soft_selection_drops_windows_that_wait_and_keeps_those_in_training() -> None:
+    """Windows of an answer that goes on train before its group is judged; the rest is dropped."""
+    world = group_world(
+        "streaming", batch=4, admit="mixed_first", unit="window", window=3, max_staleness=4,
+        advantages={"kind": "egae"}, value={},
+    )  # fmt: skip
+    equal, mixed = (
+        world.account.members(key) for key in sorted({t.group_id for t in world.fill(8)})
+    )
+    for trajectory in equal:
+        world.chunk(trajectory, 3, None)
+    assert world.take() is not None
+    for i, trajectory in enumerate([*equal, *mixed]):
+        answer(world, trajectory, float(i == 7))
+    assert groups_of(world, list(world.account.ready)) == [1]
+    assert {w.state for t in equal for w in t.windows[:1]} == {"taken"}
+    assert filtered(world) == [0]
+    assert world.account.ledger.balance() == 0
+
+
 def test_groups_are_judged_by_scores_before_shaping() -> None:
     """Equal scores of unequal lengths are dropped, overlong penalty or not."""
     world = group_world(admit="mixed_groups", overlong={"cache": 4})
@@ -139,7 +184,7 @@ def test_what_a_dead_coordinator_had_not_judged_is_judged_after_the_replay() -> 
 @settings(deadline=None, max_examples=30)
 @given(
     st.integers(0, 10_000), st.sampled_from(["mask", "wait"]),
-    st.sampled_from(["all", "mixed_groups"]),
+    st.sampled_from(["all", "mixed_groups", "mixed_first"]),
 )  # fmt: skip
 def test_a_stream_of_groups_never_stalls(seed: int, stale: str, admit: str) -> None:
     """Whatever the scores, lengths and failures: batches keep coming, whole groups, books even."""

@@ -99,7 +99,8 @@ class World:
             StreamingScheduler if self.config.schedule.mode == "streaming" else SynchronousScheduler
         )
         self.scheduler: Scheduler = kind(self.config, state, self.leases)
-        self.admission = GroupFilter(state.account)
+        keep = batch_rules(self.config).filter_keeps or 0
+        self.admission = GroupFilter(state.account, keep=keep)
 
     @property
     def account(self) -> Account:
@@ -274,7 +275,7 @@ class World:
         )
         self.settle([trajectory])
         if self.config.algorithm.admit != "all":
-            for drop in list(self.admission.judge([trajectory])):
+            for drop in self.admission.judge([trajectory]):
                 self.note(drop)
 
     # -- updates ----------------------------------------------------------------------------------

@@ -276,14 +276,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.admit",
-        lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.num_generations < 2,
-        '"mixed_groups" needs groups: a single response is never mixed; use '
+        lambda c: c.algorithm.admit != "all" and c.schedule.num_generations < 2,
+        '"{c.algorithm.admit}" needs groups: a single response is never mixed; use '
         "schedule.num_generations of 2 or more",
     ),
     Rule(
         "algorithm.admit",
         lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.unit != "group",
-        '"mixed_groups" judges complete groups; use schedule.unit = "group"',
+        '"mixed_groups" judges complete groups; use schedule.unit = "group", or "mixed_first"',
+    ),
+    Rule(
+        "algorithm.admit",
+        lambda c: c.algorithm.admit == "mixed_first" and c.schedule.mode != "streaming",
+        '"mixed_first" chooses from what generators make while the learner trains, which '
+        '{c.schedule.mode} has not; use schedule.mode = "streaming", or "mixed_groups"',
     ),
     Rule(
         "algorithm.advantages.scale",

@@ -301,7 +301,8 @@ def _updates(
             finish = "stop" if end == goal else "window" if stops else None
             world.chunk(trajectory, end - trajectory.length, finish)
             if end == goal:
-                world.reward(trajectory, None if rng.random() < failures else 1.0)
+                right = float(rng.random() < 0.5)
+                world.reward(trajectory, None if rng.random() < failures else right)
             elif finish is None and (rng.random() < 0.1 or world.must_hold(trajectory)):
                 world.chunk(trajectory, 0, "held")
         warming, prepared = world.scheduler.warming, world.take()
@@ -334,11 +335,15 @@ STREAMS = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=40)
-@given(STREAMS, st.integers(0, 3), st.sampled_from([0.0, 0.3]), st.integers(0, 10_000))
+@given(
+    STREAMS, st.sampled_from(["all", "mixed_first"]), st.integers(0, 3),
+    st.sampled_from([0.0, 0.3]), st.integers(0, 10_000),
+)  # fmt: skip
 def test_what_the_rules_accept_never_stalls(
-    schedule: dict[str, Any], warmup: int, failures: float, seed: int
+    schedule: dict[str, Any], admit: str, warmup: int, failures: float, seed: int
 ) -> None:
-    config = make_config(schedule=schedule, algorithm={"value": {"warmup_updates": warmup}})
+    algorithm = {"value": {"warmup_updates": warmup}, "admit": admit}
+    config = make_config(schedule=schedule, algorithm=algorithm)
     assume(problems(config) == [])
     updates = sum(1 for _ in _updates(config, seed, failures=failures))
     assert updates > warmup

@@ -38,6 +38,7 @@ GROUP = (
     "schedule.window=null",
 )  # fmt: skip
 MIXED = ("algorithm.admit=mixed_groups",)
+FIRST = ("algorithm.admit=mixed_first", "schedule.mode=windowed")
 TIS = ("algorithm.ratio.kind=tis",)
 CARRIED = "learner.context=carried"
 
@@ -97,6 +98,7 @@ CARRIED = "learner.context=carried"
         (["schedule.unit=group", "schedule.window=null"], "makes a critic wait for whole groups"),
         ([*GROUP, *MIXED], 'algorithm.admit: "mixed_groups" needs groups'),
         ([*MIXED, "schedule.num_generations=4"], "judges complete groups"),
+        ([*FIRST, "schedule.num_generations=4"], "which windowed has not"),
         (
             [*GROUP, "algorithm.advantages.baseline=none"],
             'algorithm.advantages.scale: "sample_std" divides by a spread',
