@@ -32,7 +32,7 @@ class GroupFilter:
     """Groups with equal scores that have not been dropped, the oldest first."""
 
     def judge(self, scored: list[Trajectory]) -> Iterator[WindowsDropped]:
-        """Yield records that drop groups with equal scores, which these complete."""
+        """Judge the groups that these complete; yield records that drop groups."""
         seen = {t.group_id for t in scored if t.purpose == "train"}
         for group_id in sorted(seen):
             members = self.account.members(group_id)
@@ -52,7 +52,8 @@ class GroupFilter:
         Batches that came back are trained again as they were."""
         while self._equal and not (self.keep and self.account.again):
             group_id = next(iter(self._equal))
-            members = self.account.members(group_id)
+            there = group_id in self.account.groups  # or trained, and forgotten
+            members = self.account.members(group_id) if there else []
             ready = sum(w.state == "ready" for member in members for w in member.windows)
             if self.keep and 0 < ready > len(self.account.ready) - self.keep:
                 return

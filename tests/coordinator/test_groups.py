@@ -149,6 +149,20 @@ def test_soft_selection_drops_windows_that_wait_and_keeps_those_in_training() ->
     assert world.account.ledger.balance() == 0
 
 
+def test_soft_selection_outlives_groups_that_were_trained_and_forgotten() -> None:
+    world = group_world("streaming", batch=4, admit="mixed_first")
+    world.fill(100)
+    play_group(world, world.account.members(0), right=0)
+    assert world.take() is not None
+    world.commit()
+    world.note(Forgotten(at=0.0, update=1))
+    assert 0 not in world.account.groups
+    world.fill(100)
+    for group_id in (1, 2):
+        play_group(world, world.account.members(group_id), right=0)
+    assert filtered(world) == [1]
+
+
 def test_groups_are_judged_by_scores_before_shaping() -> None:
     """Equal scores of unequal lengths are dropped, overlong penalty or not."""
     world = group_world(admit="mixed_groups", overlong={"cache": 4})
