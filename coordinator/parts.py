@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
+from coordinator.rollouts.along import AlongEvaluation
 from coordinator.rollouts.episodes import EpisodeManager
 from coordinator.rollouts.evaluation import Evaluator
 from coordinator.rollouts.generation import Generation
@@ -25,6 +26,7 @@ class Parts:
     generation: Generation
     training: LearnerUpdates
     evaluation: Evaluator
+    along: AlongEvaluation
     self_test: SelfTest
     episodes: EpisodeManager | None
 
@@ -42,6 +44,7 @@ def build_parts(hub: Hub, prompts: Prompts) -> Parts:
         generation=generation,
         training=LearnerUpdates(hub, generation, gauges),
         evaluation=Evaluator(hub, prompts, generation, scoring.source_of),
+        along=AlongEvaluation(hub, prompts, generation, gauges.carry),
         self_test=SelfTest(hub, prompts, scoring.source_of),
         episodes=None if hub.config.environment is None else EpisodeManager(hub, prompts),
     )

@@ -190,6 +190,8 @@ class Phases:
         every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
         if every is None or update == 0 or update % every or update == self._evaluated_at:
             return False
+        if self.hub.config.evaluation.mode == "along":
+            return False
         state, now = self.hub.state, self.hub.clock.now()
         if state.evaluations:
             last = state.evaluations[-1]
@@ -223,6 +225,8 @@ class Phases:
         # Whether a learner that is gone had trained its batch is known when one comes back.
         if (self.hub.account.taken and self.hub.peers.learner) or self.hub.leases.live():
             return False
+        if self.parts.along.open:
+            return False
         published = self.parts.training.orders.follows is None
         all_in = self.parts.generation.all_loaded() and not self.parts.scoring.waiting()
         return self._is_stopped() or (published and all_in)
@@ -241,6 +245,7 @@ class Phases:
             self._is_evaluated, self._evaluated_at = True, self.hub.state.committed
 
     async def _train(self) -> None:
+        await self.parts.along.advance()
         await self.parts.generation.lease_training()
         self.parts.training.dispatch()
         if self.parts.prompts.skipped > self._skips_told:
@@ -252,6 +257,7 @@ class Phases:
 
     async def _drain(self) -> None:
         self.parts.generation.hold_all()
+        self.parts.along.give_up()
 
     async def _close(self) -> None:
         """Request a checkpoint of the last update, again from a learner that says Hello
@@ -275,7 +281,7 @@ class Phases:
             self.parts.training.line.return_batch("the run ended without its learner")
             self._discard()
         hub.write_summaries(at_once=True)
-        metrics = self.parts.gauges.now(0, 0)
+        metrics = self.parts.gauges.now(0, 0) | self.parts.gauges.carried
         hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
         hub.recorder.write(RunPhase(phase=self.outcome, detail=hub.failed or ""))
         hub.recorder.after(self._say_goodbye, hurry=True)

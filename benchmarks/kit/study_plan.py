@@ -132,11 +132,14 @@ def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
 
 
 def score(rows: Sequence[Row], *, target: float) -> tuple[float, float, float]:
-    """Score a point: uncrossed runs, mean seconds (inf: failed), -final accuracy."""
+    """Score a point: uncrossed runs, mean seconds (inf: failed), -final accuracy.
+
+    Without a target (0) the final accuracy alone."""
     missed, seconds, final = 0, 0.0, 0.0
     for row in rows:
-        crossed = crossing(curve(row), target)
-        missed += crossed is None
-        seconds += crossed.at if crossed else row.get("train_time_s", float("inf"))
+        if target:
+            crossed = crossing(curve(row), target)
+            missed += crossed is None
+            seconds += crossed.at if crossed else row.get("train_time_s", float("inf"))
         final += row.get("final", 0.0)
     return missed, seconds / len(rows), -final / len(rows)

@@ -255,7 +255,12 @@ class Prompts:
         return None
 
     def eval_groups(
-        self, group_id: int, trajectory_id: int, lengths: Mapping[int, int] | None = None
+        self,
+        group_id: int,
+        trajectory_id: int,
+        lengths: Mapping[int, int] | None = None,
+        *,
+        purpose: Purpose = "eval",
     ) -> list[GroupIssued]:
         """Return the groups of an evaluation, the same prompts and seeds every time.
 
@@ -271,7 +276,7 @@ class Prompts:
             found.sort(key=lambda one: lengths.get(one[0], 0), reverse=True)
         return [
             self._group(
-                row, encoded, position, group_id + i, trajectory_id + i * asked.samples, "eval"
+                row, encoded, position, group_id + i, trajectory_id + i * asked.samples, purpose
             )
             for i, (position, row, encoded) in enumerate(found)
         ]

@@ -84,7 +84,7 @@ class Evaluator:
     def progress(self) -> tuple[int, int]:
         """Return the numbers of scored and of all responses."""
         trajectories = self._trajectories()
-        return sum(map(self._settled, trajectories)), len(trajectories)
+        return sum(t.settled for t in trajectories), len(trajectories)
 
     async def advance(self) -> EvaluationDone | None:
         """Lease the trajectories without a lease; return the result once all are scored."""
@@ -94,7 +94,7 @@ class Evaluator:
             if not self._is_issued:
                 return None  # The disk takes no image now, or somebody else drew a prompt.
         await self._generation.lease_evaluation()
-        while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
+        while self._open and self._hub.account.trajectories[self._open[-1]].settled:
             self._open.pop()
         if self._open:
             return None
@@ -200,6 +200,3 @@ class Evaluator:
     def _trajectories(self) -> list[Trajectory]:
         known = self._hub.account.trajectories
         return [known[trajectory_id] for _, ids in self._asked for trajectory_id in ids]
-
-    def _settled(self, trajectory: Trajectory) -> bool:
-        return trajectory.reward_status is not None or trajectory.status == "failed"

@@ -8,6 +8,7 @@ has.
 """
 
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Literal
 
@@ -197,9 +198,10 @@ class Generation:
             text = f"images are processed by {now}, and were by {before}"
             self._hub.incident("warning", "processor_changed", text)
 
-    async def lease_evaluation(self) -> None:
-        """Fill free slots with evaluation trajectories that have no lease."""
+    async def lease_evaluation(self, most: int | None = None) -> None:
+        """Fill free slots, at most `most`, with evaluation trajectories that have no lease."""
         free = self._hub.peers.room.total
+        free = free if most is None else min(free, most)
         chosen: list[Trajectory] = []
         while len(chosen) < free and (key := self._hub.leases.next_evaluation()) is not None:
             chosen.append(self._hub.account.trajectories[key])
@@ -252,13 +254,14 @@ class Generation:
         config, state = self._hub.config, self._hub.state
         total = trajectory.length + min(tokens_left(trajectory, config).values())
         evaluation = trajectory.purpose != "train"
+        held_out = trajectory.purpose in ("eval", "along")
         border = trajectory.length + config.window - trajectory.open_tokens
         stops = self._hub.scheduler.stops_at_border() and not evaluation
         oldest = state.versions.current
         if not (evaluation or self._hub.scheduler.lockstep):
             # What older weights sample could not be trained any more.
             oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
-        sampling = config.evaluation if trajectory.purpose == "eval" else config.generator
+        sampling = config.evaluation if held_out else config.generator
         kept = config.environment is not None and not config.prefix_is_fresh
         begun = trajectory.spans[0].version if trajectory.spans and kept else -1
         return m.Lease(
@@ -275,7 +278,7 @@ class Generation:
             next_chunk=trajectory.next_chunk,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            top_k=-1 if trajectory.purpose == "eval" else config.generator.top_k,
+            top_k=-1 if held_out else config.generator.top_k,
             version_at_least=max(oldest, 0),
             cache_version=begun,
             fire=None if evaluation or trajectory.sampled else self._fire,
@@ -289,9 +292,14 @@ class Generation:
         if self._all_held:
             return
         self._all_held = True
+        self.hold(key for key, _ in self._hub.leases.training())
+
+    def hold(self, trajectory_ids: Iterable[int]) -> None:
+        """Take back the leases of these trajectories with their tokens, once."""
         by_generator: dict[str, list[tuple[int, int]]] = {}
-        for _, lease in self._hub.leases.training():
-            if not lease.holding:
+        for key in trajectory_ids:
+            lease = self._hub.leases.of(key)
+            if lease is not None and not lease.holding:
                 lease.holding = True
                 by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
         for name, leases in by_generator.items():

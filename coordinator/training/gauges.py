@@ -55,6 +55,8 @@ class Gauges:
         self._idle_s = self._whole_s = 0.0
         """Seconds of generators in training: idle ones, and all."""
         self.latest: dict[str, float] = {}
+        self.carried: dict[str, float] = {}
+        """Figures that go with the next commit, or the run's end."""
         self._host_use = HostUsage(hub.state.cpu_s)
         self._cpu_seen: dict[int, float] = {}
         self._used: dict[str, float] = {}
@@ -63,6 +65,10 @@ class Gauges:
     def scored(self, trajectory: Trajectory) -> None:
         """Count a training trajectory that has its reward."""
         self._arrived.append(trajectory.sampled)
+
+    def carry(self, figures: dict[str, float]) -> None:
+        """Add to `carried`."""
+        self.carried |= figures
 
     def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
         """Return metrics of a batch that is sent, and of the scheduler."""
@@ -93,7 +99,8 @@ class Gauges:
         own |= self._hub.monitors.at_commit() | self._cpu()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
-        self._arrived = []
+        own |= self.carried
+        self._arrived, self.carried = [], {}
         plain = {name: value for name, value in metrics.items() if isinstance(value, float)}
         self.latest = self.latest | plain | own
         return own

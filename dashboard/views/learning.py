@@ -29,6 +29,10 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Generator against learner", ("rollout/logprob_diff",)),
 )
 
+ALONG = (
+    ("Held-out accuracy along the stream", "accuracy"),
+    ("Versions that answered along the stream", "version"),
+)
 MIXTURE = (
     ("Mixture in force", "weight"),
     ("Prompts asked by domain", "asked"),
@@ -55,17 +59,19 @@ def render(run: RunData) -> None:
         panels.metric_card(run, title, (asked,), x, smoothing=smoothing)
     card = partial(panels.metric_card, run, x=x, smoothing=smoothing)
     draw = [
-        *(partial(card, *chart, caption=metric_caption(chart[1][:1])) for chart in _mixture(run)),
+        *(partial(card, *chart, caption=metric_caption(chart[1][:1])) for chart in _further(run)),
         *(partial(card, title, names) for title, names in CHARTS),
     ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
     panels.grid([partial(panels.accuracy_card, run, x), *draw, *arrays])
 
 
-def _mixture(run: RunData) -> list[tuple[str, tuple[str, ...]]]:
-    """The charts of a mixture; none where the task is no mixture."""
-    names = [name for name in run.charted() if name.startswith("mixture/")]
-    charts = [(title, tuple(n for n in names if n.endswith(f"/{end}"))) for title, end in MIXTURE]
+def _further(run: RunData) -> list[tuple[str, tuple[str, ...]]]:
+    """The charts of evaluations along the stream and of a mixture, where there are such."""
+    names = [name for name in run.charted() if name.startswith(("along/", "mixture/"))]
+    charts = [
+        (title, tuple(n for n in names if n.endswith(end))) for title, end in (*ALONG, *MIXTURE)
+    ]
     return [(title, found) for title, found in charts if found]
 
 

@@ -173,7 +173,7 @@ class GeneratorLoop:
         if self._engine.version == NO_VERSION or self._engine.version < lease.version_at_least:
             self._waiting[lease.lease_id] = lease
             return
-        self._cores.serve(evaluation=lease.purpose != "train")
+        self._cores.serve(evaluation=lease.purpose in ("eval", "probe"))
         cutter = self._live[lease.lease_id] = ChunkCutter(lease, self._chunk_tokens)
         self.time.set_live(True)
         self._spawn(self._generate(lease, cutter))

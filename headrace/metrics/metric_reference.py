@@ -27,6 +27,7 @@ number per bin. SQL has them in `metrics`, `metric_arrays` and `metric_info`
 
 SECTIONS = {
     "actor": "The policy's loss and optimizer, from the learner, once an update.",
+    "along": "Evaluations beside training (`evaluation.mode`), in the next update.",
     "cpu": "What processes keep busy; `NAME` is a process. A gauge.",
     "gpu": "What processes keep busy; `NAME` is a process. A gauge.",
     "critic": "The value model's loss, outputs and targets, from the learner, once an update.",

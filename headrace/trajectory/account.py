@@ -253,7 +253,7 @@ class Account:
                 self._forget_group(group)
 
     def _forget_evaluation(self) -> None:
-        for group in [g for g in self.groups.values() if g.purpose != "train"]:
+        for group in [g for g in self.groups.values() if g.purpose in ("eval", "probe")]:
             self._forget_group(group)
 
     def _forget_group(self, group: Group) -> None:
@@ -273,7 +273,7 @@ def _have_in_common(one: r.BatchTaken, other: r.BatchTaken) -> bool:
 
 def _spent(trajectory: Trajectory) -> bool:
     """Return whether nothing of a trajectory can be scored or trained any more."""
-    if trajectory.purpose != "train" or not trajectory.ended:
+    if trajectory.purpose in ("eval", "probe") or not trajectory.ended:
         return False
     scored = trajectory.reward_status is not None or not trajectory.complete
     windows = all(w.state in ("trained", "dropped") for w in trajectory.windows)

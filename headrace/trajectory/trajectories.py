@@ -104,6 +104,11 @@ class Trajectory:
         return self.status in ("finished", "truncated")
 
     @property
+    def settled(self) -> bool:
+        """Scored, or failed for good."""
+        return self.reward_status is not None or self.status == "failed"
+
+    @property
     def open_start(self) -> int:
         """First position of the window being filled."""
         return self.windows[-1].end if self.windows else 0

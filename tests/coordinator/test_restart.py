@@ -81,17 +81,23 @@ async def beating(peer: Any) -> None:
         await peer.run()
 
 
-@pytest.mark.parametrize("mode", ["streaming", "windowed"])
+ALONG = {"mode": "along", "every_updates": 2, "num_prompts": 6}
+
+
+@pytest.mark.parametrize(
+    ("mode", "evaluation"), [("streaming", {}), ("streaming", ALONG), ("windowed", {})],
+    ids=["streaming", "along", "windowed"],
+)  # fmt: skip
 async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: str, evaluation: dict[str, Any]
 ) -> None:
     """The generator goes on while the coordinator is away, and what it has then is taken. Its
-    successors begin with a snapshot."""
+    successors begin with a snapshot. An evaluation along the stream is given up; others come."""
     config = run_config(
         mode,
         task={"kind": "chain_sums", "max_prompt_length": 80, "max_response_length": 64},
         schedule={"mode": mode, "window": 8, "batch_windows": 8, "max_staleness": 2},
-        evaluation={"before": False, "after": False},
+        evaluation={"before": False, "after": False} | evaluation,
         checkpoint={"every_updates": 4},
         stop={"updates": 16},
         storage={"commit_interval_ms": 5, "token_diagnostics": False, "segment_mib": 0.02},
@@ -127,7 +133,8 @@ async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
     assert [r for r in records if isinstance(r, Incident) and r.kind == "chunk_rejected"] == []
     report = audit_run(coordinator.run_dir)
     counts = report.counts
-    assert counts["generated"] == sampled - thrown_away
+    assert counts["generated"] + counts["evaluation"] == sampled - thrown_away
+    assert (counts["evaluation"] > 0) == bool(evaluation)
     assert counts["discarded_at_hold"] <= thrown_away
     assert compare(coordinator.run_dir).problems == []
     assert [f for f in report.findings if f.kind != "checkpoint"] == []

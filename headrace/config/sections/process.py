@@ -42,6 +42,10 @@ class EvaluationConfig(StrictModel):
     every_updates: int | None = Field(default=None, ge=1)
     """Evaluate every n updates if the policy moved; training and clock pause. None: never."""
 
+    mode: Literal["exact", "along"] = "exact"
+    """Evaluations of `every_updates`. exact: of one version, while training pauses. along: beside
+    training, a span of versions answers; metrics `along/*`, no verdict reads them."""
+
     spacing: float = Field(default=0.0, ge=0, lt=1)
     """Share of the training time so far that may pass between evaluations; those of `every_updates`
     that are not needed for it are left out. 0.1: times to a target are known to a tenth."""

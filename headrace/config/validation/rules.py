@@ -435,8 +435,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "stop.accuracy",
-        lambda c: c.stop.accuracy is not None and c.evaluation.every_updates is None,
-        "needs evaluation.every_updates",
+        lambda c: c.stop.accuracy is not None
+        and (c.evaluation.every_updates is None or c.evaluation.mode == "along"),
+        'needs evaluation.every_updates, and evaluation.mode = "exact"',
+    ),
+    Rule(
+        "evaluation.mode",
+        lambda c: c.evaluation.mode == "along" and c.schedule.mode != "streaming",
+        '"along" goes with a stream, and {c.schedule.mode} has none while the learner trains; use '
+        '"exact"',
     ),
     Rule(
         "evaluation.spacing",

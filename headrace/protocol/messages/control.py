@@ -17,12 +17,13 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
-Purpose = Literal["train", "eval", "probe"]
-"""`probe`: continues a prefix of an evaluation's answer, beside ledger, accuracy and exports."""
+Purpose = Literal["train", "eval", "probe", "along"]
+"""`probe`: continues a prefix of an evaluation's answer, beside ledger, accuracy and exports.
+`along`: of an evaluation beside training."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -99,6 +99,13 @@ def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_highe
     assert of(never) < score([{"failed": "no memory"}], target=0.8)
 
 
+def test_without_a_target_the_final_accuracy_decides_whenever_it_was_measured() -> None:
+    """Its only evaluation, at the end, is no crossing."""
+    early = {"final": 0.1, "train_time_s": 450.0, "evaluations": [[20, 450.0, 0.1, 9.0]]}
+    late = {"final": 0.2, "train_time_s": 460.0, "evaluations": [[20, 460.0, 0.2, 9.0]]}
+    assert score([late], target=0.0) < score([early], target=0.0)
+
+
 def tuned(race: Study, rows: ResultFile, mode: str) -> None:
     """All that tuning asks for, four optimizer steps being the best."""
     tuning = race.tuning(rows)
