@@ -39,8 +39,6 @@ class AlongEvaluation:
 
     async def advance(self) -> None:
         """Begin an evaluation that is due, lease its trajectories, hand over its figures."""
-        if self._hub.config.evaluation.mode == "exact":
-            return
         if not self._asked:
             self.give_up()
             if self.open or not self._is_due():
@@ -72,8 +70,9 @@ class AlongEvaluation:
         return [t for t in known if t.purpose == "along" and not t.ended]
 
     def _is_due(self) -> bool:
-        every, update = self._hub.config.evaluation.every_updates, self._hub.state.committed
-        if every is None or self._hub.scheduler.warming:
+        asked, update = self._hub.config.evaluation, self._hub.state.committed
+        every = asked.every_updates
+        if asked.mode == "exact" or every is None or self._hub.scheduler.warming:
             return False
         return update // every > self._begun_at // every
 

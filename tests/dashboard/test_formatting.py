@@ -1,5 +1,6 @@
 """Numbers as people read them, captions, progress."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,19 @@ def test_a_caption_says_what_it_means_and_what_healthy_is() -> None:
     caption = metric_caption(["actor/entropy"])
     assert info.meaning[1:] in caption
     assert f"Healthy: {info.healthy}." in caption
+
+
+def test_learning_draws_what_only_some_runs_have() -> None:
+    along = ["along/accuracy", "along/first_version", "along/last_version"]
+    of_mixture = ["mixture/sums/weight", "mixture/words/weight"]
+    run: Any = SimpleNamespace(charted=lambda: [*along, "actor/entropy", *of_mixture])
+    assert learning._further(run) == [
+        ("Held-out accuracy along the stream", ("along/accuracy",)),
+        ("Versions that answered along the stream", ("along/first_version", "along/last_version")),
+        ("Mixture in force", tuple(of_mixture)),
+    ]
+    run.charted = lambda: ["actor/entropy"]
+    assert learning._further(run) == []
 
 
 @pytest.mark.parametrize("names", [names for _, names in learning.CHARTS])
