@@ -44,7 +44,7 @@ def build_parts(hub: Hub, prompts: Prompts) -> Parts:
         generation=generation,
         training=LearnerUpdates(hub, generation, gauges),
         evaluation=Evaluator(hub, prompts, generation, scoring.source_of),
-        along=AlongEvaluation(hub, prompts, generation, gauges.carry),
+        along=AlongEvaluation(hub, generation, gauges.carry),
         self_test=SelfTest(hub, prompts, scoring.source_of),
         episodes=None if hub.config.environment is None else EpisodeManager(hub, prompts),
     )

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable
 
 from coordinator.connections.message_checks import end_record
-from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.generation import Generation
 from headrace.trajectory.trajectories import Trajectory
@@ -24,12 +23,9 @@ SLOTS_SHARE = 0.25
 class AlongEvaluation:
     """Evaluation along the stream that is open, if any."""
 
-    def __init__(
-        self, hub: Hub, prompts: Prompts, generation: Generation, tell: Callable[[Figures], None]
-    ) -> None:
+    def __init__(self, hub: Hub, generation: Generation, tell: Callable[[Figures], None]) -> None:
         """`tell` takes the figures of an evaluation."""
-        self._hub, self._prompts = hub, prompts
-        self._generation, self._tell = generation, tell
+        self._hub, self._generation, self._tell = hub, generation, tell
         self._asked: list[Trajectory] = []
         self._waits: list[Trajectory] = []
         """Those that may have no score yet, checked from the end."""
@@ -43,8 +39,7 @@ class AlongEvaluation:
             self.give_up()
             if self.open or not self._is_due():
                 return
-            with self._hub.drawing_prompts():
-                await self._issue()
+            await self._issue()
         slots = max(1, int(SLOTS_SHARE * self._hub.peers.capacity))
         leases = self._hub.leases
         await self._generation.lease_evaluation(slots - len(leases.given) + leases.live())
@@ -77,17 +72,13 @@ class AlongEvaluation:
         return update // every > self._begun_at // every
 
     async def _issue(self) -> None:
-        state = self._hub.state
-        ids = state.next_group, state.next_trajectory
-        groups = self._prompts.eval_groups(*ids, purpose="along")
-        await self._hub.store_images(self._prompts.media)
-        if ids != (state.next_group, state.next_trajectory):
-            return  # They are drawn again.
+        if (groups := await self._generation.draw_evaluation("along")) is None:
+            return
         for group in groups:
             self._hub.record_event(group)
         known = self._hub.account.trajectories
         self._asked = [known[key] for group in groups for key in group.trajectory_ids]
-        self._waits, self._begun_at = list(self._asked), state.committed
+        self._waits, self._begun_at = list(self._asked), self._hub.state.committed
         self.open = bool(self._asked)
 
     def _result(self) -> Figures:

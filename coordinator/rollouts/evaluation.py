@@ -66,12 +66,8 @@ class Evaluator:
         self._is_issued, self._probes = False, None
 
     async def _issue(self) -> None:
-        state = self._hub.state
-        ids = state.next_group, state.next_trajectory
-        groups = self._prompts.eval_groups(*ids, self._lengths)
-        await self._hub.store_images(self._prompts.media)
-        if ids != (state.next_group, state.next_trajectory):
-            return  # They are drawn again.
+        if (groups := await self._generation.draw_evaluation("eval", self._lengths)) is None:
+            return
         known = self._hub.account.groups.values()
         out = [g.trajectory_ids for g in known if g.purpose == "eval" and branch_of(g) < 0]
         for group in groups[len(out) :]:
@@ -89,10 +85,9 @@ class Evaluator:
     async def advance(self) -> EvaluationDone | None:
         """Lease the trajectories without a lease; return the result once all are scored."""
         if not self._is_issued:
-            with self._hub.drawing_prompts():
-                await self._issue()
+            await self._issue()
             if not self._is_issued:
-                return None  # The disk takes no image now, or somebody else drew a prompt.
+                return None
         await self._generation.lease_evaluation()
         while self._open and self._hub.account.trajectories[self._open[-1]].settled:
             self._open.pop()

@@ -8,7 +8,7 @@ has.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -19,7 +19,12 @@ from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
 from coordinator.rollouts.limits import tokens_left
 from headrace.protocol.messages import control as m
-from headrace.protocol.records.record_types import LeaseIssued, TokensLost, VersionLoaded
+from headrace.protocol.records.record_types import (
+    GroupIssued,
+    LeaseIssued,
+    TokensLost,
+    VersionLoaded,
+)
 from headrace.trajectory.trajectories import Trajectory
 
 
@@ -197,6 +202,21 @@ class Generation:
         if before != now:
             text = f"images are processed by {now}, and were by {before}"
             self._hub.incident("warning", "processor_changed", text)
+
+    async def draw_evaluation(
+        self, purpose: m.Purpose, lengths: Mapping[int, int] | None = None
+    ) -> list[GroupIssued] | None:
+        """Return the groups of an evaluation, their images stored (`Prompts.eval_groups`).
+
+        None: the disk takes no image now, or somebody else drew a prompt; they are drawn again."""
+        state = self._hub.state
+        ids = state.next_group, state.next_trajectory
+        with self._hub.drawing_prompts():
+            groups = self._prompts.eval_groups(*ids, lengths, purpose=purpose)
+            await self._hub.store_images(self._prompts.media)
+            if ids == (state.next_group, state.next_trajectory):
+                return groups
+        return None
 
     async def lease_evaluation(self, most: int | None = None) -> None:
         """Fill free slots, at most `most`, with evaluation trajectories that have no lease."""
