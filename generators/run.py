@@ -137,10 +137,11 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
 
 def chosen_here(config: RunConfig, company: GpuSharing = ALONE) -> ResolvedConfig:
     """Choose the generators' open settings of a configuration for this host."""
-    gpus, taken = detect().gpus, 0
+    hardware, taken = detect(), 0
+    gpus = hardware.gpus
     if gpus and company.ranks:
         taken = gpu_memory(config, model_shape(Path(config.model.path))).total
-    return resolve_generator(config, gpus, company, taken)
+    return resolve_generator(config, gpus, company, taken, bfloat16=hardware.bfloat16)
 
 
 async def check_hot(engine: Engine, *, temperature: float) -> None:

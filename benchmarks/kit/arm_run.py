@@ -31,6 +31,8 @@ SERIES = (
     "staleness/mean",
     "rollout/ess",
     "ledger/generated",
+    "ledger/trained_policy",
+    "ledger/trained_value",
     "perf/context_share",
 )
 """Metrics that a row keeps, update by update."""
@@ -133,12 +135,12 @@ def metric_of(row: Row, name: str) -> list[tuple[int, float]]:
     return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]
 
 
-def generated_at(row: Row, version: int) -> float:
-    """Return the tokens generated until `version`; its updates follow the warm-up's."""
+def tokens_at(row: Row, version: int, name: str = "ledger/generated") -> float:
+    """Return the tokens of the ledger until `version`; its updates follow the warm-up's."""
     series, last = row["series"], version + warm_up_updates(row)
     found = [
         tokens
-        for update, tokens in zip(series["update"], series["ledger/generated"], strict=True)
+        for update, tokens in zip(series["update"], series[name], strict=True)
         if update <= last and tokens is not None
     ]
     return float(found[-1]) if found else 0.0

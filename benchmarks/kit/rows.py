@@ -81,6 +81,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": len(hardware.cores),
+        "bfloat16": hardware.bfloat16,
         "memory_gib": round(hardware.memory_bytes / 2**30, 1),
         "gpus": len(hardware.gpus),
         "python": platform.python_version(),

@@ -105,6 +105,7 @@ class Runner:
         self, arm: Arm, seed: int, root: Path, shares: "queue.Queue[set[int]]"
     ) -> Row:
         share = shares.get()
+        print(f"{arm.name} seed {seed} begins", file=sys.stderr, flush=True)
         try:
             # The affinity of a thread is what the processes it starts inherit.
             os.sched_setaffinity(0, share)

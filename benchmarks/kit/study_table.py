@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from rich import table as rich_table
 from rich.console import Console
 
-from benchmarks.kit.arm_run import generated_at, metric_of
+from benchmarks.kit.arm_run import metric_of, tokens_at
 from benchmarks.kit.arms import Row
 from benchmarks.kit.study_file import StudyColumn, value_of
 
@@ -68,7 +68,7 @@ def figure_of(row: Row, formula: str) -> Any:
         "average": statistics.fmean,
     }
     if "ledger/generated" in row.get("series", ()):
-        known["generated"] = [generated_at(row, version) for version, *_ in points]
+        known["generated"] = [tokens_at(row, version) for version, *_ in points]
     return value_of(formula, known)
 
 

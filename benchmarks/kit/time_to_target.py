@@ -17,7 +17,7 @@ seeds.
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -37,6 +37,10 @@ class TimeToTarget(NamedTuple):
 
     value: float
     reached: bool
+
+
+Pair = tuple[TimeToTarget, TimeToTarget]
+"""Times of two arms at the same seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,35 +140,45 @@ def survival(times: Sequence[TimeToTarget]) -> list[tuple[float, float]]:
 
 def restricted_mean(times: Sequence[TimeToTarget]) -> float:
     """Return the area under `survival` up to the longest time of all runs."""
+    if all(time.reached for time in times):
+        return statistics.fmean(time.value for time in times)
     longest = max(time.value for time in times)
     steps = [(0.0, 1.0), *survival(times), (longest, 0.0)]
     return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
 
 
-def interval(
-    pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]],
-) -> tuple[float, float] | None:
-    """Return a 95 % interval of two arms' `ratio_of_means`, by paired bootstrap over seeds.
-
-    None with fewer than two seeds, too few to resample. The draws are the same every time."""
-    if len(pairs) < 2:
-        return None
-    draw, known = random.Random(0), [pairs[one] for one in sorted(pairs)]
-    found = sorted(ratio_of_means(draw.choices(known, k=len(known))) for _ in range(RESAMPLES))
-    tail = (1 - LEVEL) / 2
-    return found[int(tail * RESAMPLES)], found[math.ceil((1 - tail) * RESAMPLES) - 1]
-
-
-def ratio_of_means(pairs: Iterable[tuple[TimeToTarget, TimeToTarget]]) -> float:
+def ratio_of_means(pairs: Iterable[Pair]) -> float:
     """Divide the restricted mean of the first times by that of the second."""
     over, under = zip(*pairs, strict=True)
     return restricted_mean(over) / restricted_mean(under)
 
 
-def compare_times(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dict[str, Any]:
+def ratio_by_log(pairs: Iterable[Pair]) -> float:
+    """Return the geometric mean of the pairs' quotients, where every seed counts alike.
+
+    A run that never crossed counts as if it had at its end."""
+    return math.exp(statistics.fmean(math.log(a.value / b.value) for a, b in pairs))
+
+
+def interval(
+    pairs: Mapping[int, Pair], of: Callable[[Iterable[Pair]], float] = ratio_of_means
+) -> tuple[float, float] | None:
+    """Return a 95 % interval of two arms' ratio, by paired bootstrap over seeds.
+
+    None with fewer than two seeds, too few to resample. The draws are the same every time."""
+    if len(pairs) < 2:
+        return None
+    draw, known = random.Random(0), [pairs[one] for one in sorted(pairs)]
+    found = sorted(of(draw.choices(known, k=len(known))) for _ in range(RESAMPLES))
+    tail = (1 - LEVEL) / 2
+    return found[int(tail * RESAMPLES)], found[math.ceil((1 - tail) * RESAMPLES) - 1]
+
+
+def compare_times(pairs: Mapping[int, Pair]) -> dict[str, Any]:
     """Compare two arms' times over seeds; empty without seeds.
 
-    `ratio` (of their restricted means), its `interval`, those of single seeds, `censored`."""
+    `ratio` (of their restricted means) and `log_ratio`, their intervals, those of single seeds,
+    `censored`."""
     if not pairs:
         return {}
     of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
@@ -173,6 +187,8 @@ def compare_times(pairs: Mapping[int, tuple[TimeToTarget, TimeToTarget]]) -> dic
         "ratio_min": min(of_seed.values()),
         "ratio_max": max(of_seed.values()),
         "interval": interval(pairs),
+        "log_ratio": ratio_by_log(pairs.values()),
+        "log_interval": interval(pairs, ratio_by_log),
         "censored": sum(not time.reached for pair in pairs.values() for time in pair),
         "ratio_of_seed": of_seed,
     }

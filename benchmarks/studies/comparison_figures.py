@@ -7,14 +7,16 @@ it; `part_figures` of the study's parts; and the tables of them. Nothing is run.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.kit.arm_run import generated_at, warm_up_updates
+from benchmarks.kit.arm_run import tokens_at, warm_up_updates
 from benchmarks.kit.arms import Row, rows_of
 from benchmarks.kit.study_file import Race
 from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.study_table import Table, beside, spread, text
 from benchmarks.kit.time_to_target import (
+    TimeToTarget,
     compare_times,
     crossing,
     curve,
@@ -29,6 +31,11 @@ from benchmarks.kit.time_to_target import (
 from benchmarks.kit.tuning import point_text
 
 LEAST_PROMPTS = 1024
+COSTS = {
+    "generated": ("ledger/generated",),
+    "trained": ("ledger/trained_policy", "ledger/trained_value"),
+}
+"""Costs that arms are compared by beside seconds: tokens, as sums of the ledger's."""
 Arms = Mapping[str, Mapping[int, Row]]
 """Rows by arm and seed."""
 
@@ -87,17 +94,32 @@ def _at_all_targets(
 ) -> dict[str, Any]:
     """`compare` at the race's target, and at the others in `other_targets`."""
     others = [share / race.share * target for share in race.other_shares]
-    return {
-        **compare(found, over, under, target),
-        "other_targets": [{"target": t, **compare(found, over, under, t)} for t in others],
-    }
+    main, *rest = ({"target": t, **compare(found, over, under, t)} for t in (target, *others))
+    return main | {"other_targets": rest}
 
 
 def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
-    """Compare seconds of the arm `over` with those of `under`, at their common seeds."""
-    common = sorted(found[over].keys() & found[under].keys())
-    pairs = {s: (time_to(found[over][s], target), time_to(found[under][s], target)) for s in common}
-    return compare_times(pairs)
+    """Compare seconds of the arm `over` with those of `under`, at their common seeds.
+
+    And by `COSTS`, where all rows have them."""
+    pairs = {s: (found[over][s], found[under][s]) for s in found[over] if s in found[under]}
+    rows = [row for pair in pairs.values() for row in pair]
+
+    def compared(cost: Callable[[Row], TimeToTarget]) -> dict[str, Any]:
+        return compare_times({s: (cost(a), cost(b)) for s, (a, b) in sorted(pairs.items())})
+
+    return compared(lambda row: time_to(row, target)) | {
+        name: compared(partial(tokens_to, target=target, ledger=ledger))
+        for name, ledger in COSTS.items()
+        if rows and all(one in row["series"] for one in ledger for row in rows)
+    }
+
+
+def tokens_to(row: Row, target: float, ledger: Sequence[str]) -> TimeToTarget:
+    """Return the tokens of these sums of the ledger up to the target."""
+    versions = [version for version, *_ in row["evaluations"]]
+    spent = [sum(tokens_at(row, version, name) for name in ledger) for version in versions]
+    return spent_at(row, target, spent)
 
 
 def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
@@ -105,10 +127,7 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     each = list(rows.values())
     times = {seed: time_to(row, target) for seed, row in rows.items()}
     crossings = [crossing(curve(row), target) for row in each]
-    tokens = [
-        spent_at(row, target, [generated_at(row, version) for version, *_ in row["evaluations"]])
-        for row in each
-    ]
+    tokens = [tokens_to(row, target, COSTS["generated"]) for row in each]
     cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
     return {
         "seeds": len(each),
@@ -201,6 +220,35 @@ def race_table(result: Mapping[str, Any]) -> Table:
     )
 
 
+def ratio_table(race: Race, reference: str, result: Mapping[str, Any]) -> Table:
+    """Return a table of the race's ratios at every target: by means, and by log of each cost."""
+    pairs = {(reference, race.ratio): result}
+    pairs |= {pair[:2]: result[name] for name, pair in race.quotients.items() if name in result}
+    lines = [
+        {"pair": " over ".join(pair), **one}
+        for pair, found in pairs.items()
+        for one in sorted([found, *found["other_targets"]], key=lambda one: one["target"])
+    ]
+
+    def by_log(line: Mapping[str, Any]) -> str:
+        if not line:
+            return "-"
+        return f"{line['log_ratio']:.2f} ({interval_text(line['log_interval'])})"
+
+    return Table.of(
+        lines,
+        {
+            "ratio of": lambda line: line["pair"],
+            "to": lambda line: f"{line['target']:.3f}",
+            "censored": lambda line: str(line["censored"]),
+            "seconds": lambda line: f"{line['ratio']:.2f} ({interval_text(line['interval'])})",
+            "by log": by_log,
+            "tokens generated": lambda line: by_log(line.get("generated", {})),
+            "tokens trained": lambda line: by_log(line.get("trained", {})),
+        },
+    )
+
+
 def _seeds_text(arm: Mapping[str, Any]) -> str:
     crossed = arm["seeds"] - arm["censored"]
     return f"{arm['seeds']} ({crossed} crossed)" if arm["censored"] else str(arm["seeds"])
@@ -278,9 +326,10 @@ def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
 def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
     """Describe the ratio in words, with its basis."""
     never = result["censored"]
+    task = result["setting"] or result["name"]
     parts = [
-        f"Setting `{result['setting']}`: PPO's seconds to {result['target']:.3f} over those of "
-        f"streaming T-PPO: {ratio_text(result)}",
+        f"{task}: PPO's seconds to {result['target']:.3f} over those of streaming T-PPO: "
+        f"{ratio_text(result)}",
         f"{never} of these runs never came there" if never else "every run came there",
         "both sides' tuning passes have as many points" if result["tuned"] else "not tuned alike",
         f"evaluations tell differences of {result['resolvable']:.3f} and more",

@@ -33,6 +33,7 @@ from benchmarks.studies.comparison_figures import (
     race_of,
     race_table,
     ratio_line,
+    ratio_table,
     summarise,
     tuning_lines,
     tuning_table,
@@ -176,7 +177,8 @@ def report(
             result[part] = part_figures(study, part, rows.rows, target)
             part_table(study, part, result[part]).show(f"{study.name}, {part}")
         else:
-            race_table(result).show(f"{study.name}, {study.setting}")
+            race_table(result).show(f"{study.name}, {study.setting or 'each arm'}")
             if result["ratio"] is not None:
+                ratio_table(race_of(study), file.reference, result).show(f"{study.name}, ratios")
                 print(ratio_line(result, (file.reference, race_of(study).ratio)))
     return result

@@ -184,9 +184,8 @@ class Generation:
         state = self._hub.state
         ids = state.position, state.next_group, state.next_trajectory
         record = self._prompts.next_group(*ids, state.mixture, state.committed)
-        await self._hub.store_images(self._prompts.media)
-        if ids != (state.position, state.next_group, state.next_trajectory):
-            return []  # It is drawn again.
+        if not await self._stored():
+            return []
         if record.processor and record.processor != self._processor:
             self._look_at_processor(record.processor)
         self._hub.record_event(record)
@@ -210,13 +209,18 @@ class Generation:
 
         None: the disk takes no image now, or somebody else drew a prompt; they are drawn again."""
         state = self._hub.state
-        ids = state.next_group, state.next_trajectory
         with self._hub.drawing_prompts():
+            ids = state.next_group, state.next_trajectory
             groups = self._prompts.eval_groups(*ids, lengths, purpose=purpose)
-            await self._hub.store_images(self._prompts.media)
-            if ids == (state.next_group, state.next_trajectory):
+            if await self._stored():
                 return groups
         return None
+
+    async def _stored(self) -> bool:
+        """Store the images of drawn prompts; False: others were drawn meanwhile, draw again."""
+        group = self._hub.state.next_group
+        await self._hub.store_images(self._prompts.media)
+        return group == self._hub.state.next_group
 
     async def lease_evaluation(self, most: int | None = None) -> None:
         """Fill free slots, at most `most`, with evaluation trajectories that have no lease."""

@@ -34,6 +34,7 @@ from storage.queries.metrics import Axis
 REFRESH_S = 2.0
 MOST_LINKS = 9
 TRAINING = "training"
+ALONG = "held out, along the stream"
 ANSWERS = "answers"
 """Whose answers are shown, in the address."""
 PAID_MORE, PAID_LESS = "paid more", "paid less"
@@ -189,13 +190,16 @@ def one_of(
     return chosen or default
 
 
-def choose_answers(run: RunData) -> int | None:
-    """Whose answers a page shows, by a choice that the address has: those of training (None), or of
-    an evaluation, by its number. The default is training once there was an update."""
+def choose_answers(run: RunData, *, along: bool = False) -> tuple[str, int | None]:
+    """Whose answers a page shows, by a choice that the address has: their purpose, and of which
+    evaluation, by its number. The default is training once there was an update.
+
+    `along`: those of evaluations along the stream can be chosen, too."""
     number = run.read(queries.asked_number)
-    if not number:
-        return None
-    names = [TRAINING, *map(answers_name, range(1, number + 1))]
+    along = along and run.config()["evaluation"].get("mode") == "along"
+    if not (number or along):
+        return "train", None
+    names = [TRAINING, *map(answers_name, range(1, number + 1)), *([ALONG] if along else [])]
     chosen = st.selectbox(
         "Answers of",
         names,
@@ -204,6 +208,8 @@ def choose_answers(run: RunData) -> int | None:
         width=260,
         **BOUND,
     )
+    if chosen == ALONG:
+        return "along", None
     at = names.index(chosen or TRAINING)
     rows = run.evaluations()
     if 0 < at <= len(rows):
@@ -214,7 +220,7 @@ def choose_answers(run: RunData) -> int | None:
         )
     elif at:
         st.caption("This evaluation has not ended.")
-    return at or None
+    return ("eval", at) if at else ("train", None)
 
 
 def _when(row: "pd.Series[Any]") -> str:
@@ -385,9 +391,11 @@ def _wrong_answers(run: RunData, rows: pd.DataFrame) -> str:
     return f"What it got wrong, by evaluation: {', '.join(links)}." if links else ""
 
 
-def answers_name(evaluation: int | None) -> str:
-    """Name of the answers of training (None) or of an evaluation, in pages and addresses."""
-    return TRAINING if evaluation is None else f"evaluation {evaluation}"
+def answers_name(evaluation: int | None, purpose: str = "train") -> str:
+    """Name of the answers of an evaluation (None: of none), in pages and addresses."""
+    if evaluation is not None:
+        return f"evaluation {evaluation}"
+    return {"along": ALONG, "probe": "continuations"}.get(purpose, TRAINING)
 
 
 def array_card(run: RunData, title: str, name: str) -> None:

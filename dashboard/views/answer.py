@@ -178,7 +178,7 @@ def _group_words(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     when = "update -" if pd.isna(first["update"]) else f"update {int(first['update'])}"
     number_of = first["evaluation"]
-    where = panels.answers_name(None if pd.isna(number_of) else int(number_of))
+    where = panels.answers_name(None if pd.isna(number_of) else int(number_of), first["purpose"])
     known = rows["reward"].dropna()
     reward = f"reward {number(float(known.mean()))}" if len(known) else "no reward"
     return f"{when}, {where}: {reward}" + (f" (mean of {len(rows)})" if len(rows) > 1 else "")

@@ -94,7 +94,8 @@ def _failed_scorings(run: RunData) -> None:
     history = run.read(queries.prompt_history, detail.row["prompt_id"])
     history = history.set_index("trajectory_id")
     evaluation = history["evaluation"].get(worst.trajectory_id)
-    answers = panels.answers_name(None if pd.isna(evaluation) else int(evaluation))
+    number_of = None if pd.isna(evaluation) else int(evaluation)
+    answers = panels.answers_name(number_of, detail.row["purpose"])
     source = RewardConfig.model_validate(run.config()["reward"]).each().get(worst.source)
     scorer = worst.source if source is None else getattr(source, "function", None) or source.kind
     failed = {"answers": answers, "scores": worst.status, "sources": worst.source}

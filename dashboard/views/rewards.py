@@ -62,7 +62,7 @@ LONGEST_ERROR = 300
 def render(run: RunData) -> None:
     """The page."""
     panels.title(run, "Rewards")
-    evaluation = panels.choose_answers(run)
+    _, evaluation = panels.choose_answers(run)
     rows = run.reward_sources(evaluation)
     if rows.empty:
         panels.empty(panels.awaited(run, "the first score"))

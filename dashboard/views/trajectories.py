@@ -78,8 +78,8 @@ def _body(run: RunData) -> None:
         panels.title(run, "Trajectories")
         if is_live(run.line):
             st.button("Refresh", icon=":material/refresh:")
-    evaluation = panels.choose_answers(run)
-    kinds = {"purpose": "train"} if evaluation is None else {"purpose": "eval"}
+    purpose, evaluation = panels.choose_answers(run, along=True)
+    kinds = {"purpose": purpose}
     wanted = _wanted(run, kinds) | {"evaluation": evaluation}
     top = run.page(**wanted, limit=ROWS)
     if not top.total:

@@ -24,7 +24,7 @@ from generators.engines.vllm_engine import (
 from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of, has_gpu
+from headrace.host.hardware import cores_of, has_bfloat16, has_gpu
 from headrace.host.memory import lasting
 from headrace.protocol.messages.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_files.run_folder import read_config
@@ -36,9 +36,10 @@ MOST_LOGPROBS = 20
 
 def server_arguments(judge: JudgeConfig, name: str, *, on_gpu: bool) -> list[str]:
     """Return vLLM's command line for a judge, apart from the port and the key."""
+    dtype = judge.dtype if on_gpu or has_bfloat16() else "float32"
     given = [
         "--model", judge.path, "--served-model-name", name, "--host", HOST,
-        "--dtype", judge.dtype, "--max-num-seqs", str(judge.max_num_seqs),
+        "--dtype", dtype, "--max-num-seqs", str(judge.max_num_seqs),
         "--tensor-parallel-size", str(judge.tensor_parallel_size),
         "--max-logprobs", str(MOST_LOGPROBS), "--generation-config", "vllm",
         "--worker-extension-cls", "generators.engines.vllm_worker.WeightLoader",

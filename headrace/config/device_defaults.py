@@ -92,7 +92,9 @@ def resolve(
     places = gpu_places(config, hardware.gpus)
     company = places.company(*(device for own in places.generators for device in own))
     taken = gpu_memory(config, shape).total if shape is not None else 0
-    config, generator = resolve_generator(config, hardware.gpus, company, taken)
+    config, generator = resolve_generator(
+        config, hardware.gpus, company, taken, bfloat16=hardware.bfloat16
+    )
     return ResolvedConfig(config, learner + generator)
 
 
@@ -121,19 +123,28 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool, bfloat16: bool) -> Resol
 
 
 def resolve_generator(
-    config: RunConfig, gpus: Sequence[Gpu], company: GpuSharing = ALONE, taken: int = 0
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    company: GpuSharing = ALONE,
+    taken: int = 0,
+    *,
+    bfloat16: bool,
 ) -> ResolvedConfig:
     """Resolve a generator's keys for these GPUs (none: a CPU) and their sharing. `taken`: estimated
-    bytes of a GPU per learner rank."""
-    on_gpu, share = bool(gpus), GPU_MEMORY_SHARE
-    why = shared = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
+    bytes of a GPU per learner rank. `bfloat16`: the CPU can multiply it."""
+    on_gpu, share, generator = bool(gpus), GPU_MEMORY_SHARE, config.generator
+    why = shared = cause = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
+    if generator.dtype == "bfloat16" and not on_gpu and not bfloat16:
+        cause = f"{why} without bfloat16 products"
+        generator = generator.model_copy(update={"dtype": "auto"})
+        config = config.model_copy(update={"generator": generator})
     if on_gpu and company != ALONE:
         ranks, generators = company
         left = share - ranks * taken / min(gpu.memory_bytes for gpu in gpus)
         share = max(1, math.floor(100 * left / max(1, generators))) / 100
         shared = f"for {generators} on a GPU beside {ranks * taken / GIB:.1f} GiB of the learner"
     values = {
-        "dtype": ("bfloat16" if on_gpu else "float32", why),
+        "dtype": ("bfloat16" if on_gpu else "float32", cause),
         "enforce_eager": (not on_gpu, why),
         "max_num_seqs": (256 if on_gpu else 128, why),
         "gpu_memory_utilization": (share, shared),

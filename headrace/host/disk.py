@@ -131,6 +131,6 @@ def _free(place: Path) -> float:
             continue
         except OSError:
             break
-        blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
-        return blocks * found.f_frsize if found.f_blocks else float("inf")
+        # The blocks kept for root are no room, even for root: often it may not use them.
+        return found.f_bavail * found.f_frsize if found.f_blocks else float("inf")
     return float("inf")

@@ -109,13 +109,14 @@ def load_policy(
 
 def load_processor(config: ModelConfig) -> Any:
     """Load a vision-language processor, or UserError; None for a model of text."""
+    path, trust = config.path, config.trust_remote_code
     try:
-        if not sees_images(AutoConfig.from_pretrained(config.path)):
+        if not sees_images(AutoConfig.from_pretrained(path, trust_remote_code=trust)):
             return None
-        return AutoProcessor.from_pretrained(config.path)
+        return AutoProcessor.from_pretrained(path, trust_remote_code=trust)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"cannot load the processor of {config.path}: {lines[0]}") from error
+        raise UserError(f"cannot load the processor of {path}: {lines[0]}") from error
 
 
 def load_critic(

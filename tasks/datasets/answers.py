@@ -15,12 +15,11 @@ from typing import Any
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt
 from tasks.datasets.dataset_files import (
-    ANSWER_KEYS,
-    PROMPT_KEYS,
     as_text,
     image_columns,
     images_of,
     look_up,
+    named_keys,
 )
 from tasks.datasets.records import Record, find_files, read_records
 from tasks.rows import Message
@@ -49,8 +48,7 @@ def read_answers(
 ) -> list[FinishedAnswer]:
     """All rows of a file, in order; keys as for a dataset. The completion (`completion`, `response`
     or `output`) is a text or chat messages, of which the last counts."""
-    prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
-    answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
+    prompt_keys, answer_keys = named_keys(prompt_key, answer_key)
     rows = [
         replace(
             _answered(record, prompt_keys, answer_keys, f"{file}, row {number}"),

@@ -35,6 +35,12 @@ IMAGES, IMAGE = "images", "image"
 it, since texts of that name are often something else."""
 
 
+def named_keys(prompt: str | None, answer: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys of a row's prompt and answer, where these are named; "": rows have no answer."""
+    given = (answer,) if answer else ()
+    return (prompt,) if prompt else PROMPT_KEYS, ANSWER_KEYS if answer is None else given
+
+
 def read_dataset(
     path: str,
     *,
@@ -50,9 +56,7 @@ def read_dataset(
     the last user message of a chat.
     """
     check_template(prompt_template)
-    prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
-    given = (answer_key,) if answer_key else ()
-    answer_keys = ANSWER_KEYS if answer_key is None else given
+    prompt_keys, answer_keys = named_keys(prompt_key, answer_key)
     rows: list[TaskRow] = []
     for file in find_files(path):
         left = None if limit is None else limit - len(rows)

@@ -1,6 +1,7 @@
 """The race: arms that start, an order that is drawn, a ratio that leaves nobody out."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from benchmarks.kit.study_runs import Runner
 from benchmarks.studies.comparison_figures import (
     part_figures,
     part_table,
+    race_of,
     ratio_line,
+    ratio_table,
     summarise,
 )
 from benchmarks.studies.study import main
@@ -35,6 +38,7 @@ from tests.benchmarks.race_rows import (
 
 SETTINGS = ("short", "long")
 RACES = [Study.load("tppo-vs-ppo", setting) for setting in SETTINGS]
+NEW = Study.load("race")
 LOCKSTEP = ("synchronous", "windowed", "grpo-synchronous")
 
 
@@ -53,6 +57,21 @@ def test_every_point_of_every_arm_is_a_configuration_that_starts(mode: str, race
         assert config.stop.tokens == race.file.variables["tokens"]
         assert config.evaluation.num_prompts >= 1024
         assert not set(race.file.seeds) & set(race.tuning().seeds)
+
+
+@pytest.mark.parametrize("mode", NEW.file.arms)
+def test_every_point_of_the_new_race_is_a_configuration_that_starts(mode: str) -> None:
+    grid = NEW.file.grids[NEW.file.arms[mode].grid or ""]
+    assert grid.budget == 17
+    found = set()
+    for point in points_of(NEW, mode):
+        arm = NEW.arm(mode, point, tuned=True)
+        config = load_recipe(ROOT / arm.recipe, arm.overrides)
+        assert problems(config) == []
+        assert config.stop.accuracy == NEW.target
+        found.add(config.model_dump_json())
+    assert len(found) == grid.budget
+    assert not set(NEW.file.seeds) & set(NEW.tuning().seeds)
 
 
 @pytest.mark.parametrize("race", RACES, ids=SETTINGS)
@@ -105,12 +124,17 @@ def test_ratio_is_of_restricted_means_and_its_bounds_are_of_seeds(tmp_path: Path
     slow, fast, faster = rising(0.03), rising(0.06), rising(0.09)
     result, _ = ran(tmp_path, [slow, slow, slow], [fast, faster, fast])
     assert result["target"] == pytest.approx(0.95 * 0.9)
+    # A hundred tokens a second, after those of two updates of warm-up; rows lack those trained.
+    generated = result["generated"]["ratio_of_seed"]
+    assert generated[1] == pytest.approx((28.5 + 2) / (14.25 + 2), abs=0.05)
+    assert "trained" not in result
     # Smoothing three points of a line leaves it a line: 0.855 at 28.5, 14.25 and 9.5 s; at the
     # corner below the top it takes a little of it.
     ratios = result["ratio_of_seed"]
     assert ratios[1] == ratios[3] == pytest.approx(2.0, abs=0.05)
     assert ratios[2] == pytest.approx(3.0, abs=0.1)
     assert (result["ratio_min"], result["ratio_max"]) == (ratios[1], ratios[2])
+    assert result["log_ratio"] == pytest.approx(statistics.geometric_mean(ratios.values()))
     seconds = {mode: result["arms"][mode]["seconds"] for mode in PAIR}
     assert result["ratio"] == pytest.approx(seconds["synchronous"] / seconds["streaming"])
     low, high = result["interval"]
@@ -118,6 +142,10 @@ def test_ratio_is_of_restricted_means_and_its_bounds_are_of_seeds(tmp_path: Path
         result["ratio_min"] - 1e-9 <= low <= result["ratio"] <= high <= result["ratio_max"] + 1e-9
     )
     assert (result["censored"], result["tuned"], result["seeds"]) == (0, False, [1, 2, 3])
+    table = ratio_table(race_of(small_race(tmp_path)), PAIR[0], result)
+    assert [line[1] for line in table.lines] == ["0.765", "0.810", "0.855", "0.900"]
+    assert {line[0] for line in table.lines} == {"synchronous over streaming"}
+    assert {line[-1] for line in table.lines} == {"-"}
     assert json.loads(json.dumps(result))["setting"] == "small"
     line = ratio_line(result, PAIR)
     assert "every run came there" in line

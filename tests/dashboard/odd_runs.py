@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -63,7 +63,13 @@ def collapse(run_dir: Path, first: int, updates: int) -> None:
     _append(run_dir, records)
 
 
-def evaluate(run_dir: Path, texts: Mapping[str, list[str]], *, ends: bool = True) -> None:
+def evaluate(
+    run_dir: Path,
+    texts: Mapping[str, list[str]],
+    *,
+    ends: bool = True,
+    purpose: Literal["eval", "along"] = "eval",
+) -> None:
     """So many evaluations as each prompt has texts, which are what was answered; those that are
     "1" are right. Where it does not end, the reward function raises and the run fails."""
     version = queries.run_figures(run_dir)["weight_version"]
@@ -75,7 +81,7 @@ def evaluate(run_dir: Path, texts: Mapping[str, list[str]], *, ends: bool = True
             key, at, ids = key + 1, at + 1, np.array(encode(text), np.int32)
             records += [
                 GroupIssued(
-                    at=at, group_id=key, prompt_id=prompt, position=place, purpose="eval",
+                    at=at, group_id=key, prompt_id=prompt, position=place, purpose=purpose,
                     prompt=f"<|im_start|>user\n{prompt}?<|im_end|>\n<|im_start|>assistant\n",
                     answer="![i](http://e.test/answer)", info="{}",
                     prompt_ids=np.array([1], np.int32),
@@ -96,7 +102,7 @@ def evaluate(run_dir: Path, texts: Mapping[str, list[str]], *, ends: bool = True
                     at=at, trajectory_id=key, status="crashed", reward=None, error=RAISED
                 ),
             ]  # fmt: skip
-        if ends:
+        if ends and purpose == "eval":
             right = sum(text == "1" for text in said) / len(said)
             records.append(
                 EvaluationDone(

@@ -18,6 +18,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import dashboard
+from dashboard.components.panels import ALONG, ANSWERS
 from dashboard.components.run_picker import LATEST
 from dashboard.components.tokens import COLOURINGS
 from dashboard.formatting import count, share
@@ -33,6 +34,7 @@ from storage.audit import audit_run
 from storage.queries import trajectory_index
 from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
+from tests.dashboard.odd_runs import evaluate
 from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
 
 APP = Path(dashboard.__file__).parent / "app.py"
@@ -218,6 +220,19 @@ def test_trajectories_filter_and_read(open_page: Callable[..., AppTest], run_dir
     assert (rows["reward"] == 1).all()
     assert (rows["length"] >= 60).all()
     assert metrics_of(test)["Reward"] == "1"
+
+
+def test_answers_of_evaluations_along_the_stream_are_a_choice(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    along: dict[str, Any] = {"evaluation": {"mode": "along", "every_updates": 1}}
+    run = write_run(tmp_path, updates=3, roll_back_after=None, end=False, **along)
+    evaluate(run, {"a": ["1", "2"], "b": ["2", "2"]}, purpose="along")
+    test = open_page("trajectories", run)
+    test.session_state[ANSWERS] = ALONG
+    test.run()
+    assert not test.exception
+    assert sorted(test.dataframe[0].value["reward"]) == [0, 0, 0, 1]
 
 
 def test_search_in_responses_finds_markup_and_shows_it_as_text(

@@ -211,7 +211,8 @@ def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> N
     weights = shape.parameters * DTYPE_BYTES[run.generator.dtype]
     for gpu in hardware.gpus:
         company, free = places.company(gpu.device), gpu.free_bytes
-        own = resolve_generator(config, [gpu], company, rank.total).config.generator
+        found = resolve_generator(config, [gpu], company, rank.total, bfloat16=True)
+        own = found.config.generator
         engines = company.generators if own.engine == "vllm" else 0
         each = int(gpu.memory_bytes * (own.gpu_memory_utilization or 0))
         total, room = company.ranks * rank.total + engines * each, gpu.memory_bytes

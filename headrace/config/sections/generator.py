@@ -60,7 +60,8 @@ class GeneratorConfig(StrictModel):
     """Candidates; must be -1 or 0 (all) in training, as `top_p`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the engine. auto: bfloat16 on a GPU, else float32."""
+    """Precision of the engine. auto: bfloat16 on a GPU, else float32. bfloat16: where the processor
+    has its products, else float32."""
 
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """Memory for keys and values on a CPU."""

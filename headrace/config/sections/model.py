@@ -44,7 +44,8 @@ class JudgeConfig(StrictModel):
     """Questions answered concurrently."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Precision of weights and forward pass."""
+    """Precision of weights and forward pass. auto: the model's. float32 on a processor without
+    bfloat16 products."""
 
     chat_template: str | None = None
     """File with the chat template. None: the folder's; without any, use `api = "completions"`."""

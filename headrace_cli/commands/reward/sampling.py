@@ -57,7 +57,8 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     config = with_local_model(config, download=True)
     check_model(config)
     check_dataset(config)
-    return resolve_generator(config, detect().gpus).config
+    hardware = detect()
+    return resolve_generator(config, hardware.gpus, bfloat16=hardware.bfloat16).config
 
 
 class TaskPrompt(NamedTuple):

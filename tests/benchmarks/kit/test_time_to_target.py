@@ -14,6 +14,7 @@ from benchmarks.kit.time_to_target import (
     crossing,
     interval,
     largest_fall,
+    ratio_by_log,
     ratio_of_means,
     resolvable,
     restricted_mean,
@@ -141,6 +142,15 @@ def test_an_interval_is_of_pairs() -> None:
     found = interval(mixed)
     assert found is not None
     assert found[1] - found[0] > 0.5
+
+
+def test_by_log_every_seed_counts_alike() -> None:
+    """Of the quotients 2 and 8, the slow seed's decides the quotient of the means alone."""
+    fast, slow = (TimeToTarget(2.0, True), TimeToTarget(1.0, True)), TimeToTarget(800.0, True)
+    pairs = {1: fast, 2: (slow, TimeToTarget(100.0, True))}
+    assert ratio_by_log(pairs.values()) == pytest.approx(4.0)
+    assert interval(pairs, ratio_by_log) == pytest.approx((2.0, 8.0))
+    assert ratio_of_means(pairs.values()) > 7.9
 
 
 def test_one_seed_has_no_interval() -> None:

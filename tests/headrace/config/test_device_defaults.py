@@ -159,6 +159,18 @@ def test_a_cpu_without_bfloat16_products_computes_in_float32(make_config: Make, 
     assert config.learner.precision == kept
 
 
+def test_a_generator_on_such_a_cpu_samples_in_float32(make_config: Make) -> None:
+    config = make_config("generator.dtype=bfloat16")
+    found = resolve_generator(config, (), bfloat16=False)
+    assert found.config.generator.dtype == "float32"
+    assert 'generator.dtype = "float32" (the generator is on a CPU without bfloat16 products)' in [
+        str(choice) for choice in found.choices
+    ]
+    for gpus, products in (((), True), (machine(80).gpus, False)):
+        kept = resolve_generator(config, gpus, bfloat16=products).config.generator
+        assert kept.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_bfloat16_raises_a_stage_and_says_so(make_config: Make, stage: int, on_gpu: bool) -> None:
@@ -179,11 +191,11 @@ def test_the_learner_claims_its_memory_of_a_shared_gpu_first(make_config: Make) 
     cards = machine(80).gpus
     for generators in (1, 2):
         company = GpuSharing(1, generators)
-        share = resolve_generator(config, cards, company, taken).config.generator
+        share = resolve_generator(config, cards, company, taken, bfloat16=True).config.generator
         exact = (0.9 - taken / (80 * GIB)) / generators
         assert share.gpu_memory_utilization == pytest.approx(exact, abs=0.01)
         assert (share.gpu_memory_utilization or 1) <= exact
-    alone = resolve_generator(config, cards, GpuSharing(0, 2)).config.generator
+    alone = resolve_generator(config, cards, GpuSharing(0, 2), bfloat16=True).config.generator
     assert alone.gpu_memory_utilization == 0.45
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import UserError
+from tasks.datasets.answers import read_answers
 from tasks.datasets.dataset_files import read_dataset
 from tasks.rows import TaskRow
 
@@ -108,6 +109,13 @@ def test_rows_without_answers_where_no_reward_reads_one(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p"}, {"prompt": "q", "answer": "1"}])
     rows = read_dataset(str(tmp_path / "a.jsonl"), answer_key="")
     assert [(row.prompt, row.answer) for row in rows] == [("p", ""), ("q", "")]
+
+
+def test_finished_answers_without_answers_where_no_reward_reads_one(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "completion": "c", "answer": "1"}])
+    path = str(tmp_path / "a.jsonl")
+    assert [row.answer for row in read_answers(path)] == ["1"]
+    assert [row.answer for row in read_answers(path, answer_key="")] == [""]
 
 
 @pytest.mark.parametrize(
