@@ -388,8 +388,8 @@ COMMANDS = {
         "headrace config explain recipes/quickstart.toml",
         "recipe overrides json root hardware",
         {
-            "--measure": "run three updates on this machine (minutes), say how fast it will be and "
-            "what binds",
+            "--measure": "run three updates on this machine (minutes), say how fast it will be, "
+            "what binds, and the memory that each role took",
             "--against RUN": "with --measure: compare the forecast with the first updates of a run "
             "of the recipe",
         },

@@ -19,6 +19,7 @@ from headrace.config.sections.learner import LearnerConfig, RankerTraining
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
+from headrace.host.hardware import has_bfloat16
 from headrace.host.progress_reporter import ProgressReporter
 from learner.algorithms.registry import Algorithm
 from learner.device import RankContext
@@ -200,7 +201,10 @@ class ModelSet:
 
         In the generators' dtype. RunFailedError where one is not finite. The next call writes the
         same memory where versions are written behind updates."""
-        wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
+        narrow = self._config.generator.dtype == "bfloat16"
+        # A CPU without such products samples in float32.
+        narrow = narrow and (self._device.type != "cpu" or has_bfloat16())
+        wanted = torch.bfloat16 if narrow else None
         with self.engines[POLICY].whole_parameters():
             return self._copied(
                 lambda: file_weights(self.networks[POLICY]), wanted, self._buffers, update

@@ -1,8 +1,9 @@
 """Estimate of the memory that a run takes, from its configuration.
 
 In: a configuration and the machine. Out: bytes by part, on the host or on a GPU. The constants are
-resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU); the estimate
-should be right to within a third, and names its parts so that a user sees which one to shrink.
+proportional set sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU; on a
+GPU's host resident sizes); a part should be right to within 15 % of what a run whose answers are
+the longest takes (`headrace config explain --measure`), and tells a user what to shrink.
 """
 
 from dataclasses import dataclass
@@ -13,14 +14,16 @@ from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import MIB
 
-COORDINATOR = 350 * MIB
+COORDINATOR = 260 * MIB
+"""With the launcher."""
 DASHBOARD = 300 * MIB
-REWARD_PROCESS = 150 * MIB
-VLLM_PROCESSES = 1400 * MIB
-"""vLLM's client and engine process without weights, keys and values."""
+REWARD_PROCESS = 57 * MIB
+VLLM_PROCESSES = {True: 1400 * MIB, False: 1060 * MIB}
+"""vLLM's client and engine process without weights, keys and values, by whether it is on a GPU: on
+a CPU the engine is forked."""
 TORCH_SAMPLER = 700 * MIB
-LEARNER_PROCESS = 900 * MIB
-"""Python, torch and DeepSpeed in one rank."""
+LEARNER_PROCESS = {True: 900 * MIB, False: 400 * MIB}
+"""Python, torch and DeepSpeed in one rank, by whether it is on a GPU."""
 
 KEPT_VERSIONS = 3
 """Published versions that stay, beside one that is being written."""
@@ -37,6 +40,12 @@ LOWERED_BY = {
 """The key of each part that a key lowers; others shrink with the model, or with more
 learner.ranks and a higher learner.zero_stage."""
 
+ROLES = {
+    "coordinator": "coordinator", "generators": "generator", "kv": "generator", "judge": "judge",
+    "rewards": "reward", "dashboard": "dashboard", "published": "",
+}  # fmt: skip
+"""Role of the processes that hold a part, by its first word; all others are the learner's.
+Published weights are files."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -60,6 +69,11 @@ class MemoryEstimate:
             key = "the size of the model, or raise learner.zero_stage with more learner.ranks"
         return f"for its largest part ({largest}) lower {key}"
 
+    def of_role(self, role: str) -> int:
+        """Bytes of all processes of a role."""
+        named = ((ROLES.get(name.split()[0], "learner"), size) for name, size in self.parts.items())
+        return sum(size for one, size in named if one == role)
+
     def text(self) -> str:
         """`generators 1.2 GiB (kv cache 1.0), ...`, largest first."""
         ordered = sorted(self.parts.items(), key=lambda part: -part[1])
@@ -70,9 +84,9 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     """Return a rank's bytes by part: weights of policy, value model and frozen models, optimizer
     state unless it is on the host, gradients of the model in training."""
     learner, ranks = config.learner, config.learner.ranks
-    algorithm = config.algorithm
+    algorithm, critic = config.algorithm, critic_shape(config, shape)
     fits = algorithm.fits_value
-    models = 2 if algorithm.value is not None and not fits else 1
+    models = [shape] if critic is None or fits else [shape, critic]
     weights, gradients, moments = 4.0, 4.0, 8.0
     if learner.precision == "bfloat16":
         weights, gradients, moments = 2.0, 4.0, 12.0
@@ -80,20 +94,30 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
     teacher = _teacher(config)
-    frozen = weights * (fits + (algorithm.kl is not None and teacher is None))
-    taught = 0 if teacher is None else int(weights * teacher.parameters)
+    taught = 0.0 if teacher is None else weights * teacher.parameters
+    frozen = weights * shape.parameters * (algorithm.kl is not None and teacher is None)
+    if critic is not None and fits:
+        frozen += weights * critic.parameters
     weights /= ranks if stage >= 3 else 1
-    trained, held = shape.parameters, shape.parameters * (models * weights + frozen)
+    largest, trained = shape.parameters, sum(model.parameters for model in models)
+    held = weights * trained + frozen
     if learner.lora is not None:
-        trained = shape.adapter_parameters(learner.lora.rank, learner.lora.targets)
+        largest = shape.adapter_parameters(learner.lora.rank, learner.lora.targets)
+        trained = len(models) * largest
         bases = 1 + (algorithm.value is not None and config.model.critic_path is not None)
-        held = weights * (bases * shape.parameters + models * trained)
+        held = weights * (bases * shape.parameters + trained)
     offloaded = on_gpu and learner.offload_optimizer
     return {
-        "models": int(held) + taught,
-        OFFLOADED if offloaded else "optimizers": int(trained * models * moments),
-        "gradients": int(trained * gradients),
+        "models": int(held + taught),
+        OFFLOADED if offloaded else "optimizers": int(trained * moments),
+        "gradients": int(largest * gradients),
     }
+
+
+def critic_shape(config: RunConfig, shape: ModelShape) -> ModelShape | None:
+    """The value model's shape; None without one."""
+    value = config.algorithm.value
+    return None if value is None else shape.first(value.layers)
 
 
 def _teacher(config: RunConfig) -> ModelShape | None:
@@ -109,10 +133,13 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     learner, algorithm = config.learner, config.algorithm
     if learner.context != "carried":
         return 0
-    models = 1 + (algorithm.value is not None) + (algorithm.kl is not None)
+    models = [shape, critic_shape(config, shape), shape if algorithm.kl is not None else None]
+    each = sum(model.kv_bytes_per_token for model in models if model is not None)
     width = 2 if learner.precision == "float32" else 1
-    tokens = config.longest * -(-config.schedule.bound // learner.ranks)
-    needed = tokens * shape.kv_bytes_per_token * width * models
+    # Of an answer's last window nothing is kept.
+    last = (config.task.max_response_length - 1) % config.window + 1
+    tokens = max(0, config.longest - last) * -(-config.schedule.bound // learner.ranks)
+    needed = tokens * each * width
     return min(needed, int(learner.carried_gib * 2**30))
 
 
@@ -128,16 +155,17 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     weights = shape.parameters * DTYPE_BYTES[generator.dtype]
     parts = {"coordinator": COORDINATOR}
     if generator.engine != "fake":
-        base = VLLM_PROCESSES if vllm else TORCH_SAMPLER
+        base = VLLM_PROCESSES[on_gpu] if vllm else TORCH_SAMPLER
         parts["generators"] = generator.count * (base + (0 if on_gpu else 2 * weights))
     if vllm and not on_gpu:
         parts["kv cache"] = int(generator.count * generator.kv_cache_gib * 2**30)
     if not config.evaluation.only:
-        parts["learner processes"] = learner.ranks * LEARNER_PROCESS
-        parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
-        copies = KEPT_VERSIONS + 1 + (on_gpu or config.schedule.publishes_behind)
-        parts["published weights"] = copies * weights
         on_cpu = not on_gpu or learner.device == "cpu"
+        parts["learner processes"] = learner.ranks * LEARNER_PROCESS[not on_cpu]
+        parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
+        parts["published weights"] = (KEPT_VERSIONS + 1) * weights
+        copies = on_gpu or config.schedule.publishes_behind
+        parts["copy to publish"] = weights if copies else 0
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
         if on_cpu:
             rank |= largest_activations(config, shape, on_gpu=False).parts()
@@ -150,7 +178,7 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         on_host = (
             0 if on_gpu else 2 * stored_bytes(Path(judge.path)) + int(judge.kv_cache_gib * 2**30)
         )
-        parts[f"judge {name}"] = VLLM_PROCESSES + on_host
+        parts[f"judge {name}"] = VLLM_PROCESSES[on_gpu] + on_host
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
     return MemoryEstimate(parts)

@@ -44,6 +44,18 @@ class ModelShape:
         """Keys and values of one token in all layers, at two bytes a number."""
         return 2 * 2 * self.layers * self.key_width
 
+    @property
+    def layer_parameters(self) -> int:
+        """Numbers in the matrices of a layer."""
+        attention = 2 * self.hidden * (self.query_width + self.key_width)
+        return attention + 3 * self.hidden * self.intermediate
+
+    def first(self, layers: int | None) -> "ModelShape":
+        """The shape of the model's first layers (None: all)."""
+        left_out = 0 if layers is None else max(0, self.layers - layers)
+        parameters = self.parameters - left_out * self.layer_parameters
+        return replace(self, layers=self.layers - left_out, parameters=parameters)
+
     def adapter_parameters(self, rank: int, targets: Sequence[str] | None) -> int:
         """Numbers of low-rank adapters beside the decoder's linear layers of these names (None:
         all)."""
@@ -89,9 +101,9 @@ def model_shape(folder: Path) -> ModelShape:
 
 def _parameters(shape: ModelShape, *, tied: bool) -> int:
     """Estimate the number of parameters from the matrices, where there are no weights."""
-    attention = 2 * shape.hidden * (shape.query_width + shape.key_width)
-    layer = attention + 3 * shape.hidden * shape.intermediate
-    return shape.layers * layer + shape.vocabulary * shape.hidden * (1 if tied else 2)
+    return shape.layers * shape.layer_parameters + shape.vocabulary * shape.hidden * (
+        1 if tied else 2
+    )
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """`headrace config explain --measure`: a recipe's speed on this machine, and its limits.
 
 In: a recipe. Out: facts: speeds of generators and learner, what the learner computes for each loss
-token, seconds of an update, who is waited for, and which key would change that most. Three updates
+token, seconds of an update, who is waited for, which key would change that most, and the memory
+that each role took. Three updates
 of the recipe itself are run, without warm-up, with a batch that such a machine should train in a
 minute; the run's folder is removed. The forecast takes seconds as proportional to tokens computed,
 a backward pass as two forward ones, answers as long as those that were seen, and the prompt of a
@@ -11,21 +12,26 @@ group as computed once.
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 
+from headrace.config.device_defaults import resolve
+from headrace.config.estimates.memory import MemoryEstimate, host_memory
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import problems
 from headrace.config.preflight.explain import Fact
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.host.hardware import Hardware
+from headrace.host.hardware import GIB, Hardware
 from headrace.host.install import require
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
@@ -57,6 +63,7 @@ NO_WARM_UP = (
     "algorithm.value.warmup_updates=0", "algorithm.value.warmup_explained_variance=null",
     "algorithm.value.warmup_prompts=null",
 )  # fmt: skip
+LOOK_EVERY_S = 0.5
 FORECAST_FACT = "seconds per update"
 _WINDOWS = """select w.start, w."end", w.final::int, len(t.prompt_ids), w."update"
 from windows w join trajectories t using (trajectory_id)
@@ -285,10 +292,14 @@ def measure(
     with run_folder.locked(run_dir):
         own = with_keys(run_dir, own)
         specs = plan_processes(own, run_dir, hardware)
-        outcome, _ = supervise(run_dir, own, specs, console, live=console.is_terminal)
+        modules = {s.argv[s.argv.index("-m") + 1]: s.role for s in specs if "-m" in s.argv}
+        with MemoryWatch(modules) as watch:
+            outcome, _ = supervise(run_dir, own, specs, console, live=console.is_terminal)
     if outcome.code != DONE:
         return [], report(outcome, run_dir)
     found = measured_facts(config, read_measured(run_dir, own))
+    resolved, on_gpu = resolve(own, hardware, shape).config, bool(hardware.gpus)
+    found += memory_peaks(watch.peaks, host_memory(resolved, shape, on_gpu=on_gpu))
     run_folder.discard_run_folder(run_dir)
     with contextlib.suppress(OSError):  # another one is measured
         run_dir.parent.rmdir()
@@ -297,6 +308,52 @@ def measure(
         meaning = f"the forecast over the {took_s:.2f} s of the first updates of {other}"
         found.append(Fact("forecast over run", round(forecast_s / took_s, 3), "", meaning))
     return found, DONE
+
+
+class MemoryWatch(threading.Thread):
+    """Peaks of the bytes that the processes below this one take, by role, every half second.
+
+    Shared pages are divided among their processes where the system says so (Linux). Processes with
+    one of `modules` in their command line have its role, and all others their parent's."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        super().__init__(daemon=True)
+        self.peaks: Counter[str] = Counter()
+        self._modules, self._ended = modules, threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """Look until the end."""
+        while not self._ended.wait(LOOK_EVERY_S):
+            self.peaks |= self._look()
+
+    def _look(self) -> Counter[str]:
+        own, roles, found = psutil.Process(), dict[int, str](), Counter[str]()
+        for process in (own, *own.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                named = (self._modules.get(word) for word in process.cmdline())
+                role = next(filter(None, named), roles.get(process.ppid(), "coordinator"))
+                roles[process.pid] = role
+                memory = process.memory_full_info()
+                found[role] += getattr(memory, "pss", memory.rss)
+        return found
+
+
+def memory_peaks(peaks: Mapping[str, int], estimate: MemoryEstimate) -> list[Fact]:
+    """Return what each role's processes took at most, beside the estimate."""
+    return [
+        Fact(f"memory, {role}", round(size / GIB, 2), "GiB",
+             f"at most, in the measured updates; {estimate.of_role(role) / GIB:.2f} estimated "
+             "for full batches of the longest answers")
+        for role, size in sorted(peaks.items())
+    ]  # fmt: skip
 
 
 def read_measured(run_dir: Path, config: RunConfig) -> Measurement:

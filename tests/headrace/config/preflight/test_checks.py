@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headrace.config.device_defaults import resolve, resolve_learner
-from headrace.config.estimates.memory import gpu_memory, host_memory
-from headrace.config.estimates.model_shape import model_shape
+from headrace.config.estimates.memory import gpu_memory, host_memory, trained_bytes
+from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.loading.hub import is_hub_name, with_local_model
 from headrace.config.loading.recipe import load_recipe
 from headrace.config.preflight.checks import (
@@ -295,9 +295,11 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     assert plain.parts["carried keys"] == 0
     carried = made(CARRIED, "learner.ranks=2", "learner.precision=bf16_autocast")
     assert not problems(carried)
-    # 192 windows in play, half of them a rank's, 60 + 240 tokens each, of two models.
+    # 192 windows in play, half of them a rank's, 80 + 240 tokens each, of two models; of the last
+    # window of 60 nothing is kept.
     longest = carried.task.max_prompt_length + carried.task.max_response_length
-    rank = 2 * 96 * longest * shape.kv_bytes_per_token
+    assert (longest, carried.window) == (320, 60)
+    rank = 2 * 96 * (320 - 60) * shape.kv_bytes_per_token
     assert host_memory(carried, shape, on_gpu=False).parts["carried keys"] == 2 * rank
     bounded = made(CARRIED, "learner.carried_gib=0.001", "learner.carried_on_device_gib=0.0005")
     assert host_memory(bounded, shape, on_gpu=False).parts["carried keys"] == int(0.001 * GIB)
@@ -313,6 +315,33 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     assert gpu_memory(adapted, shape).parts["models"] == 4 * (shape.parameters + 2 * few)
     on_host = host_memory(offloaded, shape, on_gpu=True).parts
     assert on_host["optimizers on the host"] == each["optimizers"]
+
+
+def test_a_value_model_of_few_layers_takes_less(make_config: Make, tmp_path: Path) -> None:
+    shape = model_shape(write_model(tmp_path / "m", parameters=1_000_000))
+    few = shape.first(1)
+    layer = 4 * 8 * 8 + 3 * 8 * 16
+    assert (shape.layers, few.layers, shape.first(9)) == (2, 1, shape)
+    assert few.parameters == shape.parameters - layer
+    both = shape.parameters + few.parameters
+    trained, fitted = (
+        trained_bytes(resolve(make_config(*overrides), PLENTY).config, shape, on_gpu=False)
+        for overrides in (
+            ("algorithm.value.layers=1",),
+            ("algorithm.value.layers=1", "algorithm.value.fit=least_squares"),
+        )
+    )
+    assert trained["models"] == fitted["models"] == 4 * both
+    assert (trained["optimizers"], fitted["optimizers"]) == (8 * both, 8 * shape.parameters)
+
+
+def test_every_part_is_of_the_processes_of_a_role_or_of_files(make_config: Make) -> None:
+    shape = ModelShape(1000, 1, 1, 1, 1, 1, 1, 1)
+    found = host_memory(resolve(make_config(), PLENTY).config, shape, on_gpu=False)
+    roles = ("coordinator", "generator", "learner", "reward", "dashboard", "")
+    assert sum(map(found.of_role, roles)) == found.total
+    assert found.of_role("generator") == found.parts["generators"] + found.parts["kv cache"]
+    assert found.of_role("") == found.parts["published weights"]
 
 
 def test_parameters_are_reckoned_where_weights_are_not_there(tmp_path: Path) -> None:

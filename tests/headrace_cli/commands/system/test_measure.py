@@ -1,18 +1,24 @@
 """What a recipe is forecast to do, against numbers worked out by hand."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 import pytest
 
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import problems
 from headrace.config.sections.run import RunConfig
-from headrace.host.hardware import GIB, Gpu, Hardware
+from headrace.host.hardware import GIB, MIB, Gpu, Hardware
 from headrace_cli.commands.system.measure import (
+    LOOK_EVERY_S,
     AnswerWindows,
     LearnerCost,
     Measurement,
+    MemoryWatch,
     forecast,
     gains,
     measured_facts,
@@ -109,3 +115,20 @@ def test_the_measured_batch_is_a_share_that_the_machine_can_do(make_config: Make
     huge = ModelShape(**{**vars(SMALL), "parameters": 9_000_000_000})
     assert (batch(SMALL), batch(large), batch(huge)) == (96, 32, 8)
     assert batch(huge, Hardware((0,), GIB, GIB, (Gpu(0, "card", 80 * GIB),))) == 96
+
+
+def test_peaks_of_memory_are_those_of_a_roles_processes_and_their_children() -> None:
+    taken = "x = b'1' * (100 << 20)\n"
+    wait = "import time; print(flush=True); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {taken + wait!r}])\n"
+    with MemoryWatch({"learner.run": "learner"}) as watch:
+        command = [sys.executable, "-c", f"{child}{taken}{wait}", "learner.run"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == [b"\n"] * 2
+            time.sleep(3 * LOOK_EVERY_S)
+            for one in psutil.Process(process.pid).children():
+                one.kill()
+            process.kill()
+    assert 200 * MIB < watch.peaks["learner"] < 300 * MIB
+    assert watch.peaks["coordinator"] > 0
