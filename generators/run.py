@@ -107,8 +107,16 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             trust_remote_code=config.model.trust_remote_code,
             wide_head=config.model.head_precision == "float32",
         )
+    from generators.engines.vllm_adapter import adapter_layout
     from generators.engines.vllm_engine import VllmEngine, VllmSettings
 
+    adapter = config.learner.lora
+    if adapter is not None and adapter.publish == "merged":
+        adapter = None
+    if adapter is not None:
+        if images:
+            raise UserError(f'{path} reads images: set learner.lora.publish to "merged"')
+        layout = adapter_layout(layout, adapter)
     return VllmEngine(
         VllmSettings(
             model=path,
@@ -130,6 +138,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             media=(run_dir or Path()) / MEDIA if images else None,
             max_images=task.max_images,
             banned_ids=images,
+            adapter=adapter,
         ),
         layout,
     )

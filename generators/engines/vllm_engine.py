@@ -40,7 +40,9 @@ from generators.engine import (
     WeightsRefusedError,
     mix,
 )
+from generators.engines.vllm_adapter import VllmAdapter
 from generators.engines.weights import WeightLayout
+from headrace.config.sections.learner import AdapterConfig
 from headrace.data.image_processor import collapse_placeholders
 from headrace.data.media import MediaStore, open_rgb
 from headrace.errors import UserError
@@ -67,7 +69,7 @@ class VllmSettings:
     `hot_tokens`: load the logits processor of requests with `fire`. `gathers`: the engine process
     sends a request's tokens by `stream_interval`, which vLLM by itself does not. `media`: the store
     of a run's images (None: the model reads text alone); `max_images` of a prompt; `banned_ids`:
-    their placeholders, which are never sampled."""
+    their placeholders, which are never sampled. `adapter`: versions are of it alone."""
 
     model: str
     max_model_len: int
@@ -88,6 +90,7 @@ class VllmSettings:
     media: Path | None = None
     max_images: int = 1
     banned_ids: tuple[int, ...] = ()
+    adapter: AdapterConfig | None = None
 
 
 @dataclass(slots=True)
@@ -193,6 +196,8 @@ class VllmEngine:
         """Process id of the engine."""
         self.recompute_on_update = settings.recompute_on_update
         self._settings, self._layout = settings, layout
+        adapter = settings.adapter
+        self._adapter = None if adapter is None else VllmAdapter(adapter, layout)
         self._engine: Any = None
         self._memory: EngineMemory | None = None
         self._live: dict[str, _LiveRequest] = {}
@@ -247,6 +252,8 @@ class VllmEngine:
             # Prompts have one placeholder per image: vLLM's processor, which needs the model's
             # tokenizer, inserts the others.
             place["limit_mm_per_prompt"] = {"image": s.max_images, "video": 0}
+        if self._adapter is not None:
+            place |= self._adapter.engine_args
         if s.hot_tokens:
             place["logits_processors"] = ["generators.engines.vllm_fire:HotToken"]
         return place | {
@@ -353,10 +360,11 @@ class VllmEngine:
         live.version, live.submitted = self.version, True
         version = self.version if request.cache_version < 0 else request.cache_version
         prompt["cache_salt"] = f"v{version}"
+        loaded = self._adapter.request() if self._adapter and self._last_good else None
         self._submitting += 1
         try:
             return await self._engine.add_request(
-                request.request_id, prompt, self.sampling_params(request)
+                request.request_id, prompt, self.sampling_params(request), lora_request=loaded
             )
         except VLLMValidationError as error:
             raise RequestError(str(error)) from error
@@ -452,7 +460,10 @@ class VllmEngine:
             if attempt is None:
                 continue
             try:
-                await self._engine.collective_rpc("headrace_load", args=(str(attempt),))
+                if self._adapter is not None:
+                    await self._engine.add_lora(self._adapter.request(attempt))
+                else:
+                    await self._engine.collective_rpc("headrace_load", args=(str(attempt),))
             except Exception as error:  # any failure in the worker arrives as a bare Exception
                 _LOG.error("loading %s failed: %s", attempt, error)
                 if self._engine.errored:
@@ -480,6 +491,8 @@ class VllmEngine:
         if self._memory is not None:
             memory, self._memory = self._memory, None
             memory.close()
+        if self._adapter is not None:
+            self._adapter.close()
 
 
 def _check_images(request: GenerationRequest, known: list[int] | None) -> None:

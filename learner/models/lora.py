@@ -99,11 +99,11 @@ def save_adapter(model: Any, folder: Path) -> None:
     # Told earlier, peft would train a copy of the head and not the head.
     config.modules_to_save = ["score"] if hasattr(model, "score") else None
     config.save_pretrained(folder)
-    save_file({n: p.detach().cpu() for n, p in _trained(model).items()}, folder / _FILE)
+    save_file({n: p.detach().cpu() for n, p in adapter_weights(model).items()}, folder / _FILE)
 
 
 def _load(model: nn.Module, folder: Path) -> None:
-    saved, trained = load_file(folder / _FILE), _trained(model)
+    saved, trained = load_file(folder / _FILE), adapter_weights(model)
     if {n: x.shape for n, x in saved.items()} != {n: p.shape for n, p in trained.items()}:
         raise UserError(
             f"the adapter in {folder} is of other layers or of another rank than learner.lora says"
@@ -113,8 +113,8 @@ def _load(model: nn.Module, folder: Path) -> None:
             parameter.copy_(saved[name])
 
 
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Trained parameters by the names of peft's files."""
+def adapter_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return what trains by the names of peft's files."""
     return {
         "base_model.model." + name.replace(f".{_NAME}.", "."): parameter
         for name, parameter in model.named_parameters()

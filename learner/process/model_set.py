@@ -36,7 +36,14 @@ from learner.models.loading import (
     load_processor,
     sees_images,
 )
-from learner.models.lora import FOLDER, add_adapters, merged_state, save_adapter, share_base
+from learner.models.lora import (
+    FOLDER,
+    adapter_weights,
+    add_adapters,
+    merged_state,
+    save_adapter,
+    share_base,
+)
 from learner.process.checkpoint import CRITIC, POLICY, RANKER
 from learner.process.weight_publishing import weights_of
 from learner.ranking.model import SessionRanker
@@ -199,16 +206,19 @@ class ModelSet:
     def published_weights(self, update: int) -> dict[str, Tensor]:
         """Return the policy's weights after `update` by its files' names, on rank 0. A collective.
 
-        In the generators' dtype. RunFailedError where one is not finite. The next call writes the
-        same memory where versions are written behind updates."""
+        Those of its adapter alone if generators load it; in their dtype. RunFailedError where one
+        is not finite. The next call writes the same memory where versions are written behind
+        updates."""
         narrow = self._config.generator.dtype == "bfloat16"
         # A CPU without such products samples in float32.
         narrow = narrow and (self._device.type != "cpu" or has_bfloat16())
-        wanted = torch.bfloat16 if narrow else None
+        wanted, lora = torch.bfloat16 if narrow else None, self._config.learner.lora
+        state: Callable[[Any], Mapping[str, Tensor]] = file_weights
+        if lora is not None and lora.publish == "adapter":
+            state = adapter_weights
         with self.engines[POLICY].whole_parameters():
-            return self._copied(
-                lambda: file_weights(self.networks[POLICY]), wanted, self._buffers, update
-            )
+            policy = self.networks[POLICY]
+            return self._copied(partial(state, policy), wanted, self._buffers, update)
 
     def _copied(
         self,

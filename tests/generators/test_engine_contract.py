@@ -23,19 +23,23 @@ from generators.engines.distributions import hot_logprobs
 from generators.engines.fake_engine import FakeEngine
 from generators.engines.model_files import end_token_ids, read_config, weight_layout
 from generators.engines.torch_engine import TorchEngine
+from generators.engines.vllm_adapter import PREFIX, adapter_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
 from generators.engines.weights import WeightLayout
+from headrace.config.sections.learner import AdapterConfig
 from headrace.protocol.messages.control import FireSampling
 from tests.generators.conftest import END_TOKEN, VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-MAX_MODEL_LEN = 300
+MAX_MODEL_LEN, LAYER = 300, "model.layers.1.mlp.down_proj"
+ADAPTER = AdapterConfig(rank=4, alpha=8, publish="adapter")
 VLLM = (pytest.mark.vllm, pytest.mark.slow)
 ON_GPU = (*VLLM, pytest.mark.gpu, pytest.mark.timeout(600))
 KINDS = [
     "fake",
     "torch",
     pytest.param("vllm", marks=VLLM),
+    pytest.param("vllm with an adapter", marks=VLLM),
     pytest.param("vllm on a GPU", marks=ON_GPU),
     pytest.param("vllm on a GPU with fire", marks=ON_GPU),
 ]
@@ -55,6 +59,8 @@ def build(kind: str, model: Path) -> Engine:
     settings = VllmSettings(
         str(model), MAX_MODEL_LEN, ends, max_num_seqs=16, kv_cache_gib=0.1, hot_tokens=True
     )
+    if kind == "vllm with an adapter":
+        return VllmEngine(replace(settings, adapter=ADAPTER), adapter_layout(layout, ADAPTER))
     if kind != "vllm":
         # Compiled, with CUDA graphs and, without hot tokens, vLLM's second model runner.
         hot = kind.endswith("fire")
@@ -76,6 +82,19 @@ def kind(request: pytest.FixtureRequest) -> str:
     if "GPU" in name and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     return name
+
+
+@pytest.fixture(scope="module")
+def weight_files(kind: str, weight_files: list[Path], model_folder: Path) -> list[Path]:
+    """Weights of versions 0 and 1; where adapters are published, two of the policy."""
+    if "adapter" not in kind:
+        return weight_files
+    layout = weight_layout(str(model_folder), read_config(str(model_folder)))
+    shapes, draw = adapter_layout(layout, ADAPTER).shapes, torch.Generator().manual_seed(0)
+    files = [path.with_stem(f"adapter-{path.stem}") for path in weight_files]
+    for file in files:
+        save_file({n: 0.2 * torch.randn(s, generator=draw) for n, s in shapes.items()}, file)
+    return files
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -118,7 +137,12 @@ def flat(deltas: list[TokenDelta]) -> tuple[list[int], list[float], list[int]]:
 def reference(path: Path, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
     """log softmax of the next token after each position, [tokens, vocabulary]."""
     model = make_model(0)
-    model.load_state_dict(load_file(str(path)), strict=False)
+    found, own = load_file(str(path)), model.state_dict()
+    for name in [name for name in found if ".lora_A." in name]:
+        change = found.pop(name.replace("lora_A", "lora_B")) @ found.pop(name)
+        layer = name.removeprefix(PREFIX).replace("lora_A.", "")
+        found[layer] = own[layer] + ADAPTER.alpha / ADAPTER.rank * change
+    model.load_state_dict(found, strict=False)
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([ids])).logits[0] / temperature, dim=-1)
 
@@ -398,7 +422,8 @@ async def test_a_failure_while_loading_goes_back_to_the_last_good_weights(
     before = flat(await collect(engine, ask(seed=3)))
     bad = tmp_path / "bad.safetensors"
     tensors = load_file(str(weight_files[1]))
-    tensors["model.layers.1.mlp.down_proj.weight"] = torch.zeros(3, 3)
+    layer = f"{PREFIX}model.layers.1.mlp.none.lora_A" if "adapter" in kind else LAYER
+    tensors[f"{layer}.weight"] = torch.zeros(3, 3)
     save_file(tensors, str(bad))
     with monkeypatch.context() as patch:
         patch.setattr(WeightLayout, "mismatch", lambda self, path: None)

@@ -7,8 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from transformers import AutoModelForCausalLM
 
+from storage.database.reader import open_run
+from storage.database.tables import WeightVersion
+from storage.queries import metric_series
 from tests.integration.audit import assert_trained_once
 from tests.integration.runs import Run, headrace
 
@@ -18,6 +22,25 @@ ADAPTERS = (
     "checkpoint.every_updates=1", "checkpoint.keep_last=4",
     "evaluation.before=false", "evaluation.after=false",
 )  # fmt: skip
+
+
+def test_published_adapters_are_what_the_learner_trains(tmp_path: Path) -> None:
+    """vLLM's logprobs beside its own weights are the learner's to float32's rounding."""
+    alone = ("learner.lora.publish=adapter", "learner.policy.lr=1e-3", "stop.updates=3")
+    run = Run(tmp_path / "runs", *ADAPTERS, *alone)
+    try:
+        assert run.wait() == 0, run.text()
+    finally:
+        run.end()
+    assert_trained_once(run.run_dir)
+    reader = open_run(run.run_dir)
+    sizes = [size for (size,) in reader.rows(select(WeightVersion.num_bytes))]
+    merged = run.run_dir / "checkpoints" / "step_3" / "policy"
+    whole = AutoModelForCausalLM.from_pretrained(merged).num_parameters() * 4
+    assert len(sizes) >= 3
+    assert 0 < max(sizes) < 0.05 * whole
+    differences = metric_series(run.run_dir, ["rollout/logprob_diff_max"], "update")["value"]
+    assert 0 < differences.max() < 1e-4
 
 
 def test_a_stream_of_adapters(tmp_path: Path) -> None:

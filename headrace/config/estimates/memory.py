@@ -163,9 +163,13 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         on_cpu = not on_gpu or learner.device == "cpu"
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS[not on_cpu]
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
-        parts["published weights"] = (KEPT_VERSIONS + 1) * weights
+        published, lora = weights, learner.lora
+        if lora is not None and lora.publish == "adapter":
+            numbers = shape.adapter_parameters(lora.rank, lora.targets)
+            published = numbers * DTYPE_BYTES[generator.dtype]
+        parts["published weights"] = (KEPT_VERSIONS + 1) * published
         copies = on_gpu or config.schedule.publishes_behind
-        parts["copy to publish"] = weights if copies else 0
+        parts["copy to publish"] = published if copies else 0
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
         if on_cpu:
             rank |= largest_activations(config, shape, on_gpu=False).parts()

@@ -36,9 +36,9 @@ class OptimizerConfig(StrictModel):
 
 
 class AdapterConfig(StrictModel):
-    """Low-rank adapters (LoRA) of policy and value model, which train in place of the weights.
-    Generators get merged weights; a checkpoint's model folders are merged as well, and hold the
-    adapter as `adapter/`. The learning rate is usually ten times that of whole weights."""
+    """Low-rank adapters (LoRA) of policy and value model, which train in place of the weights. A
+    checkpoint's model folders are merged, and hold the adapter as `adapter/`. The learning rate is
+    usually ten times that of whole weights."""
 
     rank: int = Field(default=16, ge=1)
     """Rank of the two matrices beside each layer."""
@@ -48,6 +48,10 @@ class AdapterConfig(StrictModel):
 
     targets: list[str] | None = None
     """Linear layers of the decoder by the last part of their names (`q_proj`). None: all."""
+
+    publish: Literal["merged", "adapter"] = "merged"
+    """Form of a version that generators get. adapter: the two matrices alone, which vLLM loads
+    beside its weights: small files, and nothing is lost to rounding; sampling is slower."""
 
 
 class RankerTraining(OptimizerConfig):

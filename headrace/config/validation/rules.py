@@ -33,6 +33,12 @@ def _group(config: RunConfig) -> GroupAdvantageConfig | None:
     return advantages if isinstance(advantages, GroupAdvantageConfig) else None
 
 
+def _adapter_rank(config: RunConfig) -> int:
+    """Return the rank of adapters that generators load; 0 where they get merged weights."""
+    lora = config.learner.lora
+    return lora.rank if lora is not None and lora.publish == "adapter" else 0
+
+
 def _egae(config: RunConfig) -> EgaeConfig | None:
     advantages = config.algorithm.advantages
     return advantages if isinstance(advantages, EgaeConfig) else None
@@ -489,6 +495,16 @@ RULES: tuple[Rule, ...] = (
         "learner.lora",
         lambda c: c.learner.lora is not None and c.learner.zero_stage == 3,
         "shares one base model, which learner.zero_stage = 3 would cut up: use 2 or less",
+    ),
+    Rule(
+        "learner.lora.publish",
+        lambda c: _adapter_rank(c) > 0 and c.generator.engine == "torch",
+        'is "merged" where generator.engine is not "vllm"',
+    ),
+    Rule(
+        "learner.lora.rank",
+        lambda c: _adapter_rank(c) > 512,
+        'is at most 512 where vLLM loads adapters: learner.lora.publish = "merged" has no limit',
     ),
     Rule(
         "learner.lora",

@@ -133,6 +133,8 @@ CARRIED = "learner.context=carried"
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
         (["learner.lora.rank=4", "learner.zero_stage=3"], "learner.lora: shares one base model"),
         (["learner.lora.rank=4", "model.freeze_vision=false"], "has adapters for the decoder"),
+        (["learner.lora.publish=adapter", "generator.engine=torch"], 'is "merged" where'),
+        (["learner.lora.publish=adapter", "learner.lora.rank=600"], "lora.rank: is at most 512"),
         (["algorithm.policy_loss.kind=none"], '"none" trains by a divergence in the loss alone'),
         (["reward.kind=function"], "reward.function: goes together"),
         (
