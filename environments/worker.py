@@ -38,7 +38,7 @@ from environments.child import (
     frame,
 )
 from headrace.config.sections.environment import EnvironmentConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_error
 from headrace.host.process_reaper import ProcessReaper
 from headrace.protocol.messages.control import Message, StepReplies, StepRequest
 from headrace.protocol.messages.environments import PolicyTurn, StepAsk, StepReply
@@ -301,17 +301,16 @@ async def serve(dealer: Dealer, pool: EnvironmentPool, messages: AsyncIterator[M
         await dealer.send(StepReplies(replies=[await pool.reply(ask)]))
 
     try:
-        await pool.start()
-        async with asyncio.TaskGroup() as group:
-            async for message in messages:
-                if isinstance(message, StepRequest):
-                    pool.end(message.ended)
-                    for ask in message.asks:
-                        group.create_task(answer(ask), name="step")
-            for task in asyncio.all_tasks():
-                if task.get_name() == "step":
-                    task.cancel()
-    except* (UserError, RunFailedError) as errors:
-        raise errors.exceptions[0] from None
+        with first_error(UserError, RunFailedError):
+            await pool.start()
+            async with asyncio.TaskGroup() as group:
+                async for message in messages:
+                    if isinstance(message, StepRequest):
+                        pool.end(message.ended)
+                        for ask in message.asks:
+                            group.create_task(answer(ask), name="step")
+                for task in asyncio.all_tasks():
+                    if task.get_name() == "step":
+                        task.cancel()
     finally:
         await pool.close()

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from headrace.config.sections.run import RunConfig
-from headrace.errors import RunFailedError, UserError, exit_code
+from headrace.errors import RunFailedError, UserError, exit_code, first_error
 from headrace.host import stack_dumps
 from headrace.protocol.messages.control import Hello, Message, Score, ScoreRequest, Scores
 from headrace.protocol.transport.sockets import Dealer, Link
@@ -50,19 +50,18 @@ async def _serve(
 ) -> None:
     """Score until there are no more messages."""
     try:
-        async with asyncio.TaskGroup() as group:
-            children = group.create_task(pool.run(), name="children")
-            sender = group.create_task(_send(dealer, pool), name="scores out")
-            async for message in messages:
-                if isinstance(message, ScoreRequest):
-                    await pool.submit(message.items)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(drain_s):
-                    await pool.finish()
-            children.cancel()
-            sender.cancel()
-    except* (UserError, RunFailedError) as errors:
-        raise errors.exceptions[0] from None
+        with first_error(UserError, RunFailedError):
+            async with asyncio.TaskGroup() as group:
+                children = group.create_task(pool.run(), name="children")
+                sender = group.create_task(_send(dealer, pool), name="scores out")
+                async for message in messages:
+                    if isinstance(message, ScoreRequest):
+                        await pool.submit(message.items)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(drain_s):
+                        await pool.finish()
+                children.cancel()
+                sender.cancel()
     finally:
         # What led to a failure is news too.
         while not pool.scores.empty():

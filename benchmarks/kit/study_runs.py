@@ -27,9 +27,13 @@ from benchmarks.kit.study_plan import Plan
 from benchmarks.kit.study_table import line_of
 from benchmarks.kit.tuning import Tuning, point_text
 from headrace.errors import RunFailedError
-from headrace.host.hardware import detect
+from headrace.host.hardware import detect, has_bfloat16
 from headrace.host.install import ROOT
 
+OTHER_MACHINE = (
+    "warning: this file has rows of processors with bfloat16 products and of ones without; their "
+    "seconds do not compare: keep these in a file of their own (--rows)"
+)
 Measure = Callable[..., Row]
 """Function that runs an arm, as `benchmarks.kit.arm_run.run_arm`."""
 
@@ -52,6 +56,9 @@ class Runner:
         `keep_failures`: they become rows, and are not reported."""
         missing = [one for one in plan if is_missing(key(*one[:2]), self.rows.rows)]
         failed: list[str] = []
+        there = {row["machine"].get("bfloat16") for row in self.rows.rows.values()} - {None}
+        if missing and there - {has_bfloat16()}:
+            print(OTHER_MACHINE, file=sys.stderr, flush=True)
         shares: queue.Queue[set[int]] = queue.Queue()
         for share in core_shares(detect().cores, self.jobs):
             shares.put(share)

@@ -35,8 +35,8 @@ from tasks.rows import prompt_text
 
 async def raw_rate(recipe: str, overrides: list[str]) -> float:
     """Return tokens per second of vLLM alone on the recipe's held-out prompts."""
-    config, hardware = load_recipe(Path(recipe), overrides), detect()
-    run = resolve_generator(config, hardware.gpus, bfloat16=hardware.bfloat16).config
+    asked, hardware = load_recipe(Path(recipe), overrides), detect()
+    run = resolve_generator(asked, hardware.gpus, bfloat16=hardware.bfloat16).config
     model, task, generator = run.model.path, run.task, run.generator
     config = read_config(model)
     settings = VllmSettings(

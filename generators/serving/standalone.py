@@ -14,7 +14,7 @@ from typing import BinaryIO
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.run import build_engine
 from headrace.config.sections.run import RunConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, first_error
 from headrace.host.memory import lasting
 from headrace.protocol.messages.sampling import (
     MAX_LINE_BYTES,
@@ -41,19 +41,20 @@ async def serve(source: BinaryIO, sink: BinaryIO) -> None:
     with lasting():
         engine = build_engine(config)
     try:
-        await engine.start()
-        _say(sink, Ready())
-        async with asyncio.TaskGroup() as group:
-            live: set[asyncio.Task[None]] = set()
-            while line := await reader.readline():
-                task = group.create_task(_answer(engine, config, ask_decoder.decode(line), sink))
-                live.add(task)
-                task.add_done_callback(live.discard)
-            # Nobody is left who would read what these say.
-            for task in tuple(live):
-                task.cancel()
-    except* EngineDeadError as errors:
-        raise errors.exceptions[0] from None
+        with first_error(EngineDeadError):
+            await engine.start()
+            _say(sink, Ready())
+            async with asyncio.TaskGroup() as group:
+                live: set[asyncio.Task[None]] = set()
+                while line := await reader.readline():
+                    task = group.create_task(
+                        _answer(engine, config, ask_decoder.decode(line), sink)
+                    )
+                    live.add(task)
+                    task.add_done_callback(live.discard)
+                # Nobody is left who would read what these say.
+                for task in tuple(live):
+                    task.cancel()
     finally:
         await engine.stop()
 

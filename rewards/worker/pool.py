@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from headrace.config.sections.reward import RewardConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_error
 from headrace.protocol.messages.control import Score, ScoreItem
 from rewards.worker.source_workers import SourceWorkers, Status
 
@@ -68,12 +68,10 @@ class ScoringPool:
 
     async def run(self) -> None:
         """Keep the children at work; ends only by cancellation or an error."""
-        try:
+        with first_error(UserError, RunFailedError):
             async with asyncio.TaskGroup() as group:
                 for name, workers in self._sources.items():
                     group.create_task(self._keep(name, workers), name=f"source {name}")
-        except* (UserError, RunFailedError) as errors:
-            raise errors.exceptions[0] from None
 
     async def _keep(self, name: str, workers: SourceWorkers) -> None:
         """Run a source's children; one that only audits fails its items and restarts."""

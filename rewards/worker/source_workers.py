@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from headrace.config.sections.reward import SourceConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_error
 from headrace.protocol.messages.control import Score, ScoreItem
 from rewards import kinds
 from rewards.answers.row import right_or_wrong
@@ -82,12 +82,10 @@ class SourceWorkers:
 
     async def run(self) -> None:
         """Keep the children at work; ends only by cancellation or an error."""
-        try:
+        with first_error(UserError, RunFailedError):
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._source.children):
                     group.create_task(self._keep_child())
-        except* (UserError, RunFailedError) as errors:
-            raise errors.exceptions[0] from None
 
     async def _keep_child(self) -> None:
         while True:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kit import study_runs
 from benchmarks.kit.arms import Arm, key
 from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_plan import Study, in_drawn_order
@@ -267,6 +268,18 @@ def test_a_disturbed_run_is_run_again_and_a_row_says_its_place(tmp_path: Path) -
     assert [row["place"] for row in runner.rows.rows.values()] == [3, 3]
     assert list(runner.rows.rows) == [f"{key(arm, 1)}/disturbed-0", key(arm, 1)]
     assert runner.run_all([(arm, 1, 3)]) == [], "nothing is missing"
+
+
+@pytest.mark.parametrize(("there", "warned"), [(None, False), (True, False), (False, True)])
+def test_rows_of_another_kind_of_processor_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, there: bool | None, warned: bool
+) -> None:
+    monkeypatch.setattr(study_runs, "has_bfloat16", lambda: True)
+    arm = Arm("one", "recipes/quickstart.toml")
+    runner = Runner("race", ResultFile(tmp_path / "rows.jsonl"), measure_of([0.0]))
+    runner.rows.rows["before"] = {"machine": {} if there is None else {"bfloat16": there}}
+    runner.run_all([(arm, 1, 0)])
+    assert (study_runs.OTHER_MACHINE in capsys.readouterr().err) is warned
 
 
 def test_a_failure_is_kept_in_tuning_alone(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 In: a configuration and the machine. Out: bytes by part, on the host or on a GPU. The constants are
 proportional set sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU; on a
-GPU's host resident sizes); a part should be right to within 15 % of what a run whose answers are
-the longest takes (`headrace config explain --measure`), and tells a user what to shrink.
+GPU's host resident sizes). Carried keys are a bound; every other part should be right to within
+15 % of what full batches of the longest answers take (`headrace config explain --measure`).
 """
 
 from dataclasses import dataclass

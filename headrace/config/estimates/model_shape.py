@@ -101,9 +101,8 @@ def model_shape(folder: Path) -> ModelShape:
 
 def _parameters(shape: ModelShape, *, tied: bool) -> int:
     """Estimate the number of parameters from the matrices, where there are no weights."""
-    return shape.layers * shape.layer_parameters + shape.vocabulary * shape.hidden * (
-        1 if tied else 2
-    )
+    embeddings = shape.vocabulary * shape.hidden * (1 if tied else 2)
+    return shape.layers * shape.layer_parameters + embeddings
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:

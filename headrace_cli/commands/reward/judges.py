@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from headrace.config.sections.run import RunConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_error
 from headrace.host.hardware import detect
 from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
 from headrace.run_files.run_folder import write_config
@@ -37,12 +37,11 @@ async def serve_judges(config: RunConfig) -> AsyncIterator[None]:
             launcher.start(child, {})
         os.environ[JUDGES_VARIABLE] = str(run_dir / FOLDER)
         try:
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(_watch(launcher, children))
-                yield
-                watching.cancel()
-        except* (UserError, RunFailedError) as errors:
-            raise errors.exceptions[0] from None
+            with first_error(UserError, RunFailedError):
+                async with asyncio.TaskGroup() as group:
+                    watching = group.create_task(_watch(launcher, children))
+                    yield
+                    watching.cancel()
         finally:
             del os.environ[JUDGES_VARIABLE]
             launcher.end(children, grace_s=END_S)

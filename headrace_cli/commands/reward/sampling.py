@@ -25,7 +25,7 @@ from headrace.config.device_defaults import resolve_generator
 from headrace.config.loading.hub import named_model, with_local_model
 from headrace.config.preflight.checks import check_dataset, check_model, check_recipe
 from headrace.config.sections.run import RunConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, first_error
 from headrace.host.hardware import detect
 from headrace_cli.commands.run.train import config_from_arguments
 
@@ -119,17 +119,10 @@ async def side_by_side(
                 told = await work(thing)
             progress.update(bar, advance=1, told=told)
 
-        try:
+        with first_error(UserError, RunFailedError):
             async with asyncio.TaskGroup() as group:
                 for thing in things:
                     group.create_task(one(thing))
-        except* (UserError, RunFailedError) as errors:
-            raise _first(errors) from None
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    found = errors.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 def print_result(
