@@ -73,7 +73,7 @@ async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) ->
             raise
         if not limit.expired():
             return _failure(error, began)
-        notes = getattr(error.__cause__, "__notes__", [])
+        notes = getattr(error.__cause__ or error.__context__, "__notes__", [])
         text = "; ".join([f"no result within {timeout_s:g} s", *notes])
         return Outcome("timeout", time.perf_counter() - began, error=text[:MAX_ERROR])
 
