@@ -110,9 +110,7 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
     from generators.engines.vllm_adapter import adapter_layout
     from generators.engines.vllm_engine import VllmEngine, VllmSettings
 
-    adapter = config.learner.lora
-    if adapter is not None and adapter.publish == "merged":
-        adapter = None
+    adapter = config.learner.published_adapter
     if adapter is not None:
         if images:
             raise UserError(f'{path} reads images: set learner.lora.publish to "merged"')

@@ -212,9 +212,9 @@ class ModelSet:
         narrow = self._config.generator.dtype == "bfloat16"
         # A CPU without such products samples in float32.
         narrow = narrow and (self._device.type != "cpu" or has_bfloat16())
-        wanted, lora = torch.bfloat16 if narrow else None, self._config.learner.lora
+        wanted = torch.bfloat16 if narrow else None
         state: Callable[[Any], Mapping[str, Tensor]] = file_weights
-        if lora is not None and lora.publish == "adapter":
+        if self._config.learner.published_adapter is not None:
             state = adapter_weights
         with self.engines[POLICY].whole_parameters():
             policy = self.networks[POLICY]

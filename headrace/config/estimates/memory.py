@@ -163,9 +163,9 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         on_cpu = not on_gpu or learner.device == "cpu"
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS[not on_cpu]
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
-        published, lora = weights, learner.lora
-        if lora is not None and lora.publish == "adapter":
-            numbers = shape.adapter_parameters(lora.rank, lora.targets)
+        published = weights
+        if (adapter := learner.published_adapter) is not None:
+            numbers = shape.adapter_parameters(adapter.rank, adapter.targets)
             published = numbers * DTYPE_BYTES[generator.dtype]
         parts["published weights"] = (KEPT_VERSIONS + 1) * published
         copies = on_gpu or config.schedule.publishes_behind

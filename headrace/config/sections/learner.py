@@ -139,3 +139,8 @@ class LearnerConfig(StrictModel):
 
     cpus: list[int] | None = None
     """Cores on a CPU machine. None: all but the generators' when streaming; else all."""
+
+    @property
+    def published_adapter(self) -> AdapterConfig | None:
+        """The adapter that generators load by itself; None: they get whole weights."""
+        return self.lora if self.lora is not None and self.lora.publish == "adapter" else None

@@ -33,12 +33,6 @@ def _group(config: RunConfig) -> GroupAdvantageConfig | None:
     return advantages if isinstance(advantages, GroupAdvantageConfig) else None
 
 
-def _adapter_rank(config: RunConfig) -> int:
-    """Return the rank of adapters that generators load; 0 where they get merged weights."""
-    lora = config.learner.lora
-    return lora.rank if lora is not None and lora.publish == "adapter" else 0
-
-
 def _egae(config: RunConfig) -> EgaeConfig | None:
     advantages = config.algorithm.advantages
     return advantages if isinstance(advantages, EgaeConfig) else None
@@ -498,12 +492,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "learner.lora.publish",
-        lambda c: _adapter_rank(c) > 0 and c.generator.engine == "torch",
+        lambda c: c.learner.published_adapter is not None and c.generator.engine == "torch",
         'is "merged" where generator.engine is not "vllm"',
     ),
     Rule(
         "learner.lora.rank",
-        lambda c: _adapter_rank(c) > 512,
+        lambda c: (own := c.learner.published_adapter) is not None and own.rank > 512,
         'is at most 512 where vLLM loads adapters: learner.lora.publish = "merged" has no limit',
     ),
     Rule(
