@@ -26,6 +26,7 @@ SERIES = (
     "rollout/finished_length",
     "actor/entropy",
     "actor/pg_clipfrac_upper",
+    "actor/pg_clipped_probability",
     "actor/ppo_kl",
     "critic/vf_explained_var",
     "staleness/mean",

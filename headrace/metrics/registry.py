@@ -39,6 +39,7 @@ _ALL = (
     MetricInfo("actor/pg_clipfrac_dual", "share", "trained tokens held by the dual clip", "near 0"),
     MetricInfo("actor/pg_clipfrac_lower", "share", "trained tokens clipped at the lower bound", "below 0.1"),
     MetricInfo("actor/pg_clipfrac_upper", "share", "trained tokens clipped at the upper bound", "below 0.1"),
+    MetricInfo("actor/pg_clipped_probability", "", "mean probability of the tokens clipped at the upper bound", "rises with the bound"),
     MetricInfo("actor/pg_loss", "", "clipped policy loss", "around 0; its size says little"),
     MetricInfo("actor/ppo_kl", "nats", "approximate KL from anchor to current policy", "below 0.1"),
     MetricInfo("actor/ratio_max", "", "largest ratio of policy to anchor", "below 10"),

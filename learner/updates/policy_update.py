@@ -49,6 +49,7 @@ class LossTerms(NamedTuple):
     surrogate: PolicyLoss
     advantages: Tensor
     mask: Tensor
+    new: Tensor
     entropy: Tensor
 
 
@@ -87,6 +88,7 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
         surrogate=surrogate._replace(loss=surrogate.loss.detach()),
         advantages=x.advantages,
         mask=x.mask,
+        new=x.new.detach(),
         entropy=x.entropy.detach(),
     )
     return LossOutputs(loss, made_of)
@@ -223,7 +225,7 @@ class PolicyUpdate(ModelUpdate):
         dropped = self._of_tokens(lambda terms: terms.mask & (terms.ratio.weight == 0))
         weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), over_cap)
         tallies = [
-            tally_policy(*read[:4], entropy=read.entropy),
+            tally_policy(*read[:5], entropy=read.entropy),
             tally_weights(weights, start, behaviour, known, dropped=dropped),
             tally_mismatch(start, behaviour, known & windows.same_version & exact),
             tally_hot(
@@ -244,7 +246,7 @@ class PolicyUpdate(ModelUpdate):
         ratios, losses, *others = zip(
             LossTerms(
                 Ratio(nothing, nothing, never), PolicyLoss(nothing, never, never, never),
-                nothing, never, nothing,
+                nothing, never, nothing, nothing,
             ),
             *(terms for _, terms in self.seen),
             strict=True,

@@ -67,21 +67,24 @@ def tally_policy(
     policy_loss: PolicyLoss,
     advantages: Tensor,
     mask: Tensor,
+    new: Tensor,
     *,
     entropy: Tensor | None = None,
 ) -> Tally:
     """Tally the policy's move inside the update: KL, clips, entropy, advantages.
 
-    All tensors [T]; only tokens of the mask count. KL is k3 of KL(anchor || new) at tokens of
-    the anchor: r - 1 - log r. Without `entropy` its sums are 0."""
+    All tensors [T], `new` the policy's logprobs; only tokens of the mask count. KL is k3 of
+    KL(anchor || new) at tokens of the anchor: r - 1 - log r. Without `entropy` its sums are 0."""
     log_r = ratio.log_ratio.detach().to(torch.float64)
     entropy_tokens = mask if entropy is not None else torch.zeros_like(mask)
+    clipped_high = mask & policy_loss.clipped_high
     return Tally(
         sums={
             "policy/tokens": _count(mask),
             "policy/k3": _sum(torch.expm1(log_r) - log_r, mask),
             "policy/clipped_low": _count(mask & policy_loss.clipped_low),
-            "policy/clipped_high": _count(mask & policy_loss.clipped_high),
+            "policy/clipped_high": _count(clipped_high),
+            "policy/clipped_high_probability": _sum(new.exp(), clipped_high),
             "policy/clipped_dual": _count(mask & policy_loss.clipped_dual),
             "policy/entropy": _sum(mask if entropy is None else entropy, entropy_tokens),
             "policy/entropy_tokens": _count(entropy_tokens),

@@ -112,6 +112,7 @@ DIAGNOSTICS: dict[str, Formula] = {
     "actor/pg_clipfrac": clipped_share,
     "actor/pg_clipfrac_lower": share("policy/clipped_low", "policy/tokens"),
     "actor/pg_clipfrac_upper": share("policy/clipped_high", "policy/tokens"),
+    "actor/pg_clipped_probability": share("policy/clipped_high_probability", "policy/clipped_high"),
     "actor/pg_clipfrac_dual": share("policy/clipped_dual", "policy/tokens"),
     "actor/ratio_max": largest("policy/ratio"),
     "actor/entropy": share("policy/entropy", "policy/entropy_tokens"),

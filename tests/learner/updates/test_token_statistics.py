@@ -46,7 +46,7 @@ def tally_all(x: dict[str, Tensor], segments: Segments) -> Tally:
     )
     return merge(
         [
-            tally_policy(ratio, loss, x["advantages"], x["mask"], entropy=x["entropy"]),
+            tally_policy(ratio, loss, x["advantages"], x["mask"], x["new"], entropy=x["entropy"]),
             tally_weights(ratio, x["proximal"], x["behaviour"], x["mask"]),
             tally_mismatch(x["proximal"], x["behaviour"], x["mask"]),
             tally_hot(
@@ -129,7 +129,7 @@ def test_policy_figures() -> None:
         ratio.log_ratio, advantages, clip_low=0.2, clip_high=0.28, dual_clip=10
     )
     made = finalise(
-        tally_policy(ratio, loss, advantages, mask, entropy=f64([0.4, 0.8, 0.4, 0.8, 99.0]))
+        tally_policy(ratio, loss, advantages, mask, new, entropy=f64([0.4, 0.8, 0.4, 0.8, 99.0]))
     )
     k3 = [r - 1 - math.log(r) for r in (1.0, 1.5, 0.5, 15.0)]
     assert made == pytest.approx(
@@ -139,13 +139,14 @@ def test_policy_figures() -> None:
             "actor/pg_clipfrac_lower": 0.25,
             "actor/pg_clipfrac_upper": 0.25,
             "actor/pg_clipfrac_dual": 0.25,
+            "actor/pg_clipped_probability": 1.5,
             "actor/ratio_max": 15.0,
             "actor/entropy": 0.6,
             "actor/advantage_mean": 0.0,
             "actor/advantage_std": 1.0,
         }
     )
-    assert "actor/entropy" not in finalise(tally_policy(ratio, loss, advantages, mask))
+    assert "actor/entropy" not in finalise(tally_policy(ratio, loss, advantages, mask, new))
 
 
 def test_weight_figures() -> None:
