@@ -159,6 +159,8 @@ class StudyFile(_StudyTable):
     """The arm that the others are compared with, seed by seed."""
     jobs: int | None = None
     """Runs at a time. None: one per core."""
+    timed: bool = True
+    """Figures are of seconds, so that a run needs a quiet machine. False: of updates and tokens."""
     drawn: bool = False
     """Draw the order of the arms for every two seeds."""
     variables: dict[str, Number | str] = {}

@@ -42,12 +42,14 @@ Measure = Callable[..., Row]
 class Runner:
     """Runner of a study's runs. `measure` runs one; `jobs`: runs at a time.
 
-    `keep`: where their folders are kept, else they are removed."""
+    `timed`: a run that others disturbed is repeated. `keep`: where their folders are kept, else
+    they are removed."""
 
     study: str
     rows: ResultFile
     measure: Measure
     jobs: int = 1
+    timed: bool = True
     keep: Path | None = None
 
     def run_all(self, plan: Plan, *, keep_failures: bool = False) -> list[str]:
@@ -87,6 +89,7 @@ class Runner:
                         row: Row = {"study": self.study, "place": place}
                         try:
                             row |= future.result()
+                            row["disturbed"] &= self.timed
                         except RunFailedError as error:
                             progress.advance(bar)
                             if keep_failures:

@@ -151,7 +151,7 @@ def train(options: argparse.Namespace, device: torch.device, folder: Path) -> di
                 raise RuntimeError(done.skipped)
             figures = {n: float(v) for n, v in done.metrics.items() if isinstance(v, float)}
             began = time.perf_counter()
-            publisher.written(None)
+            publisher.behind.written(None)
             figures["written_s"] = figures["timing_s/publish"] + time.perf_counter() - began
             print({n: round(v, 3) for n, v in figures.items() if n.startswith("timing_s/")})
             if update > 1:  # the first one compiles layers and makes the optimizers' state

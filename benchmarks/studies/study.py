@@ -8,7 +8,7 @@ its share of the cores. Seeds are the outer loop, so that an interrupted study h
 first seeds.
 
 A row has the machine's other load during the run; a run beside which others took more than a
-twentieth of a core is repeated, three times at most.
+twentieth of a core is repeated, three times at most, where a study's figures are of seconds.
 """
 
 import argparse
@@ -122,7 +122,10 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
         return 0
     if part == "tune" or any(is_missing(key(arm, seed), rows.rows) for arm, seed, _ in plan):
         prepare(file.prepare)
-    runner = Runner(study.name, rows, measure_of(study), jobs=options.jobs, keep=options.keep)
+    runner = Runner(
+        study.name, rows, measure_of(study),
+        jobs=options.jobs, timed=file.timed, keep=options.keep,
+    )  # fmt: skip
     failed: list[str] = []
     if part == "tune":
         runner.tune(study.tuning(rows), modes)
