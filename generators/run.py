@@ -248,7 +248,7 @@ async def generate(
                     hello, capacity=config.generator.capacity, chosen=", ".join(map(str, choices))
                 ),
                 chunk_tokens=config.chunk_tokens,
-                weights_folder=cache_folder() / "weights" / name,
+                weights_folder=cache_folder() / "weights",
                 curve_keys=link.curve_keys,
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,

@@ -2,8 +2,9 @@
 
 Sources are tried in order: `file:/path` (same host: used in place) and `tcp://host:port` (the
 learner's ROUTER: fetched in pieces into the cache folder, and resumed where a broken transfer
-ended). A file counts only when its size and digest are those of the WeightNotice. `WeightLayout`
-checks, before a live model is touched, that names and shapes are those of the policy.
+ended; generators that share the folder fetch a version once). A file counts only when its size and
+digest are those of the WeightNotice. `WeightLayout` checks, before a live model is touched, that
+names and shapes are those of the policy.
 """
 
 import asyncio
@@ -13,6 +14,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import AsyncFileLock
+
+from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.protocol.messages.control import (
     WeightBytes,
     WeightNotice,
@@ -60,7 +64,8 @@ async def fetch(
                 return path
             if source.startswith("tcp://"):
                 link = Link(source, max_bytes, curve_keys)
-                return await _download(notice, folder, Dealer(link, name), silence_s)
+                async with AsyncFileLock(folder.with_name(f"{folder.name}.lock")):
+                    return await _download(notice, folder, Dealer(link, name), silence_s)
             raise WeightsUnavailableError("only file: and tcp:// sources are known")
         except (WeightsUnavailableError, OSError) as error:
             failures.append(f"{source}: {error}")
@@ -97,9 +102,10 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
 
 
 def _keep_newest(folder: Path, part: Path) -> None:
-    """Remove all files but `part` and the newest complete one, for failed loads."""
+    """Remove all files but `part` and the newest complete ones: others load them, or go back."""
     complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-    for old in [*complete[:-1], *(path for path in folder.glob("*.part") if path != part)]:
+    broken = (path for path in folder.glob("*.part") if path != part)
+    for old in [*complete[:-KEPT_VERSIONS], *broken]:
         old.unlink()
 
 

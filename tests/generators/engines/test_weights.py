@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from generators.engines.model_files import end_token_ids, read_config, weight_layout
 from generators.engines.weights import WeightLayout, WeightsUnavailableError, fetch, read_shapes
+from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.errors import UserError
 from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
 from headrace.protocol.transport.sockets import Router
@@ -80,6 +81,23 @@ async def test_pieces_come_over_the_socket_when_there_is_no_file(tmp_path: Path)
     assert path.read_bytes() == DATA
     assert server.offsets == list(range(0, len(DATA), 1000))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+async def test_generators_of_a_host_fetch_a_version_once(tmp_path: Path) -> None:
+    """They share a folder, whichever of them comes first; the last versions stay for the others."""
+    server, folder = WeightServer(DATA), tmp_path / "weights"
+    task = asyncio.create_task(server.serve())
+    notice = make_notice([server.router.address])
+    names = [f"generator-{number}" for number in range(4)]
+    paths = await asyncio.gather(*(fetch(notice, folder, name=name) for name in names))
+    assert set(paths) == {folder / f"{notice.digest}.safetensors"}
+    assert server.offsets == list(range(0, len(DATA), 1000))
+    for version in range(4):
+        server.data = DATA + bytes([version])
+        await fetch(make_notice(notice.sources, server.data), folder, name=names[0])
+    assert len(list(folder.iterdir())) == KEPT_VERSIONS + 1
+    task.cancel()
+    server.router.close()
 
 
 async def test_a_broken_transfer_goes_on_where_it_ended(tmp_path: Path) -> None:
