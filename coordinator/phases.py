@@ -263,7 +263,7 @@ class Phases:
         """Request a checkpoint of the last update, again from a learner that says Hello
         meanwhile."""
         training = self.parts.training
-        if training.ready and training.orders.checkpoint is None:
+        if training.ready and not training.orders.checkpoints:
             await training.request_checkpoint()
 
     # -- the end ----------------------------------------------------------------------------------

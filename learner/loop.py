@@ -21,6 +21,8 @@ from learner.process.trainer import Trainer
 from learner.process.weight_publishing import WeightPublisher
 
 _LOG = logging.getLogger("headrace.learner")
+LAST_CHECKPOINT_S = 60.0
+"""A learner that ends waits this long for a checkpoint that is being written."""
 
 
 def run_loop(
@@ -38,7 +40,7 @@ def run_loop(
                 answer = trainer.announce(message.lineage, message.publish_as, publisher)
             case m.Restore():
                 if publisher is not None:
-                    publisher.written(None)  # of a line that is given up
+                    publisher.behind.written(None)  # of a line that is given up
                 trainer.go_back(message.line)
                 _greet(inbox)
             case m.Batch() if not trainer.is_next(message):
@@ -55,10 +57,12 @@ def run_loop(
             case m.CheckpointRequest():
                 answer = trainer.checkpoint(message.lineage, message.journal)
             case m.Shutdown():
+                trainer.checkpoints.writing.close(LAST_CHECKPOINT_S)
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
-            trainer.announce_written(publisher, reported=True)
+            if publisher is not None:
+                trainer.announce_written(publisher, reported=True)
             while trainer.notices:  # an answer means that Hello was said
                 inbox.send(trainer.notices.pop(0))
 
@@ -91,14 +95,13 @@ def _next(
     waiting, due_at = trainer.publication.waiting, trainer.publication.due_at
     due = (waiting, due_at) if waiting is not None and due_at is not None else None
     with contextlib.ExitStack() as stage:
-        if publisher.is_writing:
-            stage.enter_context(trainer.publishing())
+        if trainer.announce_written(publisher):
+            stage.enter_context(trainer.writing())
 
         def is_writing() -> bool:
-            trainer.announce_written(publisher)
-            if not publisher.is_writing:
+            if not (goes_on := trainer.announce_written(publisher)):
                 stage.close()
-            return publisher.is_writing
+            return goes_on
 
         while isinstance(message := inbox.next(due=due, is_writing=is_writing), m.BatchPart):
             _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)

@@ -18,6 +18,7 @@ with lasting():
     import signal
     import sys
     from collections.abc import Callable, Sequence
+    from functools import partial
     from pathlib import Path
 
     import torch
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace) -> None:
                 )
                 trainer.notices = _checkpoint_incidents(options.run_dir / "checkpoints", trainer)
                 trainer.tell, trainer.send = _disk_reporter(inbox), inbox.announce
-                work.between = lambda: trainer.announce_written(publisher)
+                work.between = partial(trainer.announce_written, publisher)
             else:
                 # Rank 0 hears the request to end and passes it on between two updates.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)

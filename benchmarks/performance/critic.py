@@ -189,7 +189,7 @@ def values_of(
     )  # fmt: skip
     relay = RankRelay(rank=0, world=1)
     RankCheckpoints(
-        run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work
+        run_dir / "checkpoints", config, rank=0, relay=relay, reads=True, work=work, tell=print
     ).restore(checkpoint, models.engines)
     shard = Shard(
         sequences=[

@@ -42,8 +42,8 @@ class OutstandingRequests:
 
     Attributes:
         update: of the batch in flight. lineage: the one that it continues. publish_as: the version
-        that its weights will have; None where it trains no policy. checkpoint: the update of a
-        checkpoint that was requested by itself. versions: those that the learner may publish, each
+        that its weights will have; None where it trains no policy. checkpoints: the updates of
+        those that are to come by themselves. versions: those that the learner may publish, each
         with the first update that its weights may be from. newest: the last update sent to it.
         follows: the version of its weights, where that is not published yet.
     """
@@ -54,7 +54,7 @@ class OutstandingRequests:
     windows: list[Window] = field(default_factory=list)
     publish_as: int | None = None
     checkpoint_with_update: bool = False
-    checkpoint: int | None = None
+    checkpoints: set[int] = field(default_factory=set)
     versions: dict[int, int] = field(default_factory=dict)
     newest: int = 0
     follows: int | None = None
@@ -69,8 +69,12 @@ class OutstandingRequests:
         if trains:
             self.versions[batch.publish_as] = batch.update
 
-    def batch_answered(self, follows: int | None = None) -> None:
-        """Note that the learner has answered for the batch, and which version will follow."""
+    def batch_answered(self, follows: int | None = None, checkpoint: str | None = None) -> None:
+        """Note that the learner has answered for the batch, and which version will follow.
+
+        Its checkpoint will follow, too, if one was requested and is not there."""
+        if self.checkpoint_with_update and checkpoint is None and self.update is not None:
+            self.checkpoints.add(self.update)
         self.follows = self.follows if follows is None else follows
         self.update = self.batch_id = self.publish_as = None
         self.windows, self.checkpoint_with_update = [], False
@@ -108,7 +112,7 @@ def learner_refusal(
         case m.WeightNotice():
             problem = _notice_problem(message, orders)
         case m.CheckpointDone():
-            asked = orders.checkpoint == message.update
+            asked = message.update in orders.checkpoints
             problem = None if asked else f"no checkpoint of update {message.update} was asked for"
     return Refusal("not_asked", problem) if problem else None
 

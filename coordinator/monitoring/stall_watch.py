@@ -141,8 +141,8 @@ class StallWatch:
             return f"the learner's update {hub.account.taken.update}"
         if training.orders.follows is not None:
             return f"the learner to publish version {training.orders.follows}"
-        if training.orders.checkpoint is not None:
-            return f"the learner's checkpoint of update {training.orders.checkpoint}"
+        if training.orders.checkpoints:
+            return f"the learner's checkpoint of update {min(training.orders.checkpoints)}"
         return ""
 
 

@@ -230,7 +230,7 @@ class LearnerUpdates:
         hub = self._hub
         taken = hub.account.taken
         assert taken is not None, "permissions let through an update that nobody waits for"
-        self.orders.batch_answered(message.follows)
+        self.orders.batch_answered(message.follows, message.checkpoint)
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         metrics |= asked_shares(hub.config.task, hub.state.mixture, hub.state.committed)
@@ -271,14 +271,14 @@ class LearnerUpdates:
         learner = self._hub.peers.learner
         if learner is not None:
             update, end = self._hub.state.committed, self._hub.recorder.end
-            self.orders.checkpoint = update
+            self.orders.checkpoints.add(update)
             lineage = self._hub.state.lineage
             request = m.CheckpointRequest(update=update, lineage=lineage, journal=end)
             await self._hub.send(learner.hello.name, request)
 
     def checkpoint_done(self, message: m.CheckpointDone) -> None:
         """Record a requested checkpoint that is complete."""
-        self.orders.checkpoint = None
+        self.orders.checkpoints.discard(message.update)
         self._checkpointed(message.update, message.path)
 
     @property

@@ -35,7 +35,7 @@ class ProgressReporter:
         self._now = self._said = Progress(stage="")
         self._known: dict[int, int] = {}
         self._bytes, self._looked_at = 0, 0.0
-        self.between: Callable[[], None] = lambda: None
+        self.between: Callable[[], object] = lambda: None
 
     def at(self, stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
         """Finished units of a stage; an empty stage: nothing is under way."""

@@ -197,7 +197,7 @@ _ALL = (
     MetricInfo("staleness/max", "updates", "largest age of a trained token", "at most schedule.max_staleness"),
     MetricInfo("staleness/mean", "updates", "mean age of trained tokens", "at most schedule.max_staleness"),
     MetricInfo("timing_s/advantages", "s", "advantages and value targets"),
-    MetricInfo("timing_s/checkpoint", "s", "writing a checkpoint"),
+    MetricInfo("timing_s/checkpoint", "s", "standstill of the learner for a checkpoint"),
     MetricInfo("timing_s/forward", "s", "values and proximal logprobs of the update's start"),
     MetricInfo("timing_s/policy", "s", "passes and steps of the policy"),
     MetricInfo("timing_s/publish", "s", "standstill of the learner for a version of its weights"),

@@ -202,7 +202,7 @@ class DeepSpeedEngine:
         return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this rank's optimizer state, and float32 master weights if any."""
+        """Copy this rank's optimizer state, and float32 master weights if any, to the CPU."""
         tensors = {"steps": torch.tensor(self.steps)}
         moments = self._adam_state()
         for i, partition in enumerate(self._partitions()):
@@ -210,7 +210,7 @@ class DeepSpeedEngine:
                 tensors[f"{i}.master"] = partition.detach()
             for name, value in moments.get(partition, {}).items():
                 tensors[f"{i}.{name}"] = torch.as_tensor(value)
-        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        return {name: x.to("cpu", copy=True).contiguous() for name, x in tensors.items()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, on as many ranks as then (any number at ZeRO 0)."""

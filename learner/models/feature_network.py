@@ -79,8 +79,9 @@ class FeatureEngine:
         raise NotImplementedError("a least-squares head is refitted, not stepped")
 
     def state(self) -> dict[str, Tensor]:
-        """Return the head and its sums, the same on all ranks."""
-        return {"steps": torch.tensor(self.steps), **self.head.state()}
+        """Copy the head and its sums, the same on all ranks, to the CPU."""
+        copies = {name: x.to("cpu", copy=True) for name, x in self.head.state().items()}
+        return {"steps": torch.tensor(self.steps), **copies}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, on any number of ranks."""

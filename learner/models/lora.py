@@ -7,6 +7,7 @@ nothing; weights that leave have the names and the shapes of the model's files.
 """
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,15 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Write what trains as a folder that `peft.PeftModel.from_pretrained` loads."""
+def save_adapter(model: Any, folder: Path, trained: Mapping[str, Tensor]) -> None:
+    """Write what trains as a folder that `peft.PeftModel.from_pretrained` loads.
+
+    `trained`: a copy of the model's `adapter_weights` on the CPU."""
     config = copy.copy(model.peft_config[_NAME])
     # Told earlier, peft would train a copy of the head and not the head.
     config.modules_to_save = ["score"] if hasattr(model, "score") else None
     config.save_pretrained(folder)
-    save_file({n: p.detach().cpu() for n, p in adapter_weights(model).items()}, folder / _FILE)
+    save_file(dict(trained), folder / _FILE)
 
 
 def _load(model: nn.Module, folder: Path) -> None:

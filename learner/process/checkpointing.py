@@ -7,6 +7,7 @@ a restored learner goes on to the bit.
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,9 +30,10 @@ from learner.process.checkpoint import POLICY, STATE, newest, number_of, write_c
 from learner.process.model_set import ModelSet
 from learner.process.rank_broadcast import RankRelay
 from learner.process.weight_publishing import bytes_of
+from learner.process.write_behind import Tell, WriteBehind
 
 _NO_OPINION = 2**62
-Tell = Callable[[str], None]
+_POLL_S = 0.05
 
 
 @dataclass
@@ -48,7 +50,9 @@ class WeightPosition:
 
 
 class RankCheckpoints:
-    """The checkpoints of one rank. `passed_over`: those that were not whole, and why."""
+    """The checkpoints of one rank.
+
+    `passed_over`: those that were not whole, and why. `writing`: what is written behind updates."""
 
     def __init__(
         self,
@@ -59,11 +63,13 @@ class RankCheckpoints:
         relay: RankRelay,
         reads: bool,
         work: ProgressReporter,
+        tell: Tell,
     ) -> None:
-        """`reads`: this rank checks which of them are whole."""
+        """`reads`: this rank checks which of them are whole. `tell`: see `WriteBehind`."""
         self._root, self._config, self._rank = root, config, rank
         self._relay, self._reads, self._work = relay, reads, work
         self.passed_over: list[str] = []
+        self._tell, self.writing = tell, WriteBehind[Path | None]("checkpoint", tell)
 
     def newest(self, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
         """Find the newest whole checkpoint. A collective; one rank of each host reads."""
@@ -100,40 +106,63 @@ class RankCheckpoints:
         journal: JournalEnd | None,
         *,
         resumed_from: Path | None,
-        tell: Tell,
-    ) -> Path:
-        """Write a checkpoint: each rank its own state, which rank 0 moves into it."""
+        behind: bool,
+    ) -> Path | None:
+        """Write a checkpoint, or begin to write copies: then None, and `writing` has its path.
+
+        A collective. Each rank writes its own state, which rank 0 moves into the checkpoint."""
+        assert self.writing.written(None) is None, "nobody took the last checkpoint"
         shelf, learner = self._root / ".ranks", self._config.learner
-        with self._work.moving(f"writing the checkpoint of update {position.update}"):
-            for name, engine in models.engines.items():
-                if self._rank == 0 or learner.zero_stage:
-                    state = engine.state() | {"rng": torch.get_rng_state()}
-                    _shelve(state, shelf / f"{name}-{self._rank}.safetensors", tell)
-            whole = models.whole_weights()
-            # Ranks wait here for one another's disks, for as long as these take.
-            self._relay.least(0)
-            if self._rank == 0:
+        if self._rank == 0:
+            shutil.rmtree(shelf, ignore_errors=True)  # of a learner that was killed
+        self._relay.least(0)
+        update = position.update
+        with self._work.moving(f"copying what the checkpoint of update {update} holds"):
+            states = {
+                f"{name}-{self._rank}.safetensors": engine.state() | {"rng": torch.get_rng_state()}
+                for name, engine in models.engines.items()
+                if self._rank == 0 or learner.zero_stage
+            }
+            whole = models.whole()
+        ranks = learner.ranks if learner.zero_stage else 1
+        wanted = [f"{name}-{rank}.safetensors" for name in models.engines for rank in range(ranks)]
+        facts = asdict(position) | {
+            "journal": journal and to_builtins(journal),
+            "ranks": learner.ranks,
+            "zero_stage": learner.zero_stage,
+            "steps": {name: engine.steps for name, engine in models.engines.items()},
+            "resumed_from": str(resumed_from) if resumed_from else None,
+        }
 
-                def fill(folder: Path) -> None:
-                    for name, weights in whole.items():
-                        models.save(name, folder / name, weights)
-                    shutil.copytree(shelf, folder / STATE, copy_function=_same_file)
+        def fill(folder: Path) -> None:
+            for name, model in whole.items():
+                models.save(name, folder / name, model)
+            shutil.copytree(shelf, folder / STATE, copy_function=_same_file)
 
-                facts = asdict(position) | {
-                    "journal": journal and to_builtins(journal),
-                    "ranks": learner.ranks,
-                    "zero_stage": learner.zero_stage,
-                    "steps": {name: engine.steps for name, engine in models.engines.items()},
-                    "resumed_from": str(resumed_from) if resumed_from else None,
-                }
-                write_checkpoint(
-                    self._root, facts.pop("update"), fill, facts=facts,
-                    keep_last=self._config.checkpoint.keep_last,
-                    needs=sum(map(bytes_of, whole.values())), tell=tell, work=self._work,
-                )  # fmt: skip
-                shutil.rmtree(shelf)
-            self._relay.least(0)
-        return self._root / f"step_{position.update}"
+        def write(tell: Tell, work: ProgressReporter | None = None) -> Path | None:
+            for name, state in states.items():
+                _shelve(state, shelf / name, tell)
+            if self._rank:
+                return None
+            # The disks of other ranks take as long as they take.
+            while not all((shelf / name).is_file() for name in wanted):
+                time.sleep(_POLL_S)
+            path = write_checkpoint(
+                self._root, facts.pop("update"), fill, facts=facts,
+                keep_last=self._config.checkpoint.keep_last,
+                needs=sum(bytes_of(model.weights) for model in whole.values()),
+                tell=tell, work=work,
+            )  # fmt: skip
+            shutil.rmtree(shelf)
+            return path
+
+        if behind:
+            self.writing.begin(write)
+            return None
+        with self._work.moving(f"writing the checkpoint of update {update}"):
+            path = write(self._tell, self._work)
+        self._relay.least(0)
+        return path
 
     def restore(
         self, path: Path, engines: Mapping[str, DeepSpeedEngine | FeatureEngine]
@@ -170,7 +199,9 @@ class RankCheckpoints:
 def _shelve(state: dict[str, Tensor], path: Path, tell: Tell) -> None:
     def attempt() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(state, path)
+        partial = path.with_suffix(".partial")
+        save_file(state, partial)
+        partial.rename(path)
 
     until_written(attempt, path.parent, bytes_of(state), tell=tell)
 

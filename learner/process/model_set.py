@@ -7,7 +7,7 @@ whole weights. Promise: weights that leave are of whole models, whatever the ZeR
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -50,6 +50,14 @@ from learner.ranking.model import SessionRanker
 
 VALUE_HEAD = "value_head.safetensors"
 """The file of a least-squares critic's head, in its Hugging Face folder."""
+
+
+class WholeModel(NamedTuple):
+    """A copy of a model on the CPU: the weights of its files, and what trains beside them (a fitted
+    head, an adapter), none if nothing does."""
+
+    weights: dict[str, Tensor]
+    trained: dict[str, Tensor]
 
 
 class ModelSet:
@@ -166,12 +174,19 @@ class ModelSet:
         if self._lora:
             share_base(model, self.networks[POLICY])
 
-    def whole_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Return the weights of each model, adapters merged, on rank 0. A collective."""
+    def whole(self) -> dict[str, WholeModel]:
+        """Copy each model, adapters merged, on rank 0. A collective."""
         whole = {}
         for name, engine in self.engines.items():
+            trained: Mapping[str, Tensor] = {}
+            if isinstance(engine, FeatureEngine):
+                trained = {"weights": engine.head.weights, "offset": engine.head.offset}
+            elif hasattr(self.networks[name], "peft_config"):
+                trained = adapter_weights(self.networks[name])
             with engine.whole_parameters():
-                whole[name] = self._copied(partial(merged_state, self.networks[name]), None)
+                state = partial(merged_state, self.networks[name])
+                weights = self._copied(state, None, copy=True)
+            whole[name] = WholeModel(weights, weights_of(trained, dtype=None, copy=True))
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
@@ -179,17 +194,16 @@ class ModelSet:
         with self.engines[RANKER].whole_parameters():
             return self._copied(self.networks[RANKER].state_dict, torch.float32)
 
-    def save(self, name: str, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Write a model's Hugging Face folder."""
+    def save(self, name: str, folder: Path, model: WholeModel) -> None:
+        """Write a model's Hugging Face folder. May be called while this learner trains on."""
         if name == RANKER and self.ranker is not None:
-            self.ranker.save(folder, weights)
+            self.ranker.save(folder, model.weights)
             return
-        self.networks[name].save_pretrained(folder, state_dict=weights)
-        if hasattr(self.networks[name], "peft_config"):
-            save_adapter(self.networks[name], folder / FOLDER)
-        if isinstance(engine := self.engines[name], FeatureEngine):
-            head = {"weights": engine.head.weights, "offset": engine.head.offset}
-            save_file(head, folder / VALUE_HEAD)
+        self.networks[name].save_pretrained(folder, state_dict=model.weights)
+        if isinstance(self.engines[name], FeatureEngine):
+            save_file(model.trained, folder / VALUE_HEAD)
+        elif model.trained:
+            save_adapter(self.networks[name], folder / FOLDER, model.trained)
         (self._processor or self.tokenizer).save_pretrained(folder)
 
     def _load_ranker(self, checkpoint: Path | None, training: RankerTraining) -> SessionRanker:
@@ -226,11 +240,13 @@ class ModelSet:
         dtype: torch.dtype | None,
         buffers: dict[str, Tensor] | None = None,
         update: int | None = None,
+        *,
+        copy: bool = False,
     ) -> dict[str, Tensor]:
         """Copy weights on rank 0 alone: host memory holds one copy, not one per rank."""
         if self.place.rank:
             return {}
-        return weights_of(state(), dtype=dtype, buffers=buffers, update=update)
+        return weights_of(state(), dtype=dtype, buffers=buffers, update=update, copy=copy)
 
     def _place(self, rank: int, work: ProgressReporter, *, shares_rows: bool) -> RankContext:
         config, learner = self._config, self._config.learner

@@ -85,18 +85,25 @@ class Trainer:
         self._config, self._rank, self._device = config, rank, device
         self._run_dir = run_dir
         self._is_reported = True
-        """Whether the coordinator has the report of every update whose version is being written."""
+        """Whether the coordinator has the report of every update of which something is being
+        written."""
         self._update_log = UpdateLog(run_dir, rank=rank)
         self.checkpoints = RankCheckpoints(
             run_dir / "checkpoints", config, rank=rank, work=self._work, reads=reads_checkpoints,
             relay=relay or RankRelay(rank=rank, world=config.learner.ranks),
+            tell=lambda text: self.tell(text),
         )  # fmt: skip
+        self._checkpoint: int | None = None
+        """The update of the checkpoint that the coordinator waits for."""
         self._build(self.checkpoints.newest())
 
     def go_back(self, line: Sequence[tuple[int, int | None]]) -> None:
         """Restore the newest checkpoint on the line, else the starting model if on it.
 
         The line has updates and their batches. UserError: there is none."""
+        with self.writing():
+            self.checkpoints.writing.written(None)
+        self._checkpoint = None
         found = self.checkpoints.newest_of(line)
         _LOG.warning("going back to %s", found or "the starting model")
         del self._updater, self.models
@@ -169,7 +176,9 @@ class Trainer:
         checkpoint = None
         if batch.checkpoint:
             began = time.perf_counter()
-            checkpoint = self.checkpoint(batch.lineage, batch.journal).path
+            behind = self._config.schedule.publishes_behind
+            done = self.checkpoint(batch.lineage, batch.journal, behind=behind)
+            checkpoint = None if done is None else done.path
             metrics["timing_s/checkpoint"] = time.perf_counter() - began
         return m.UpdateDone(
             batch_id=batch.batch_id,
@@ -191,6 +200,8 @@ class Trainer:
         self, lineage: int, version: int, publisher: WeightPublisher | None
     ) -> m.WeightNotice | None:
         """Publish the weights as they are, under `version`."""
+        # A coordinator to which this learner is new does not wait for its checkpoint.
+        self._checkpoint = None
         self.position.lineage, self.position.version = lineage, version
         return self.publish(publisher, at_once=True)
 
@@ -203,7 +214,7 @@ class Trainer:
         # A version of a line that is given up is announced no more.
         self._is_reported &= not at_once
         with self.publishing():
-            if publisher is not None and (late := publisher.written(None)) and not at_once:
+            if publisher is not None and (late := publisher.behind.written(None)) and not at_once:
                 self.send(late)
             weights = self.models.published_weights(update)
             ranker = None if self.models.ranker is None else self.models.ranker_weights()
@@ -212,7 +223,7 @@ class Trainer:
             assert publisher is not None
             if self._config.schedule.publishes_behind and not at_once and ranker is None:
                 publisher.begin(weights, version=version, update=update)
-                notice = publisher.written(SHORT_S)
+                notice = publisher.behind.written(SHORT_S)
                 self._is_reported = notice is not None
                 return notice
             notice = publisher.publish(weights, version=version, update=update)
@@ -222,15 +233,29 @@ class Trainer:
         """The stage of progress in which a version is copied or written."""
         return self._work.moving(f"publishing version {self.position.version}")
 
-    def announce_written(
-        self, publisher: WeightPublisher | None, *, reported: bool = False
-    ) -> None:
-        """Send the notice of a version that was written behind its update, if it is.
+    def writing(self) -> AbstractContextManager[None]:
+        """The stage of progress in which this learner waits for what is written behind updates."""
+        if self.checkpoints.writing.is_writing:
+            return self._work.moving("writing the last checkpoint")
+        return self.publishing()
+
+    def announce_written(self, publisher: WeightPublisher, *, reported: bool = False) -> bool:
+        """Send the notice of a version or a checkpoint that was written behind its update, if it
+        is; return whether one is still being written.
 
         `reported`: the coordinator has the report of that update, so it may be."""
         self._is_reported |= reported
-        if publisher is not None and self._is_reported and (notice := publisher.written()):
-            self.send(notice)
+        if self._is_reported:
+            if notice := publisher.behind.written():
+                self.send(notice)
+            self._announce_checkpoint(0.0)
+        return publisher.behind.is_writing or self.checkpoints.writing.is_writing
+
+    def _announce_checkpoint(self, timeout_s: float | None) -> None:
+        path = self.checkpoints.writing.written(timeout_s)
+        if path is not None and self._checkpoint is not None:
+            self.send(m.CheckpointDone(update=self._checkpoint, path=str(path)))
+            self._checkpoint = None
 
     def _publish_ranker(
         self, version: int, weights: dict[str, Tensor] | None
@@ -244,14 +269,25 @@ class Trainer:
             ranker, weights, self._run_dir, version=version, keep=keep, tell=self.tell
         )
 
-    def checkpoint(self, lineage: int, journal: m.JournalEnd | None) -> m.CheckpointDone:
-        """Write a checkpoint now. The lineage may have changed since the last batch."""
+    def checkpoint(
+        self, lineage: int, journal: m.JournalEnd | None, *, behind: bool = False
+    ) -> m.CheckpointDone | None:
+        """Write a checkpoint now. The lineage may have changed since the last batch.
+
+        `behind`: it goes on being written while the next update trains; then the result is None,
+        and `send` gets it from `announce_written`. The next one waits for it."""
+        with self.writing():
+            self._announce_checkpoint(None)
         self.position.lineage = lineage
         # Carried keys are not part of it, so this learner goes on without them, too.
         self._updater.forget()
         path = self.checkpoints.save(
-            self.models, self.position, journal, resumed_from=self.resumed_from, tell=self.tell
+            self.models, self.position, journal, resumed_from=self.resumed_from, behind=behind
         )
+        path = path or self.checkpoints.writing.written(SHORT_S)
+        if path is None:
+            self._checkpoint, self._is_reported = self.position.update, False
+            return None
         return m.CheckpointDone(update=self.position.update, path=str(path))
 
 

@@ -15,9 +15,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -39,6 +38,7 @@ from headrace.protocol.messages.control import (
 )
 from headrace.protocol.transport.sockets import BlockingRouter, is_loopback
 from headrace.run_files.run_folder import RANKERS
+from learner.process.write_behind import Tell, WriteBehind
 from learner.ranking.model import SessionRanker, digest_of
 
 _LOG = logging.getLogger("headrace.learner")
@@ -46,7 +46,7 @@ PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
 CLOSE_S = 5.0
 SHORT_S = 0.05
-"""A version that is written in this time goes out with the report of its update."""
+"""A version or a checkpoint that is written in this time goes out with its update's report."""
 
 
 class PublishingSchedule:
@@ -74,7 +74,7 @@ class PublishingSchedule:
 
 
 class WeightPublisher:
-    """Writes weights and serves them until it is closed. One version at a time."""
+    """Writes weights and serves them until it is closed. `behind`: the version that is written."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WeightPublisher:
         *,
         num_bytes: int,
         coordinator: str,
-        tell: Callable[[str], None] = _LOG.warning,
+        tell: Tell = _LOG.warning,
     ) -> None:
         """`num_bytes`: approximate size of a version, which decides on the folder.
 
@@ -92,9 +92,7 @@ class WeightPublisher:
         network. `tell` receives what the disk lacks, and an empty text when it goes on, in the
         thread that asks for what is `written`."""
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
-        self._told, self._tell = deque[str](), tell
-        self._lacks = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else self._told.append
-        self._writing: Future[WeightNotice] | None = None
+        self.behind = WriteBehind[WeightNotice]("publisher", tell)
         self._kept: list[int] = []
         self._server = _WeightServer(self._folder, transport)
         host, target = "127.0.0.1", urlsplit(coordinator)
@@ -105,46 +103,17 @@ class WeightPublisher:
     def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
         """Write a version and wait for it. RunFailedError where shared memory has no room."""
         self.begin(weights, version=version, update=update)
-        notice = self.written(None)
+        notice = self.behind.written(None)
         assert notice is not None
         return notice
 
     def begin(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> None:
         """Begin to write a version; the tensors must stay as they are until it is `written`."""
-        assert self._writing is None, "a version is being written"
-        writing: Future[WeightNotice] = Future()
-        self._writing = writing
+        self.behind.begin(lambda tell: self._write(weights, version, update, tell))
 
-        def write() -> None:
-            try:
-                writing.set_result(self._write(weights, version, update))
-            except BaseException as error:
-                writing.set_exception(error)
-
-        threading.Thread(target=write, name="publisher", daemon=True).start()
-
-    @property
-    def is_writing(self) -> bool:
-        """Return whether there is a version whose notice nobody has taken."""
-        return self._writing is not None
-
-    def written(self, timeout_s: float | None = 0.0) -> WeightNotice | None:
-        """Return the notice of the version that was begun, once; None: it is not written yet.
-
-        Waits `timeout_s` for it (None: until it is). RunFailedError as `publish`."""
-        if (writing := self._writing) is None:
-            return None
-        while True:
-            is_done = bool(wait([writing], _POLL_S if timeout_s is None else timeout_s).done)
-            while self._told:
-                self._tell(self._told.popleft())
-            if is_done:
-                self._writing = None
-                return writing.result()
-            if timeout_s is not None:
-                return None
-
-    def _write(self, weights: Mapping[str, Tensor], version: int, update: int) -> WeightNotice:
+    def _write(
+        self, weights: Mapping[str, Tensor], version: int, update: int, tell: Tell
+    ) -> WeightNotice:
         path = _file_of(self._folder, version)
         partial = path.with_suffix(".partial")
 
@@ -155,7 +124,8 @@ class WeightPublisher:
                 partial.unlink(missing_ok=True)
                 raise
 
-        until_written(attempt, self._folder, bytes_of(weights), tell=self._lacks)
+        lacks = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else tell
+        until_written(attempt, self._folder, bytes_of(weights), tell=lacks)
         digest = weights_digest(partial)
         partial.rename(path)
         self._kept.append(version)
@@ -174,8 +144,7 @@ class WeightPublisher:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._writing is not None:
-            wait([self._writing], CLOSE_S)
+        self.behind.close(CLOSE_S)
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -267,7 +236,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def publish_ranker(
     ranker: SessionRanker, weights: Mapping[str, Tensor], run_dir: Path, *, version: int,
-    keep: int, tell: Callable[[str], None],
+    keep: int, tell: Tell,
 ) -> ModelVersion:  # fmt: skip
     """Write a ranker under the version of its policy's weights; remove all but `keep`.
 
@@ -303,12 +272,14 @@ def weights_of(
     dtype: torch.dtype | None,
     buffers: dict[str, Tensor] | None = None,
     update: int | None = None,
+    copy: bool = False,
 ) -> dict[str, Tensor]:
     """Copy a state dict for safetensors: tied weights once, contiguous, on the CPU.
 
     Floating ones in `dtype` (None: as they are). `buffers`: memory of earlier calls, which is
     written again (page-locked for a GPU: 0.94 GiB from an H200 take 0.03 s, against 0.8 s into
-    fresh memory); None: a tensor that is on the CPU already may be shared with the state.
+    fresh memory); None: a tensor that is on the CPU already may be shared with the state, but not
+    with `copy`.
     RunFailedError where a weight is not finite after `update`; None: nobody looks."""
     seen: set[tuple[int, int]] = set()
     weights: dict[str, Tensor] = {}
@@ -323,7 +294,7 @@ def weights_of(
             raise RunFailedError(f"weight {name} is not finite after update {update}")
         wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if buffers is None:
-            tensor = tensor.to(wanted).contiguous().cpu()
+            tensor = tensor.to(wanted).to("cpu", copy=copy).contiguous()
         else:
             on_gpu |= tensor.is_cuda
             if name not in buffers:

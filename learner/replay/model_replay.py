@@ -187,10 +187,10 @@ def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[
         done = trainer.train(batch, merge_shards(shares[rank]), None)
         frames = message_codec(max_bytes=_UNBOUNDED).encode(done)
         (folder / f"{REPORT}-{rank}").write_bytes(msgspec.msgpack.encode(frames))
-        weights = trainer.models.whole_weights()
+        models = trainer.models.whole()
         if rank == 0:
             (folder / WEIGHTS).mkdir()
-            for name, tensors in weights.items():
-                save_file(tensors, folder / WEIGHTS / f"{name}.safetensors")
+            for name, model in models.items():
+                save_file(model.weights, folder / WEIGHTS / f"{name}.safetensors")
     finally:
         torch.distributed.destroy_process_group()

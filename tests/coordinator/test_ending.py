@@ -30,7 +30,7 @@ async def closing(stage: Stage) -> None:
 
 def asked_for(stage: Stage) -> int | None:
     """The update of which the learner was asked for a checkpoint."""
-    return stage.training.orders.checkpoint
+    return next(iter(stage.training.orders.checkpoints), None)
 
 
 async def gone_on(stage: Stage) -> str:

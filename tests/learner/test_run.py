@@ -40,7 +40,7 @@ from headrace.protocol.messages.diagnostics import COLUMN_NAMES
 from headrace.protocol.token_spans import Reward
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.update_log import read_applied
-from learner.process import trainer, weight_publishing
+from learner.process import checkpointing, trainer, weight_publishing
 from tests.learner.recorded import (
     Sent,
     alone,
@@ -233,23 +233,27 @@ def test_restart_goes_on_to_the_bit(
     value: dict[str, object] | None,
     shards: list[Shard],
 ) -> None:
-    """Killed after a checkpoint and asked to end later: the same weights as without. Keys that were
-    carried over are dropped at a checkpoint, so that nobody goes on with more than the others."""
+    """Killed after a checkpoint and asked to end later: the same weights as without, though it was
+    written while later updates were trained. Keys that were carried over are dropped at a
+    checkpoint, so that nobody goes on with more than the others."""
     config = run_config(save_tiny_model(tmp_path / "model"), value=value, **learner)
     batches = [
         batch_of(shard, update=u, version=u - 1, checkpoint=u == 2)
         for u, shard in enumerate(shards, start=1)
     ]
     with ScriptedCoordinator(config, tmp_path / "run-2") as coordinator:
-        coordinator.start_learner()
+        coordinator.start_learner(main=learner_whose_checkpoints_wait)
         greet(coordinator, 0)
         notices, hits = [], []
         for batch in batches:
             coordinator.send_batch(batch)
             done = coordinator.expect(UpdateDone)
-            assert done.notice is not None
-            notices.append(done.notice)
+            assert done.checkpoint is None
+            notices.append(done.notice or coordinator.expect(WeightNotice))
             hits.append(done.metrics.get("perf/carried_hits"))
+        assert not list((tmp_path / "run-2" / "checkpoints").glob("step_*"))
+        (coordinator.run_dir / "gate").touch()
+        assert coordinator.expect(CheckpointDone).update == 2
         if "context" in learner:
             assert [bool(count) for count in hits] == [False, True, False, True]
         if value is not None:
@@ -456,6 +460,20 @@ def learner_behind_a_gate(argv: list[str]) -> int:
     return learner.run.main(argv)
 
 
+def learner_whose_checkpoints_wait(argv: list[str]) -> int:
+    """A learner that writes checkpoints, optimizers included, only once there is a file `gate`."""
+    gate = Path(argv[argv.index("--run-dir") + 1]) / "gate"
+
+    def gated(*args: Any) -> None:
+        while not gate.exists():
+            time.sleep(0.02)
+        shelve(*args)
+
+    shelve = checkpointing._shelve
+    patch.object(checkpointing, "_shelve", gated).start()
+    return learner.run.main(argv)
+
+
 @pytest.mark.slow
 def test_the_next_update_trains_while_a_version_is_written(tmp_path: Path) -> None:
     """Its notice comes behind the report of its update, its file is of that update, and the next
@@ -470,6 +488,7 @@ def test_the_next_update_trains_while_a_version_is_written(tmp_path: Path) -> No
         coordinator.send_batch(batch_of(record(seed=1), update=1, version=0, checkpoint=True))
         first = coordinator.expect(UpdateDone)
         assert (first.notice, first.follows) == (None, 1)
+        path = first.checkpoint or coordinator.expect(CheckpointDone).path
         coordinator.send_batch(batch_of(record(seed=2), update=2, version=1))
         coordinator.until_stage("publishing version 2")  # the second update is in its weights
         gate.touch()
@@ -478,8 +497,7 @@ def test_the_next_update_trains_while_a_version_is_written(tmp_path: Path) -> No
         second = coordinator.expect(UpdateDone)
         assert (second.notice, second.follows) == (None, 2)
         assert coordinator.expect(WeightNotice).version == 2
-        assert first.checkpoint is not None
-        saved = load_file(Path(first.checkpoint) / "policy" / "model.safetensors")
+        saved = load_file(Path(path) / "policy" / "model.safetensors")
         for name, tensor in load_file(file_of(late)).items():
             assert torch.equal(tensor, saved[name]), name
         coordinator.send(Shutdown(reason="done"))
@@ -501,10 +519,15 @@ def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
             greet(coordinator, 0)
             for update in (1, 2):
                 coordinator.send_batch(
-                    batch_of(shard, update=update, version=0, ranks=ranks, parts=update)
-                )
+                    batch_of(
+                        shard, update=update, version=0, ranks=ranks, parts=update,
+                        checkpoint=update == 2,
+                    )
+                )  # fmt: skip
                 done = coordinator.expect(UpdateDone)
             assert done.notice is not None
+            assert done.checkpoint is not None
+            assert len(list(Path(done.checkpoint).glob("state/policy-*.safetensors"))) == ranks
             found[ranks] = load_file(file_of(done.notice))
             assert sorted(d.window_id for d in done.diagnostics) == [w.window_id for w in windows]
             coordinator.send(CheckpointRequest(update=2, lineage=0))

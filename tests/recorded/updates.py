@@ -96,9 +96,9 @@ def train(name: str, tree: Path, updates: int) -> list[dict[str, Any]]:
         models = getattr(trainer, "models", trainer)  # An older tree's trainer has the weights.
         for batch, shard in recorded(name)[:updates]:
             done = trainer.train(batch, shard, None)
-            results.append(
-                {"metrics": flat(done.metrics), "weights": digest(models.whole_weights())}
-            )
+            whole = models.whole() if hasattr(models, "whole") else models.whole_weights()
+            weights = {name: getattr(model, "weights", model) for name, model in whole.items()}
+            results.append({"metrics": flat(done.metrics), "weights": digest(weights)})
     return results
 
 

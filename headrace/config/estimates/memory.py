@@ -171,6 +171,13 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
         copies = on_gpu or config.schedule.publishes_behind
         parts["copy to publish"] = published if copies else 0
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
+        if copies:
+            # A checkpoint is written from copies: one of the models, each rank's of its optimizers.
+            width = 2 if learner.precision == "bfloat16" else 4
+            critic = critic_shape(config, shape)
+            models = shape.parameters + (critic.parameters if critic else 0)
+            moments = rank.get("optimizers", 0) + rank.get(OFFLOADED, 0)
+            parts["copy to checkpoint"] = width * models + learner.ranks * moments
         if on_cpu:
             rank |= largest_activations(config, shape, on_gpu=False).parts()
         else:

@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -459,7 +459,8 @@ class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
-    """Learner to coordinator: `path` is complete (its manifest is written)."""
+    """Learner to coordinator: `path` is complete (its manifest is written). Answers a
+    CheckpointRequest, or follows the UpdateDone of a Batch that asked for it."""
 
     update: fields.Count
     path: fields.Line

@@ -181,7 +181,7 @@ def a_report(_: Stage) -> Callable[[], m.Message]:
 
 def a_checkpoint(stage: Stage) -> Callable[[], m.Message]:
     def asked() -> m.Message:
-        stage.training.orders.checkpoint = update = stage.hub.state.update
+        stage.training.orders.checkpoints.add(update := stage.hub.state.update)
         return m.CheckpointDone(update=update, path="step")
 
     return asked

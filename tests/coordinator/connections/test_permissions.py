@@ -255,11 +255,18 @@ def test_checkpoints_are_those_that_were_asked_for() -> None:
     orders = at_work()
     answer = m.CheckpointDone(update=5, path="step_5")
     assert refused(answer, orders) == "no checkpoint of update 5 was asked for"
-    orders.checkpoint = 5
+    orders.checkpoints.add(5)
     assert refused(answer, orders) == ""
     orders.batch_answered()
     orders.batch_sent(batch(6, 10, checkpoint=True), [window(131072, 0, 4)])
     assert refused(done(6, checkpoint="step_6"), orders) == ""
+    late = m.CheckpointDone(update=6, path="step_6")
+    assert refused(late, orders) == "no checkpoint of update 6 was asked for"
+    orders.batch_answered()
+    assert refused(late, orders) == "", "it may follow its update"
+    orders.batch_sent(batch(7, 11, checkpoint=True), [window(131072, 0, 4)])
+    orders.batch_answered(checkpoint="step_7")
+    assert refused(m.CheckpointDone(update=7, path="step_7"), orders) != "", "it is there"
 
 
 def test_a_learner_that_was_told_nothing_may_report_nothing() -> None:

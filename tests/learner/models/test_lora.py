@@ -14,7 +14,13 @@ from headrace.config.sections.model import ModelConfig
 from headrace.errors import UserError
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
-from learner.models.lora import add_adapters, merged_state, save_adapter, share_base
+from learner.models.lora import (
+    adapter_weights,
+    add_adapters,
+    merged_state,
+    save_adapter,
+    share_base,
+)
 from tests.learner.models.test_forward import pack_of
 from tests.learner.recorded import save_tiny_model
 
@@ -101,13 +107,17 @@ def test_merged_weights_are_the_model_with_its_adapter(model: ModelConfig) -> No
     torch.testing.assert_close(logprobs(plain), logprobs(adapted), atol=1e-5, rtol=0)
 
 
+def copied(adapted: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: weight.detach() for name, weight in adapter_weights(adapted).items()}
+
+
 @pytest.mark.parametrize("with_values", [False, True])
 def test_peft_loads_a_saved_adapter(model: ModelConfig, tmp_path: Path, with_values: bool) -> None:
     load, outputs = (critic, values) if with_values else (policy, logprobs)
     adapted = load(model)
     add_adapters(adapted, ADAPTERS, None)
     shake(adapted)
-    save_adapter(adapted, tmp_path / "adapter")
+    save_adapter(adapted, tmp_path / "adapter", copied(adapted))
     theirs = peft.PeftModel.from_pretrained(load(model), tmp_path / "adapter")
     merged = theirs.merge_and_unload()
     torch.testing.assert_close(outputs(merged), outputs(adapted), atol=1e-5, rtol=0)
@@ -117,7 +127,7 @@ def test_a_saved_adapter_goes_on_to_the_bit(model: ModelConfig, tmp_path: Path) 
     adapted = critic(model)
     add_adapters(adapted, ADAPTERS, None)
     shake(adapted)
-    save_adapter(adapted, tmp_path / "adapter")
+    save_adapter(adapted, tmp_path / "adapter", copied(adapted))
     again = critic(model)
     add_adapters(again, ADAPTERS, tmp_path)
     assert torch.equal(values(again), values(adapted))

@@ -115,10 +115,10 @@ def test_a_version_is_written_while_its_owner_goes_on(
     )
     with publisher(tmp_path) as weights:
         weights.begin({"w": torch.ones(2)}, version=1, update=1)
-        assert weights.written() is None
-        assert weights.is_writing
+        assert weights.behind.written() is None
+        assert weights.behind.is_writing
         may.set()
-        notices = [weights.written(None) for _ in range(2)]
+        notices = [weights.behind.written(None) for _ in range(2)]
         assert [notice and notice.version for notice in notices] == [1, None], "it is given once"
 
 
