@@ -215,9 +215,10 @@ class Phases:
             return f"{stop.tokens} tokens trained"
         if stop.after_warmup and not self.hub.scheduler.warming:
             return "the value model's warm-up is over"
-        last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
-        if stop.accuracy is not None and len(last) == 2 and min(last) >= stop.accuracy:
-            return f"accuracy {last[-1]:.3f} twice"
+        if stop.accuracy is not None:
+            last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
+            if len(last) == 2 and min(last) >= stop.accuracy:
+                return f"accuracy {last[-1]:.3f} twice"
         return None
 
     def _is_quiet(self) -> bool:

@@ -37,6 +37,9 @@ FIRST_ID = 2**52
 TOKENS = 4
 """Maximum number of tokens of an answer."""
 KEY = "transport.self_test_s"
+FEW, RESTS = 32, 20
+"""With more generators than the first, rest the second times as long as the last look at them took:
+one at every message of a thousand that join would cost minutes."""
 
 
 @dataclass
@@ -64,7 +67,7 @@ class SelfTest:
         self._limits = TokenLimits(TOKENS, prompts.vocabulary)
         self._checks: dict[str, GeneratorCheck] = {}
         self._group: GroupIssued | None = None
-        self._next_id = FIRST_ID
+        self._next_id, self._next_look = FIRST_ID, 0.0
         self._answered: GeneratorCheck | None = None
         """Test whose answer is to get a reward."""
         self._asked: tuple[str, float] | None = None
@@ -99,6 +102,12 @@ class SelfTest:
     async def advance(self) -> None:
         """Send the requests that can be sent, and fail processes that are late."""
         now = time.monotonic()
+        if len(self._checks) <= FEW or now >= self._next_look:
+            await self._look(now)
+            self._next_look = now + RESTS * (time.monotonic() - now)
+        await self._ask_reward(now)
+
+    async def _look(self, now: float) -> None:
         for name, check in list(self._checks.items()):
             generator = check.generator
             has_weights, knows_weights = generator.loaded >= 0, bool(generator.noticed)
@@ -111,7 +120,6 @@ class SelfTest:
             else:
                 what = "answer a prompt" if has_weights else "load its first weights"
                 self._check_deadline(name, what, check.since, now)
-        await self._ask_reward(now)
 
     async def _ask(self, name: str, check: GeneratorCheck) -> None:
         with self._hub.drawing_prompts():

@@ -8,6 +8,7 @@ same time for any number of generators, because the coordinator makes one after 
 import heapq
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -148,11 +149,22 @@ class ScoreKey(NamedTuple):
 
 @dataclass
 class RewardPeer(Peer):
-    """A reward worker and the requests that it is scoring."""
+    """A reward worker and the requests that it is scoring, and how many they are by source."""
 
     scoring: set[ScoreKey] = field(default_factory=set)
+    in_flight: Counter[str] = field(default_factory=Counter)
     auditing: set[int] = field(default_factory=set)
     """Ids of trajectories that it scores for the audit."""
+
+    def asked(self, key: ScoreKey) -> None:
+        """Note a request that is sent."""
+        self.in_flight[key.source] += key not in self.scoring
+        self.scoring.add(key)
+
+    def answered(self, key: ScoreKey) -> None:
+        """Note that a request has its answer."""
+        self.scoring.remove(key)
+        self.in_flight[key.source] -= 1
 
 
 @dataclass

@@ -46,6 +46,8 @@ class Generation:
         """Names of the last generators of trajectories that have turns."""
         self._processor = ""
         """Version of the image processor of the last prompt."""
+        self._behind: GeneratorPeer | None = None
+        """The last generator that was found to lack the newest version."""
         self._all_held = False
         """True where every training lease in force was asked to end."""
         self._awaited_until: float | None = None
@@ -152,8 +154,12 @@ class Generation:
 
     def all_loaded(self) -> bool:
         """Return whether there are generators, and all sample from the newest version."""
-        generators, newest = self._hub.peers.generators.values(), self._hub.state.versions.current
-        return bool(generators) and all(g.loaded == newest for g in generators)
+        generators, newest = self._hub.peers.generators, self._hub.state.versions.current
+        behind = self._behind
+        if behind and generators.get(behind.hello.name) is behind and behind.loaded != newest:
+            return False  # Asked at every message: a thousand are not looked at each time.
+        self._behind = next((g for g in generators.values() if g.loaded != newest), None)
+        return bool(generators) and self._behind is None
 
     # -- leases -----------------------------------------------------------------------------------
 

@@ -108,8 +108,8 @@ class Scoring:
 
     def in_flight(self) -> dict[str, int]:
         """Return the number of requests in flight by source, without audits."""
-        out = Counter(a.source for w in self._hub.peers.rewards.values() for a in w.scoring)
-        return {name: out[name] for name in self._sources}
+        workers = self._hub.peers.rewards.values()
+        return {name: sum(worker.in_flight[name] for worker in workers) for name in self._sources}
 
     def waiting(self) -> int:
         """Return the number of missing rewards; nothing waits for an audit."""
@@ -125,11 +125,10 @@ class Scoring:
             return
         size = self._hub.config.reward.batch
         for name, worker in self._hub.peers.rewards.items():
-            out = Counter(ask.source for ask in worker.scoring)
             for source, queue in self._queues.items():
                 if not self._hub.rankers.ready(source):
                     continue
-                room = 2 * size * self._sources[source].children - out[source]
+                room = 2 * size * self._sources[source].children - worker.in_flight[source]
                 asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
                 items = [item for ask in asks for item in self._asking(worker, ask)]
                 if items:
@@ -155,7 +154,7 @@ class Scoring:
         else:
             model = self._hub.rankers.choose(ask, [trajectory])
             yield self._items.whole(trajectory, ask.source, model)
-        worker.scoring.add(ask)
+        worker.asked(ask)
 
     def _siblings(self, ask: ScoreKey) -> list[Trajectory]:
         """Return the members of a group that its source scores: all that have an end."""
@@ -177,7 +176,7 @@ class Scoring:
                 # A worker may answer requests of the time before it was lost.
                 self._hub.rejections.count("score_not_asked")
                 continue
-            worker.scoring.remove(ask)
+            worker.answered(ask)
             self.seconds += score.seconds
             outdated = self._hub.rankers.is_outdated(ask)
             # The version that scored a part of a group scores the rest.
