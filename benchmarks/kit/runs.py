@@ -70,9 +70,8 @@ def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     columns = {str(name): frame[name] for name in frame.columns}
     return {
         "update": [int(x) for x in frame.index],
-        **{name: [_rounded(v) for v in column] for name, column in columns.items()},
+        **{
+            name: [float(f"{value:.4g}") if math.isfinite(value) else None for value in column]
+            for name, column in columns.items()
+        },
     }
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None

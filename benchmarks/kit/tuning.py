@@ -56,9 +56,6 @@ def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
                 return TuningRun(point, seed)
         return None
 
-    def in_full(point: Point) -> Score:
-        return known(point, seeds) or ()
-
     best: Point = grid.start
     tried = [best]
     if missing := next_run(best):
@@ -74,7 +71,7 @@ def walk(grid: Grid, seeds: Sequence[int], known: PointScore) -> TuningProgress:
             if missing := next_run(point):
                 return TuningProgress(tuple(tried), best, missing)
             found.append(point)
-        best = min(found, key=in_full)
+        best = min(found, key=lambda point: known(point, seeds) or ())
     return TuningProgress(tuple(tried), best, None)
 
 

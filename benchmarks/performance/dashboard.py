@@ -245,13 +245,12 @@ def filters(server: DashboardServer, updates: int, times: int) -> dict[str, Any]
         for name, seconds in (took | {"update": update}).items():
             found.setdefault(name, []).append(seconds)
     return {
-        name: dict(zip(("rows_s", "whole_s"), map(_median, zip(*took, strict=True)), strict=True))
+        name: {
+            figure: round(statistics.median(seconds), 3)
+            for figure, seconds in zip(("rows_s", "whole_s"), zip(*took, strict=True), strict=True)
+        }
         for name, took in found.items()
     }
-
-
-def _median(seconds: Sequence[float]) -> float:
-    return round(statistics.median(seconds), 3)
 
 
 def rows_of(run_dir: Path) -> dict[str, int]:

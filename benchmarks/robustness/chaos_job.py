@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from benchmarks.robustness.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Fault
-from benchmarks.robustness.chaos_testbed import Testbed
+from benchmarks.robustness.chaos_testbed import Testbed, hold
 from headrace.host.install import ROOT
 from headrace.protocol.messages.environments import InsertedMessage, PolicyTurn, Step
 from headrace.run_files.update_log import read_applied
@@ -301,10 +301,7 @@ def _send_signal(pid: int, fault: Fault) -> bool:
             os.kill(pid, signal.SIGKILL)
             return True
         os.kill(pid, signal.SIGSTOP)
-        try:
-            time.sleep(fault.seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        hold(fault.seconds, lambda: os.kill(pid, signal.SIGCONT))
     except ProcessLookupError:
         # It ended before, or the supervisor replaced it while it was stopped.
         return fault.kind in STOPS

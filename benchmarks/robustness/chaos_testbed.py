@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,14 @@ client.settimeout(1.0)
 client.recv(1)
 """
 """Program whose error shows whether the kernel ended a connection."""
+
+
+def hold(seconds: float, undo: Callable[[], object]) -> None:
+    """Let a fault last some seconds, then undo it, also when interrupted."""
+    try:
+        time.sleep(seconds)
+    finally:
+        undo()
 
 
 class NamespaceNetwork:
@@ -92,20 +100,14 @@ class NamespaceNetwork:
         """Cut the host's link in both directions for some seconds."""
         link = ("ip", "-n", self.names[0], "link", "set", f"wire{host}" if host else "lo")
         _run(*link, "down")
-        try:
-            time.sleep(seconds)
-        finally:
-            _run(*link, "up")
+        hold(seconds, lambda: _run(*link, "up"))
 
     def slow(self, host: int, seconds: float) -> None:
         """Slow the host's outgoing traffic by a token bucket for some seconds."""
         device = ("dev", "eth0" if host else "lo", "root")
         bucket = ("tbf", "rate", SLOW_RATE, "burst", "32kb", "latency", "500ms")
         self.run(host, "tc", "qdisc", "add", *device, *bucket)
-        try:
-            time.sleep(seconds)
-        finally:
-            self.run(host, "tc", "qdisc", "del", *device)
+        hold(seconds, lambda: self.run(host, "tc", "qdisc", "del", *device))
 
     def reset(self, pid: int, port: int, seconds: float) -> None:
         """Repeatedly end the port's connections of process `pid` of host 0 with RST.
@@ -160,10 +162,7 @@ class ChaosDatabase(Server):
     def pause(self, seconds: float) -> None:
         """Stop all its processes for some seconds."""
         self.freeze()
-        try:
-            time.sleep(seconds)
-        finally:
-            self.thaw()
+        hold(seconds, self.thaw)
 
 
 @dataclass
@@ -186,20 +185,14 @@ class Testbed:
             with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
                 while file.write(bytes(size)):
                     pass
-        try:
-            time.sleep(seconds)
-        finally:
-            filler.unlink()
+        hold(seconds, filler.unlink)
 
     def slow_disk(self, seconds: float) -> None:
         """Freeze the disk most of the time, for some seconds."""
         mount, end = str(self.root.parent), time.monotonic() + seconds
         while time.monotonic() < end:
             _run("fsfreeze", "--freeze", mount)
-            try:
-                time.sleep(_FROZEN_S)
-            finally:
-                _run("fsfreeze", "--unfreeze", mount)
+            hold(_FROZEN_S, lambda: _run("fsfreeze", "--unfreeze", mount))
             time.sleep(_THAW_S)
 
 

@@ -81,10 +81,11 @@ def judges() -> dict[str, Judge]:
         given = math_verify.parse(prediction, both, parsing_timeout=DEADLINE_S)
         return bool(math_verify.verify(wanted, given, timeout_seconds=DEADLINE_S))
 
-    def ours(gold: str, prediction: str) -> bool:
-        return math_answer.is_right(prediction, gold)
-
-    return {"ours": ours, "math_verify": plain, "math_verify_boxed": boxed}
+    return {
+        "ours": lambda gold, prediction: math_answer.is_right(prediction, gold),
+        "math_verify": plain,
+        "math_verify_boxed": boxed,
+    }
 
 
 def scorer(name: str) -> Judge:

@@ -157,17 +157,13 @@ def part_figures(
 
     Seconds of training to the target, these over those of the arm that it is compared with, the
     fall of accuracy on the way."""
-    part, found = study.file.parts[name], {}
-    seeds = set(part.seeds)
-    all_rows = {
-        label: by_seed
-        for label, (_, arm) in study.part(name).items()
-        if (by_seed := rows_of(arm, rows, seeds))
-    }
-    for label, (variant, _) in study.part(name).items():
-        if label not in all_rows:
+    part, arms, found = study.file.parts[name], study.part(name), {}
+    by_label = {label: rows_of(arm, rows, part.seeds) for label, (_, arm) in arms.items()}
+    for label, own in by_label.items():
+        if not own:
             continue
-        own, other = all_rows[label], all_rows.get(variant.against or part.against or "", {})
+        variant, _ = arms[label]
+        other = by_label.get(variant.against or part.against or "", {})
         aim = target_of(race_of(study), other) if variant.own_target and other else target
         times = {seed: time_to(row, aim) for seed, row in own.items()}
         common = sorted(own.keys() & other.keys())

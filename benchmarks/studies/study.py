@@ -27,17 +27,7 @@ from benchmarks.kit.rows import ResultFile, read_rows, result_line
 from benchmarks.kit.study_plan import Plan, Study
 from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
 from benchmarks.kit.study_table import arms_table, lines_of
-from benchmarks.studies.comparison_figures import (
-    part_figures,
-    part_table,
-    race_of,
-    race_table,
-    ratio_line,
-    ratio_table,
-    summarise,
-    tuning_lines,
-    tuning_table,
-)
+from benchmarks.studies import comparison_figures as figures
 from headrace.errors import UserError
 from headrace.host.hardware import detect
 
@@ -162,10 +152,10 @@ def report(
     file = study.file
     result: dict[str, Any] = {"name": study.name, "setting": study.setting}
     if part == "tune":
-        result["points"] = tuning_lines(study, modes)
+        result["points"] = figures.tuning_lines(study, modes)
         result["tuning_target"] = study.target
         result["tuned"] = study.tuning().is_fair(modes, file.seeds)
-        tuning_table(result["points"]).show(f"tuning of {study.name}")
+        figures.tuning_table(result["points"]).show(f"tuning of {study.name}")
     elif file.race is None:
         found = {mode: rows_of(study.arm(mode), rows.rows, seeds) for mode in modes}
         by_arm = {mode: own for mode, own in found.items() if own}
@@ -174,14 +164,16 @@ def report(
         result["arms"] = lines
     else:
         own = rows.rows if part is None else read_rows(study.path())
-        result = summarise(study, own, modes, seeds)
+        result = figures.summarise(study, own, modes, seeds)
         if part in file.parts:
             target = study.target if file.parts[part].tuned else result.get("target", study.target)
-            result[part] = part_figures(study, part, rows.rows, target)
-            part_table(study, part, result[part]).show(f"{study.name}, {part}")
+            result[part] = figures.part_figures(study, part, rows.rows, target)
+            figures.part_table(study, part, result[part]).show(f"{study.name}, {part}")
         else:
-            race_table(result).show(f"{study.name}, {study.setting or 'each arm'}")
+            figures.race_table(result).show(f"{study.name}, {study.setting or 'each arm'}")
             if result["ratio"] is not None:
-                ratio_table(race_of(study), file.reference, result).show(f"{study.name}, ratios")
-                print(ratio_line(result, (file.reference, race_of(study).ratio)))
+                figures.ratio_table(figures.race_of(study), file.reference, result).show(
+                    f"{study.name}, ratios"
+                )
+                print(figures.ratio_line(result, (file.reference, figures.race_of(study).ratio)))
     return result

@@ -93,7 +93,9 @@ def metric_lines(
         curves = [_known(read(member.name)) for member in line.members]
         frame = seed_band(curves) if len(curves) > 1 else curves[0]
         if len(frame):
-            frames.append(_smoothed(frame, smoothing).assign(label=line.label))
+            named = frame.assign(name="", label=line.label)
+            smooth = running_mean(named, smoothing) if smoothing else named["value"]
+            frames.append(named.assign(smooth=smooth))
     columns = ["label", "x", "value", "low", "high", "runs", "smooth"]
     if not frames:
         return pd.DataFrame(columns=columns)
@@ -103,12 +105,6 @@ def metric_lines(
 def _known(curve: pd.DataFrame) -> pd.DataFrame:
     known = curve.dropna(subset=["value"]).astype({"x": float, "value": float})
     return known.assign(low=known["value"], high=known["value"], runs=1)
-
-
-def _smoothed(frame: pd.DataFrame, share: float) -> pd.DataFrame:
-    if not share:
-        return frame.assign(smooth=frame["value"])
-    return frame.assign(smooth=running_mean(frame.assign(name=""), share))
 
 
 def divergences(

@@ -184,11 +184,7 @@ def _categories() -> alt.Axis:
 
 
 def _colour(
-    field: str,
-    names: Sequence[str],
-    colours: Sequence[str],
-    *,
-    named: bool = True,
+    field: str, names: Sequence[str], colours: Sequence[str], *, named: bool = True
 ) -> alt.Color:
     return alt.Color(
         f"{field}:N",

@@ -62,10 +62,11 @@ def series_chart(
     data, title = scaled_axis(frame.dropna(subset=["value"]), x)
     data = data.assign(label=data["name"].map(metric_label), bound=data["name"].isin(bounds))
     labels = [metric_label(name) for name in order]
-    colours = dict(zip(order, _colours(order, bounds), strict=True))
+    free = iter(SERIES)
+    colours = [GREY if name in bounds else next(free, GREY) for name in order]
     colour = alt.Color(
         "label:N",
-        scale=alt.Scale(domain=labels, range=[colours[name] for name in order]),
+        scale=alt.Scale(domain=labels, range=colours),
         legend=legend(labels, symbol="stroke") if len(order) > 1 else None,
     )
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
@@ -383,11 +384,6 @@ def thinned(rows: pd.DataFrame, columns: Sequence[str], most: int) -> pd.DataFra
     return rows.iloc[sorted(places)]
 
 
-def _colours(order: Sequence[str], bounds: Sequence[str]) -> list[str]:
-    free = iter(SERIES)
-    return [GREY if name in bounds else next(free, GREY) for name in order]
-
-
 def _x_axis(x: str) -> alt.Axis:
     kind, step = {"update": ("d", 1), "tokens": ("~s", 0)}.get(x, (",.6~g", 0))
     said = "datum.value < 0 ? '' : datum.label"  # what is left free before the first point
@@ -397,7 +393,8 @@ def _x_axis(x: str) -> alt.Axis:
 def _y_axis(data: pd.DataFrame, percent: bool, ends: Sequence[float] = ()) -> alt.Y:
     """The values upwards, and `ends` among them. Where the axis does not begin at zero it says
     where."""
-    form = ".2~%" if percent else "~s" if _is_big(data) else ",.4~g"
+    big = len(data) and float(data["value"].abs().max()) >= 10_000
+    form = ".2~%" if percent else "~s" if big else ",.4~g"
     low, high, step = value_range(data["value"], ends)
     if low <= 0:
         begins, ticks = None, []
@@ -440,10 +437,6 @@ def _nice(step: float) -> float:
     """The next larger of 1, 2, 2.5, 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(part * power for part in (1, 2, 2.5, 5, 10) if part * power >= step * (1 - 1e-9))
-
-
-def _is_big(data: pd.DataFrame) -> bool:
-    return bool(len(data)) and float(data["value"].abs().max()) >= 10_000
 
 
 def ends_crossed(values: "pd.Series[float]", band: BandLimits) -> list[float]:

@@ -41,8 +41,10 @@ def comparison_chart(
     drawn behind its line, and a line that was smoothed over its own raw one. `since`: a label and
     the x from which on that line is apart for good, drawn as a rule in its colour."""
     here = [label for label in labels if label in set(frame["label"])]
-    scale = alt.Scale(domain=here, range=[_colour(labels, label) for label in here])
-    dashes = alt.Scale(domain=here, range=[list(_dash(labels, label)) for label in here])
+    places = [list(labels).index(label) for label in here]
+    scale = alt.Scale(domain=here, range=[SERIES[place % len(SERIES)] for place in places])
+    strokes = [list(DASHES[place // len(SERIES) % len(DASHES)]) for place in places]
+    dashes = alt.Scale(domain=here, range=strokes)
     shown = legend(here, symbol="stroke") if len(labels) > 1 else None
     percent = unit == "share"
     across = alt.X(
@@ -138,11 +140,3 @@ def _upwards(frame: pd.DataFrame, percent: bool) -> dict[str, Any]:
         titleFontWeight="normal",
     )
     return {"title": begins, "axis": axis, "scale": alt.Scale(domain=[low, high], nice=False)}
-
-
-def _colour(labels: Sequence[str], label: str) -> str:
-    return SERIES[list(labels).index(label) % len(SERIES)]
-
-
-def _dash(labels: Sequence[str], label: str) -> tuple[int, int]:
-    return DASHES[list(labels).index(label) // len(SERIES) % len(DASHES)]

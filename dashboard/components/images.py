@@ -75,7 +75,8 @@ def _figure(file: Path, place: int, marks: Marks | None) -> str:
     scale = max(1, math.ceil(_WIDE / max(found.width, found.height)))
     legend = _legend(marks) if marks else ""
     drawn = _drawn(marks) if marks else ""
-    alt = escape(f"Image {place} of the prompt. {_words(marks)}" if marks else f"Image {place}")
+    words = (_named("answer", marks.given), _named("right", marks.wanted)) if marks else ()
+    alt = escape(f"Image {place} of the prompt. {'; '.join(words)}" if words else f"Image {place}")
     return (
         f'<figure><div class="hr-image" style="width:{found.width * scale}px">'
         f'<img src="{found.url}" alt="{alt}">{drawn}</div>{legend}</figure>'
@@ -109,10 +110,6 @@ def _legend(marks: Marks) -> str:
         f'<figcaption><span><i class="given"></i>{_named("answer", marks.given)}</span> '
         f'<span><i class="wanted"></i>{_named("right", marks.wanted)}</span></figcaption>'
     )
-
-
-def _words(marks: Marks) -> str:
-    return f"{_named('answer', marks.given)}; {_named('right', marks.wanted)}"
 
 
 def _named(what: str, places: Places) -> str:

@@ -43,6 +43,10 @@ ABOVE, BELOW, SURE = "most above audit", "most below audit", "least surprising"
 """Orders of answers."""
 BOUND: dict[str, Any] = {"bind": "query-params"}
 """A choice that the address of the page has."""
+SOME: dict[str, Any] = {"placeholder": "any", **BOUND}
+"""A choice of several; none: all of them."""
+FREE: dict[str, Any] = {"value": None, **BOUND}
+"""A number that may be left out."""
 SMOOTHING = {"none": 0.0, "2 %": 0.02, "5 %": 0.05, "20 %": 0.2}
 """Shares of the points that a running mean is over."""
 _AWAITED = {
@@ -214,18 +218,15 @@ def choose_answers(run: RunData, *, along: bool = False) -> tuple[str, int | Non
     rows = run.evaluations()
     if 0 < at <= len(rows):
         row = rows.iloc[at - 1]
+        words = {"before": "before training", "after": "after training"}
+        when = words.get(str(row["label"]), f"at update {row['update']}")
         st.caption(
             f"{share(row['accuracy'])} of {count(row['num_prompts'])} held-out prompts were "
-            f"answered correctly {_when(row)}; {count(row['failed'])} answers have no score."
+            f"answered correctly {when}; {count(row['failed'])} answers have no score."
         )
     elif at:
         st.caption("This evaluation has not ended.")
     return ("eval", at) if at else ("train", None)
-
-
-def _when(row: "pd.Series[Any]") -> str:
-    words = {"before": "before training", "after": "after training"}
-    return words.get(str(row["label"]), f"at update {row['update']}")
 
 
 def axis_and_smoothing(smoothed: str, more: str = "") -> tuple[Axis, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.reads import data
+from headrace.run_files.run_folder import latest_name
 from storage.queries import UNREADABLE, RunLine
 
 LATEST = "latest"
@@ -37,11 +38,14 @@ def choose_run(root: Path) -> RunChoice:
     if asked and asked != state.get(WRITTEN):
         state[CHOSEN] = asked  # a link, or a way back in the browser's history
     chosen = state.setdefault(CHOSEN, LATEST)
-    name = data.newest_run(str(root)) if chosen == LATEST else chosen
+    name = latest_name(root) if chosen == LATEST else chosen
     state[WRITTEN] = name
     if name is None:
         st.query_params.pop(PARAMETER, None)
-        return RunChoice(None, None, _nothing(root, bool(lines)))
+        trouble = f"No run under {root} yet. Start one with: headrace train recipes/quickstart.toml"
+        if lines:
+            trouble = f"All runs under {root} are archived. Choose one at the left."
+        return RunChoice(None, None, trouble)
     st.query_params[PARAMETER] = name
     line = lines.get(name)
     if line is None:
@@ -60,7 +64,7 @@ def offer_runs(root: Path, choice: RunChoice, served_by: str = "") -> None:
     chosen = st.session_state[CHOSEN]
     if chosen not in names:
         names.append(chosen)
-    newest = data.newest_run(str(root))
+    newest = latest_name(root)
 
     def label(name: str) -> str:
         if name == LATEST:
@@ -94,11 +98,5 @@ def follow(root: Path, newest: str | None, known: int, served_by: str = "") -> N
             f"{served_by} has ended and serves these pages only while they are open. To look at "
             f"them again:\n\n`headrace dashboard {root}`"
         )
-    if data.newest_run(str(root)) != newest or len(data.runs(str(root))) != known:
+    if latest_name(root) != newest or len(data.runs(str(root))) != known:
         st.rerun()
-
-
-def _nothing(root: Path, some: bool) -> str:
-    if some:
-        return f"All runs under {root} are archived. Choose one at the left."
-    return f"No run under {root} yet. Start one with: headrace train recipes/quickstart.toml"

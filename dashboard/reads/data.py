@@ -22,14 +22,8 @@ from dashboard.reads.throttled import ThrottledReads
 from headrace.errors import visible
 from headrace.metrics.health_ranges import Alert
 from headrace.metrics.registry import METRICS, pattern_of
-from headrace.run_files.run_folder import latest_name
 from storage import queries
-from storage.queries import (
-    RowPage,
-    RunLine,
-    StackDump,
-    TrajectoryDetail,
-)
+from storage.queries import RowPage, RunLine, StackDump, TrajectoryDetail
 from storage.queries.metrics import Axis
 
 T = TypeVar("T")
@@ -67,11 +61,6 @@ def runs(root: str) -> list[RunLine]:
 def run_line(run_dir: str) -> RunLine:
     """Present line of one run, readable or not."""
     return shown(queries.any_line(Path(run_dir)))
-
-
-def newest_run(root: str) -> str | None:
-    """The folder's name of the run that `latest` means; None where there is none."""
-    return latest_name(Path(root))
 
 
 def stamp_of(line: RunLine) -> str:

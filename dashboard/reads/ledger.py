@@ -20,8 +20,7 @@ _NAMES = {
 
 def ledger_parts(tokens: dict[str, Any]) -> dict[str, int]:
     """The right side of the balance."""
-    dropped = sum(tokens["dropped"].values())
-    return {name: tokens[name] for name in _NAMES if name != "dropped"} | {"dropped": dropped}
+    return {name: tokens[name] for name in _NAMES} | {"dropped": sum(tokens["dropped"].values())}
 
 
 def ledger_html(tokens: dict[str, Any]) -> str:

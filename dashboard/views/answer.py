@@ -13,32 +13,9 @@ import streamlit as st
 
 from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import thinned, token_chart
-from dashboard.components import panels
+from dashboard.components import panels, reading, tokens
 from dashboard.components.images import images_html, marks_of
-from dashboard.components.reading import (
-    AnswerPart,
-    answer_parts,
-    html_of,
-    inert_markdown,
-    literal_markdown,
-    prompt_parts,
-    replies,
-    results_html,
-)
 from dashboard.components.token_facts import answer_data, answer_json
-from dashboard.components.tokens import (
-    COLOURINGS,
-    KINDS,
-    MAX_TOKENS,
-    Scale,
-    colour_scale,
-    colour_values,
-    difference,
-    difference_text,
-    prompt_html,
-    scale_html,
-    window_cuts,
-)
 from dashboard.formatting import count, number, series_words
 from dashboard.palette import ANSWER_STYLE
 from dashboard.reads.data import RunData
@@ -47,7 +24,7 @@ from headrace.errors import UserError
 from storage import queries
 from storage.queries import TrajectoryDetail
 
-cached_difference = st.cache_data(max_entries=16, show_spinner=False)(difference)
+cached_difference = st.cache_data(max_entries=16, show_spinner=False)(tokens.difference)
 TRAJECTORY = "trajectory"
 """The chosen trajectory's id, in the session and in the address."""
 BESIDE = "beside"
@@ -102,7 +79,7 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
         way = panels.one_of("Read as", WAYS, "tokens", key="read_as") if detail.pieces else "tokens"
         st.caption(WAYS[way])
         if way in ("tokens", "raw"):
-            st.html(prompt_html(row["prompt"]))
+            st.html(tokens.prompt_html(row["prompt"]))
         _images(run, detail)
         if way == "tokens":
             _tokens(run, detail, other)
@@ -147,7 +124,7 @@ def _facts(detail: TrajectoryDetail) -> None:
         st.metric(
             "Weights", f"{number(row['min_version'])} to {number(row['max_version'])}", **plain
         )
-        st.metric("Expected answer", literal_markdown(row["answer"]) or "-", **plain)
+        st.metric("Expected answer", reading.literal_markdown(row["answer"]) or "-", **plain)
     if row["audit_status"] is not None:
         said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
         st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")
@@ -192,33 +169,35 @@ def _text(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | None
             column.code(side.text or "", language=None, wrap_lines=True)
         return
     sources = RewardConfig.model_validate(run.config()["reward"]).each()
-    _draw_parts(prompt_parts(detail.row["prompt"]), way, "")
+    _draw_parts(reading.prompt_parts(detail.row["prompt"]), way, "")
     for column, side in zip(st.columns(len(sides)), sides, strict=True):
         with column:
             source = sources.get(side.row["reward_source"])
             is_code = source is not None and source.kind == "code"
             if other is not None:
                 st.html(_heading(side))
-            _draw_parts(answer_parts(side, is_code=is_code), way, results_html(side))
+            _draw_parts(
+                reading.answer_parts(side, is_code=is_code), way, reading.results_html(side)
+            )
 
 
 def _requests(detail: TrajectoryDetail) -> None:
     """One turn of the policy: an agent's request with all its messages, and the reply to it."""
-    turns = replies(detail)
+    turns = reading.replies(detail)
     turn = 0
     if len(turns) > 1:
         key = f"request_{detail.row['trajectory_id']}"
         turn = st.slider("Request", 1, len(turns), len(turns), key=key) - 1
-    before = prompt_parts(detail.row["prompt"])
+    before = reading.prompt_parts(detail.row["prompt"])
     if turns:
-        before += answer_parts(detail, slice(turns[turn].start))
+        before += reading.answer_parts(detail, slice(turns[turn].start))
     _draw_parts(before, "text", "")
     if turns:
         st.divider()
-        _draw_parts(answer_parts(detail, turns[turn]), "text", "")
+        _draw_parts(reading.answer_parts(detail, turns[turn]), "text", "")
 
 
-def _draw_parts(parts: Sequence[AnswerPart], way: str, results: str) -> None:
+def _draw_parts(parts: Sequence[reading.AnswerPart], way: str, results: str) -> None:
     """Parts under their roles; the results of tests stand beside the last code."""
     last = max((i for i, part in enumerate(parts) if part.kind == "code"), default=None)
     for i, part in enumerate(parts):
@@ -226,11 +205,13 @@ def _draw_parts(parts: Sequence[AnswerPart], way: str, results: str) -> None:
             st.html(f'<div class="hr-role">{escape(part.role)}</div>')
         if way == "drawn" and part.kind == "thoughts":
             with st.expander("thoughts"):
-                st.markdown(inert_markdown(part.text))
+                st.markdown(reading.inert_markdown(part.text))
         elif way == "drawn" and part.kind == "text":
-            st.markdown(inert_markdown(part.text))
+            st.markdown(reading.inert_markdown(part.text))
         else:
-            st.html(f'<div class="hr-said">{html_of(part, results if i == last else "")}</div>')
+            st.html(
+                f'<div class="hr-said">{reading.html_of(part, results if i == last else "")}</div>'
+            )
 
 
 def _heading(detail: TrajectoryDetail) -> str:
@@ -282,20 +263,20 @@ def _tokens(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | No
     if not size:
         panels.empty("Waits for the first token of this response.")
         return
-    by = panels.one_of("Colour by", COLOURINGS, _default(detail), key="colour_by")
+    by = panels.one_of("Colour by", tokens.COLOURINGS, _default(detail), key="colour_by")
     longest = max(size, len(other.tokens.token_ids) if other else 0)
     first = 0
-    if longest > MAX_TOKENS:
-        starts = list(range(0, longest, MAX_TOKENS))
+    if longest > tokens.MAX_TOKENS:
+        starts = list(range(0, longest, tokens.MAX_TOKENS))
         first = st.select_slider("Tokens from", starts, key="tokens_from", bind="query-params") or 0
     if detail.pieces is None:
         st.caption("The model's tokenizer was not found: token ids are shown.")
     if other is None:
-        st.html(scale_html(detail, by))
+        st.html(tokens.scale_html(detail, by))
         _TOKENS(data=answer_data(detail, by, first), key="tokens")
     else:
         _side_by_side(detail, other, by, first)
-    st.caption(f"{COLOURINGS[by]} {_HELP}")
+    st.caption(f"{tokens.COLOURINGS[by]} {_HELP}")
     _chart(detail, by)
     st.download_button(
         "All tokens as JSON",
@@ -327,26 +308,26 @@ def _beside(
 def _side_by_side(left: TrajectoryDetail, right: TrajectoryDetail, by: str, first: int) -> None:
     """Two answers in the same colours, and where they differ."""
     found = cached_difference(left.tokens.token_ids.tolist(), right.tokens.token_ids.tolist())
-    values = np.concatenate([colour_values(left, by), colour_values(right, by)])
-    scale: Scale = colour_scale(values, by)
+    values = np.concatenate([tokens.colour_values(left, by), tokens.colour_values(right, by)])
+    scale: tokens.Scale = tokens.colour_scale(values, by)
     ours, theirs = int(left.row["trajectory_id"]), int(right.row["trajectory_id"])
-    st.caption(difference_text(found, ours, theirs))
+    st.caption(tokens.difference_text(found, ours, theirs))
     sides = ((left, found.left, "tokens"), (right, found.right, "tokens_beside"))
     for column, (detail, differs, key) in zip(st.columns(2), sides, strict=True):
         with column:
             st.html(_heading(detail))
-            st.html(scale_html(detail, by, scale))
+            st.html(tokens.scale_html(detail, by, scale))
             _TOKENS(data=answer_data(detail, by, first, scale=scale, differs=differs), key=key)
 
 
 def _chart(detail: TrajectoryDetail, by: str) -> None:
     """The quantity along the response."""
-    if by in KINDS:
+    if by in tokens.KINDS:
         return
-    values = colour_values(detail, by)
+    values = tokens.colour_values(detail, by)
     frame = pd.DataFrame({"position": range(len(values)), by: values}).dropna()
     if len(frame) > 1:
-        cuts = [at for at, _ in window_cuts(detail) if at]
+        cuts = [at for at, _ in tokens.window_cuts(detail) if at]
         line = frame.rename(columns={"position": "x", by: "value"}).assign(name=by)
         panels.draw(
             kept(token_chart, thinned(frame, [by], POINTS), by, cuts),

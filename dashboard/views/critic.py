@@ -10,14 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.charts.critic_figures import (
-    along_chart,
-    before_ends_chart,
-    calibration_chart,
-    ends_chart,
-    numbers_chart,
-    tenths_chart,
-)
+from dashboard.charts import critic_figures as charts
 from dashboard.components import panels
 from dashboard.components.panels import BOUND
 from dashboard.formatting import count, number, share
@@ -39,46 +32,6 @@ ARRAYS = (
     ("Bias along the answer", "value/bias"),
     ("Error along the answer", "value/rmse"),
     ("Lambda by response length", "egae/lambda_by_length"),
-)
-ALONG = (
-    "Mean value before each token, answers that earned more than the mean apart from those that "
-    "earned less; the band holds the middle half, dashed is what came. Healthy: the two part early "
-    "and end where the dashed lines are. Where they do not part, advantages are noise."
-)
-CALIBRATION = (
-    "Tokens by their value: what came, on average, with one standard error over answers. Healthy: "
-    "on the line. Flatter than the line: the critic is surer than it may be."
-)
-ASSUMED = (
-    'At a cut the rule "{boundary}" takes {takes} for all that follows; what the answer then got '
-    "is known by now. Means by the cut's number, with one standard error. Healthy: the pairs touch."
-)
-COSTS = (
-    "How much higher an advantage is than with the return that came in the place of what was "
-    "assumed, before whitening: gamma (gamma lambda)^k (assumed - return), k tokens before the cut."
-    " Healthy: a mean near 0, and a root mean square below that of value less return at the same "
-    "tokens: then the value model takes more noise out than its errors bring in."
-)
-COST_LINES = {"bias": "mean", "rmse": "root mean square", "noise": "that of V - R"}
-EXPLAINED = (
-    "1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic knows how it will "
-    "end. Healthy: above 0 everywhere, rising towards the end."
-)
-EXPLAINED_LINE = {"explained": "explained variance"}
-ERRORS = (
-    "Value less return in each tenth of the answer. Healthy: a mean near 0, a root mean square "
-    "that falls towards the end."
-)
-ERROR_LINES = {"bias": "mean of V - R", "rmse": "its root mean square"}
-ADVANTAGES = (
-    "As the policy's loss reads it, in each tenth of the answer. Healthy: a mean near 0 "
-    "everywhere. A mean that falls or rises along the answer teaches length."
-)
-ADVANTAGE_LINES = {"advantage": "mean", "strength": "mean of the absolute value"}
-ENDS = (
-    "Mean absolute advantage by the tokens left in the window. Under copy it shrinks towards a "
-    "cut, for all it holds there is the critic's change of mind; what stands out at the very end "
-    "is what algorithm.advantages.boundary_mask is for."
 )
 _NO_CUTS = "No window of these answers was cut: nothing was assumed of what comes after one."
 
@@ -170,24 +123,38 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
     card = partial(panels.frame_card, wait=_NO_CUTS)
     panels.grid(
         [
-            partial(card, "Value along the answer", along_chart, found.along, caption=ALONG),
             partial(
-                card, "Value against what came", calibration_chart, found.calibration,
-                caption=CALIBRATION,
+                card, "Value along the answer", charts.along_chart, found.along,
+                caption="Mean value before each token, answers that earned more than the mean "
+                "apart from those that earned less; the band holds the middle half, dashed is what "
+                "came. Healthy: the two part early and end where the dashed lines are. Where they "
+                "do not part, advantages are noise.",
+            ),
+            partial(
+                card, "Value against what came", charts.calibration_chart, found.calibration,
+                caption="Tokens by their value: what came, on average, with one standard error "
+                "over answers. Healthy: on the line. Flatter than the line: the critic is surer "
+                "than it may be.",
             ),
         ]
     )  # fmt: skip
     panels.section("At the cuts")
-    assumed = ASSUMED.format(boundary=boundary, takes=TAKES[boundary])
     panels.grid(
         [
             partial(
-                card, "What was assumed, and what came", numbers_chart, found.numbers,
-                caption=assumed,
+                card, "What was assumed, and what came", charts.numbers_chart, found.numbers,
+                caption=f'At a cut the rule "{boundary}" takes {TAKES[boundary]} for all that '
+                "follows; what the answer then got is known by now. Means by the cut's number, "
+                "with one standard error. Healthy: the pairs touch.",
             ),
             partial(
-                card, "What the assumption costs", before_ends_chart, found.costs, COST_LINES,
-                caption=COSTS,
+                card, "What the assumption costs", charts.before_ends_chart, found.costs,
+                {"bias": "mean", "rmse": "root mean square", "noise": "that of V - R"},
+                caption="How much higher an advantage is than with the return that came in the "
+                "place of what was assumed, before whitening: gamma (gamma lambda)^k (assumed - "
+                "return), k tokens before the cut. Healthy: a mean near 0, and a root mean square "
+                "below that of value less return at the same tokens: then the value model takes "
+                "more noise out than its errors bring in.",
             ),
         ]
     )  # fmt: skip
@@ -198,18 +165,32 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
     panels.grid(
         [
             partial(
-                card, "Explained variance by position", tenths_chart, explained, EXPLAINED_LINE,
-                caption=EXPLAINED,
+                card, "Explained variance by position", charts.tenths_chart, explained,
+                {"explained": "explained variance"},
+                caption="1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic "
+                "knows how it will end. Healthy: above 0 everywhere, rising towards the end.",
                 wait="All answers earned the same: there is nothing to explain.",
             ),
             partial(
-                card, "Error by position", tenths_chart, found.tenths, ERROR_LINES, caption=ERRORS
+                card, "Error by position", charts.tenths_chart, found.tenths,
+                {"bias": "mean of V - R", "rmse": "its root mean square"},
+                caption="Value less return in each tenth of the answer. Healthy: a mean near 0, a "
+                "root mean square that falls towards the end.",
             ),
             partial(
-                card, "Advantage by position", tenths_chart, found.tenths, ADVANTAGE_LINES,
-                caption=ADVANTAGES,
+                card, "Advantage by position", charts.tenths_chart, found.tenths,
+                {"advantage": "mean", "strength": "mean of the absolute value"},
+                caption="As the policy's loss reads it, in each tenth of the answer. Healthy: a "
+                "mean near 0 everywhere. A mean that falls or rises along the answer teaches "
+                "length.",
             ),
-            partial(card, "Advantage before a window's end", ends_chart, found.ends, caption=ENDS),
+            partial(
+                card, "Advantage before a window's end", charts.ends_chart, found.ends,
+                caption="Mean absolute advantage by the tokens left in the window. Under copy it "
+                "shrinks towards a cut, for all it holds there is the critic's change of mind; "
+                "what stands out at the very end is what algorithm.advantages.boundary_mask is "
+                "for.",
+            ),
         ]
     )  # fmt: skip
 

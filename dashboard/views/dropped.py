@@ -12,7 +12,7 @@ import streamlit as st
 
 from dashboard.charts.dropped_tokens import losses_chart
 from dashboard.components import panels
-from dashboard.components.panels import BOUND
+from dashboard.components.panels import BOUND, FREE, SOME
 from dashboard.formatting import bars_html, count, moment, number, reason_name, share
 from dashboard.palette import ORANGE
 from dashboard.reads.data import RunData, is_live
@@ -141,16 +141,11 @@ def _rows(run: RunData) -> None:
         with bar[0]:
             by = panels.one_of("Rows", ["window", "trajectory"], "window", key="by")
         reasons = bar[1].multiselect(
-            "Reasons",
-            list(run.dropped()),
-            key="reasons",
-            placeholder="any",
-            format_func=reason_name,
-            **BOUND,
+            "Reasons", list(run.dropped()), key="reasons", format_func=reason_name, **SOME
         )
         order = bar[2].selectbox("Sort by", ORDERS, key="order", **BOUND)
-        least = bar[3].number_input("Length from", value=None, step=10, key="from", **BOUND)
-        most = bar[4].number_input("Length to", value=None, step=10, key="to", **BOUND)
+        least = bar[3].number_input("Length from", step=10, key="from", **FREE)
+        most = bar[4].number_input("Length to", step=10, key="to", **FREE)
         wanted = {
             "by": by,
             "reasons": reasons,

@@ -45,13 +45,11 @@ def _body(run: RunData) -> None:
     _events(run)
     names = sorted(run.latest("memory/"))
     if names:
-        panels.metric_card(run, "Memory", names, "wall", samples=True, caption=_MEMORY)
-
-
-_MEMORY = (
-    "Resident memory of each process and of all that it started, in bytes; pages they share count "
-    "in each. Healthy: levels off."
-)
+        panels.metric_card(
+            run, "Memory", names, "wall", samples=True,
+            caption="Resident memory of each process and of all that it started, in bytes; pages "
+            "they share count in each. Healthy: levels off.",
+        )  # fmt: skip
 
 
 def _look(run: RunData) -> HealthSnapshot:

@@ -219,16 +219,10 @@ def _events(run: RunData) -> None:
 
 
 def _others(root: Path) -> None:
-    """Link to all runs."""
+    """Number of runs, with a link to them."""
     lines = [line for line in data.runs(str(root)) if not line.notes.archived]
     broken = sum(line.status == UNREADABLE for line in lines)
-    st.html(
-        f'<div class="hr-soft">{others_html(len(lines), broken)} under {escape(str(root))}</div>'
-    )
-
-
-def others_html(number_of: int, broken: int) -> str:
-    """Number of runs, with a link to them."""
-    said = "1 run" if number_of == 1 else f"{count(number_of)} runs"
+    said = "1 run" if len(lines) == 1 else f"{count(len(lines))} runs"
     unreadable = f" ({count(broken)} cannot be read)" if broken else ""
-    return f'<a href="runs">{said}</a>{unreadable}'
+    link = f'<a href="runs">{said}</a>{unreadable}'
+    st.html(f'<div class="hr-soft">{link} under {escape(str(root))}</div>')

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.components.panels import BOUND
+from dashboard.components.panels import BOUND, SOME
 from dashboard.components.run_table import SORTS, RunFilter, chosen_lines, run_rows, styled
 from dashboard.formatting import count, share
 from dashboard.reads import data
@@ -63,17 +63,12 @@ def _wanted(lines: list[RunLine]) -> tuple[RunFilter, str]:
             "Search", placeholder="name, recipe, tag, note", key="search_runs", **BOUND
         )
         states = bar[1].multiselect(
-            "State", sorted({line.status for line in lines}), placeholder="any", key="states",
-            **BOUND,
-        )  # fmt: skip
-        kinds = bar[2].multiselect(
-            "Kind",
-            sorted({line.kind for line in lines}),
-            placeholder="any",
-            key="kinds",
-            **BOUND,
+            "State", sorted({line.status for line in lines}), key="states", **SOME
         )
-        tags = bar[3].multiselect("Tags", _tags(lines), placeholder="any", key="tags", **BOUND)
+        kinds = bar[2].multiselect(
+            "Kind", sorted({line.kind for line in lines}), key="kinds", **SOME
+        )
+        tags = bar[3].multiselect("Tags", _tags(lines), key="tags", **SOME)
         order = bar[4].selectbox("Sort by", list(SORTS), key="order_runs", **BOUND)
         archived = False
         if hidden := sum(line.notes.archived for line in lines):

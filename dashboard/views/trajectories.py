@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
-from dashboard.components.panels import ABOVE, BELOW, BOUND, PAID_LESS, PAID_MORE, SURE
+from dashboard.components.panels import ABOVE, BELOW, BOUND, FREE, PAID_LESS, PAID_MORE, SOME, SURE
 from dashboard.formatting import count, without_template
 from dashboard.reads.data import RunData, is_live
 from dashboard.reads.images import thumbnail
@@ -17,7 +17,7 @@ from storage import queries
 from storage.queries import SCORES, RowPage
 
 ROWS = 100
-ANY: dict[str, Any] = {"index": None, "placeholder": "any", **BOUND}
+ANY: dict[str, Any] = {"index": None, **SOME}
 COLUMNS = [
     "trajectory_id",
     "status",
@@ -114,45 +114,30 @@ def _wanted(run: RunData, kinds: dict[str, Any]) -> dict[str, Any]:
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
         text = top[0].text_input("Search", placeholder="any text", key="search", **BOUND)
         place = top[1].selectbox("Search in", ["prompt", "response"], key="search_place", **BOUND)
-        statuses = top[2].multiselect(
-            "Status", STATUSES, key="statuses", placeholder="any", **BOUND
-        )
+        statuses = top[2].multiselect("Status", STATUSES, key="statuses", **SOME)
         sort = top[3].selectbox("Sort by", list(SORTS), key="sort", **BOUND)
         top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **BOUND)
         scoring = st.columns(5 if reward.get("sources") else 4)
         verdict = scoring[0].selectbox("Verdict", VERDICTS, key="verdict", **ANY)
-        scores = scoring[1].multiselect("Scoring", SCORES, key="scores", placeholder="any", **BOUND)
+        scores = scoring[1].multiselect("Scoring", SCORES, key="scores", **SOME)
         audit = scoring[2].selectbox("Audit", AUDITS, key="audit", **ANY)
         newest = scoring[3].number_input(
-            "The last to be scored", value=None, min_value=1, step=10, key="newest",
-            placeholder="all", **BOUND,
+            "The last to be scored", min_value=1, step=10, key="newest", placeholder="all", **FREE
         )  # fmt: skip
         sources = (
-            scoring[4].multiselect(
-                "Source", list(reward["sources"]), key="sources", placeholder="any", **BOUND
-            )
+            scoring[4].multiselect("Source", list(reward["sources"]), key="sources", **SOME)
             if reward.get("sources")
             else []
         )
         low = st.columns(8)
-        least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **BOUND)
-        most_reward = low[1].number_input("Reward to", value=None, key="reward_to", **BOUND)
-        least_length = low[2].number_input(
-            "Length from", value=None, step=10, key="length_from", **BOUND
-        )
-        most_length = low[3].number_input(
-            "Length to", value=None, step=10, key="length_to", **BOUND
-        )
-        update = low[4].number_input(
-            "Trained at update", value=None, step=1, key="at_update", **BOUND
-        )
-        last = low[5].number_input("to update", value=None, step=1, key="to_update", **BOUND)
-        began, ended = (
-            column.number_input(label, value=None, key=key, **BOUND)
-            for column, label, key in zip(
-                low[6:], ("Scored from (s)", "to (s)"), ("scored_from", "scored_to"), strict=True
-            )
-        )
+        least_reward = low[0].number_input("Reward from", key="reward_from", **FREE)
+        most_reward = low[1].number_input("Reward to", key="reward_to", **FREE)
+        least_length = low[2].number_input("Length from", step=10, key="length_from", **FREE)
+        most_length = low[3].number_input("Length to", step=10, key="length_to", **FREE)
+        update = low[4].number_input("Trained at update", step=1, key="at_update", **FREE)
+        last = low[5].number_input("to update", step=1, key="to_update", **FREE)
+        began = low[6].number_input("Scored from (s)", key="scored_from", **FREE)
+        ended = low[7].number_input("to (s)", key="scored_to", **FREE)
     started = run.line.started_at or 0.0
     where = [
         *range_filter("reward", least_reward, most_reward),

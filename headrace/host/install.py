@@ -23,7 +23,7 @@ PACKAGES = (
 EXTRAS = {
     "train": (
         "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
-        "matplotlib", "peft", "scipy", "aiohttp", "xxhash", "filelock",
+        "matplotlib", "peft", "scipy", "aiohttp", "xxhash",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),

@@ -53,11 +53,8 @@ def _check(config: RunConfig) -> None:
 
 def _unbound(spec: ProcessSpec) -> ProcessSpec:
     """The process without a choice of cores and GPUs: those are the scheduler's to give."""
-    env = {
-        name: value
-        for name, value in spec.env.items()
-        if not (name == "CUDA_VISIBLE_DEVICES" and spec.gpus)
-    }
+    chosen = "CUDA_VISIBLE_DEVICES" if spec.gpus else None
+    env = {name: value for name, value in spec.env.items() if name != chosen}
     argv = spec.argv
     if spec.role == "generator":
         argv = (*argv, "--cpus", "all")

@@ -14,25 +14,19 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.transport.curve import has_keys, make_keys
 from headrace.protocol.transport.sockets import Link, is_loopback
-from headrace.run_files.run_folder import (
-    COORDINATOR_FILE,
-    KEYS,
-    is_running,
-    read_config,
-    write_config,
-)
+from headrace.run_files import run_folder
 
 
 def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
     """Return the configuration of a run that starts, with keys; write it where they are new."""
     folder = keys_of(run_dir, config)
-    if folder == run_dir / KEYS and not has_keys(folder):
+    if folder == run_dir / run_folder.KEYS and not has_keys(folder):
         make_keys(folder)
     if config.transport.curve_keys == str(folder):
         return config
     transport = config.transport.model_copy(update={"curve_keys": str(folder)})
     config = config.model_copy(update={"transport": transport})
-    write_config(run_dir, config)
+    run_folder.write_config(run_dir, config)
     return config
 
 
@@ -40,8 +34,8 @@ def keys_of(run_dir: Path, config: RunConfig) -> Path:
     """The folder of a run's keys: the one that the recipe names, or the run's own, also where the
     run folder was moved or is seen under another path."""
     named = config.transport.curve_keys
-    if named is None or Path(named).parts[-2:] == (run_dir.name, KEYS):
-        return run_dir / KEYS
+    if named is None or Path(named).parts[-2:] == (run_dir.name, run_folder.KEYS):
+        return run_dir / run_folder.KEYS
     return Path(named).resolve()
 
 
@@ -49,14 +43,14 @@ def link_of(run_dir: Path) -> Link:
     """Return the link to a live run. UserError: it is not live, or not reachable from here."""
     here = socket.gethostname()
     try:
-        announced = json.loads((run_dir / COORDINATOR_FILE).read_text())
+        announced = json.loads((run_dir / run_folder.COORDINATOR_FILE).read_text())
         address, host = str(announced["address"]), str(announced.get("host", here))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{run_dir.name} has not started: its coordinator has no address"
         ) from error
     bound, port = address.removeprefix("tcp://").rsplit(":", 1)
-    if host == here and not is_running(run_dir):
+    if host == here and not run_folder.is_running(run_dir):
         raise UserError(
             f"{run_dir.name} is not going on; go on with it: headrace train --resume {run_dir.name}"
         )
@@ -67,6 +61,6 @@ def link_of(run_dir: Path) -> Link:
         )
     if bound == "0.0.0.0":
         address = f"tcp://{'127.0.0.1' if host == here else host}:{port}"
-    config = read_config(run_dir)
+    config = run_folder.read_config(run_dir)
     keys = {"curve_keys": str(keys_of(run_dir, config))}
     return Link.from_config(config.transport.model_copy(update=keys), address)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from headrace.config.sections.run import RunConfig
-from headrace.protocol.messages.control import Command, Hello, Refused, Status, StatusRequest
+from headrace.protocol.messages.control import Command, Hello, Status, StatusRequest
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.run_folder import COORDINATOR_FILE
@@ -52,7 +52,6 @@ class Monitor:
             role="monitor", name=name, pid=os.getpid(), host=socket.gethostname()[:255]
         )
         self._dealer.send(self._hello)
-        self.refused: str | None = None
 
     def request_status(self) -> None:
         """Ask for a status; the answer comes by `latest_status`."""
@@ -69,8 +68,6 @@ class Monitor:
                 return newest
             if isinstance(message, Status):
                 newest = message
-            elif isinstance(message, Refused):
-                self.refused = message.reason
 
     def send_command(self, action: Literal["stop", "interrupt"]) -> None:
         """Send the coordinator a command."""

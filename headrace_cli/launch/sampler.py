@@ -17,17 +17,7 @@ import msgspec
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages.sampling import (
-    MAX_LINE_BYTES,
-    Ready,
-    Refused,
-    SampleRequest,
-    SamplerReply,
-    Unfit,
-    Written,
-    answer_decoder,
-    line_of,
-)
+from headrace.protocol.messages import sampling as m
 from headrace_cli.launch.plan import role_environment
 
 START_TIMEOUT_S = 600.0
@@ -44,7 +34,7 @@ class Sampler:
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
         self._numbers = count()
-        self._asked: dict[int, asyncio.Future[Written]] = {}
+        self._asked: dict[int, asyncio.Future[m.Written]] = {}
         self._broken: Exception | None = None
         self.tokens = 0
         """Sampled so far."""
@@ -56,17 +46,17 @@ class Sampler:
 
     async def sample(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
-    ) -> Written:
+    ) -> m.Written:
         """Continue a prompt and the beginning of a response. UserError: longer than the context."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
-        future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[m.Written] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
         known = [*map(int, prompt_ids), *map(int, response_ids)]
         try:
             self._to.write(
-                line_of(SampleRequest(number, known, len(response_ids), max_tokens, seed))
+                m.line_of(m.SampleRequest(number, known, len(response_ids), max_tokens, seed))
             )
             await self._to.drain()
             return await future
@@ -84,9 +74,9 @@ class Sampler:
                 answer = await self._read_reply()
         except (TimeoutError, ConnectionError) as error:
             raise RunFailedError(f"the generator did not start: {error or 'deadline'}") from error
-        if isinstance(answer, Unfit):
+        if isinstance(answer, m.Unfit):
             raise UserError(answer.error)
-        if not isinstance(answer, Ready):
+        if not isinstance(answer, m.Ready):
             raise RunFailedError(f"{type(answer).__name__} where the generator's start belongs")
 
     async def run(self) -> None:
@@ -94,11 +84,11 @@ class Sampler:
         try:
             while True:
                 answer = await self._read_reply()
-                assert isinstance(answer, Written | Refused)
+                assert isinstance(answer, m.Written | m.Refused)
                 future = self._asked.get(answer.number)
                 if future is None or future.done():
                     continue
-                if isinstance(answer, Refused):
+                if isinstance(answer, m.Refused):
                     future.set_exception(UserError(answer.error))
                 else:
                     self.tokens += len(answer.ids)
@@ -118,13 +108,13 @@ class Sampler:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def _read_reply(self) -> SamplerReply:
+    async def _read_reply(self) -> m.SamplerReply:
         line = await self._from.readline()
         if not line:
             code = await self._process.wait()
             raise RunFailedError(f"the generator's process ended (exit code {code})")
         try:
-            return answer_decoder.decode(line)
+            return m.answer_decoder.decode(line)
         except msgspec.MsgspecError as error:
             raise RunFailedError(f"the generator sent no answer: {error}") from error
 
@@ -138,7 +128,7 @@ async def open_sampler(config: RunConfig) -> AsyncIterator[Sampler]:
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, **role_environment(1)},
         process_group=0,
-        limit=MAX_LINE_BYTES,
+        limit=m.MAX_LINE_BYTES,
     )  # fmt: skip
     sampler = Sampler(process)
     reading: asyncio.Task[None] | None = None

@@ -112,6 +112,7 @@ class Supervisor:
         self._coordinator, *self._others = self._children
         self._launcher = launcher or ProcessLauncher()
         self._address = ""
+        self._master_port: int | None = None
         self._cause: RunOutcome | None = None
         self._interrupts = 0
         self._stop_asked_at: float | None = None
@@ -241,8 +242,6 @@ class Supervisor:
         return all(each.gave_up for each in self._others if each.spec.role == "generator")
 
     # -- starting ------------------------------------------------------------------------------
-
-    _master_port: int | None = None
 
     def _start(self, child: ChildProcess, *extra: str) -> None:
         if child.spec.role == "learner" and self._master_port is None:

@@ -61,7 +61,8 @@ def select_prompts(
     if not scores or keep <= 0 or count > len(scores) or (keep >= 1 and keep != count):
         raise UserError(f"keep {keep:g}: a share between 0 and 1, or up to {len(scores)} prompts")
     broken = _broken(scores) if guard else set()
-    ranked = zip(_comparable(scores, norm), map(_hash, scores), scores, strict=True)
+    hashes = [blake2b(score.prompt_id.encode(), digest_size=8).digest() for score in scores]
+    ranked = zip(_comparable(scores, norm), hashes, scores, strict=True)
     order = [score.prompt_id for _, _, score in sorted(ranked) if score.prompt_id not in broken]
     return PromptSelection(order[:count], sorted(broken))
 
@@ -101,7 +102,3 @@ def _quantiles(means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     ordered = np.sort(means)
     below = np.searchsorted(ordered, means, "left") + np.searchsorted(ordered, means, "right")
     return below / (2.0 * len(means))
-
-
-def _hash(score: PromptScore) -> bytes:
-    return blake2b(score.prompt_id.encode(), digest_size=8).digest()

@@ -12,38 +12,28 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from headrace.data.sessions import (
-    Pair,
-    RankedList,
-    SessionData,
-    clean_list,
-    clicked_of,
-    document_of,
-    history_of,
-    label_of,
-    ranked_list_of,
-)
+from headrace.data import sessions
 from headrace.errors import UserError
 from tasks.datasets.records import SUFFIXES, Record, find_files, read_records
 
 
 def read_sessions(
     path: str, lists: str, held_out: str, *, held_out_limit: int | None = None
-) -> SessionData:
+) -> sessions.SessionData:
     """Sessions of one file, lists to learn from and lists that are held out."""
     left_out: Counter[str] = Counter()
-    sessions = [pairs for pairs in _sessions(path) if _says_something(pairs, left_out)]
+    whole = [pairs for pairs in _sessions(path) if _says_something(pairs, left_out)]
     found = [list(read_lists(each, left_out)) for each in (lists, held_out)]
-    for name, read in ((path, sessions), (lists, found[0]), (held_out, found[1])):
+    for name, read in ((path, whole), (lists, found[0]), (held_out, found[1])):
         if not read:
             raise UserError(f"{name} has nothing to learn from ({_told(left_out)})")
-    return SessionData(sessions, found[0], found[1][:held_out_limit], dict(left_out))
+    return sessions.SessionData(whole, found[0], found[1][:held_out_limit], dict(left_out))
 
 
-def read_lists(path: str, left_out: Counter[str]) -> Iterator[RankedList]:
+def read_lists(path: str, left_out: Counter[str]) -> Iterator[sessions.RankedList]:
     """The lists of candidates in a file that have a relevant one."""
     for ranked in _lists(path):
-        sound, lacks = clean_list(ranked)
+        sound, lacks = sessions.clean_list(ranked)
         left_out["repeated_candidates"] += len(ranked.candidates) - len(set(ranked.candidates))
         if lacks:
             left_out[lacks] += 1
@@ -51,7 +41,7 @@ def read_lists(path: str, left_out: Counter[str]) -> Iterator[RankedList]:
             yield sound
 
 
-def _says_something(pairs: tuple[Pair, ...], left_out: Counter[str]) -> bool:
+def _says_something(pairs: tuple[sessions.Pair, ...], left_out: Counter[str]) -> bool:
     said = any(query.strip() for query, _ in pairs)
     left_out["empty_sessions"] += not said
     return said
@@ -64,23 +54,23 @@ def _told(left_out: Counter[str]) -> str:
 # -- rows -------------------------------------------------------------------------------------
 
 
-def _sessions(path: str) -> Iterator[tuple[Pair, ...]]:
+def _sessions(path: str) -> Iterator[tuple[sessions.Pair, ...]]:
     for where, row in _rows(path):
         if isinstance(row, list):
             yield _pairs_of(row[1:], where)
         else:
-            pairs = history_of(row, where)
-            clicked = clicked_of(row)
+            pairs = sessions.history_of(row, where)
+            clicked = sessions.clicked_of(row)
             if isinstance(row.get("query"), str) and clicked is not None:
                 pairs = (*pairs, (row["query"], clicked))
             yield pairs
 
 
-def _lists(path: str) -> Iterator[RankedList]:
+def _lists(path: str) -> Iterator[sessions.RankedList]:
     for file in _files(path):
         if file.name.endswith(SUFFIXES):
             for number, row in read_records(file):
-                yield ranked_list_of(row, f"{file}, row {number}")
+                yield sessions.ranked_list_of(row, f"{file}, row {number}")
         else:
             yield from _listed_lines(_lines(file))
 
@@ -109,7 +99,7 @@ def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
         raise UserError(f"{file} cannot be read: {error}") from error
 
 
-def _listed_lines(rows: Iterator[tuple[str, list[str]]]) -> Iterator[RankedList]:
+def _listed_lines(rows: Iterator[tuple[str, list[str]]]) -> Iterator[sessions.RankedList]:
     """Lines of one history and query, each with a candidate."""
 
     def asked(each: tuple[str, list[str]]) -> list[str]:
@@ -119,15 +109,15 @@ def _listed_lines(rows: Iterator[tuple[str, list[str]]]) -> Iterator[RankedList]
         lines = list(group)
         where, first = lines[0]
         *history, last = _pairs_of(first[1:], where)
-        labels = tuple(label_of(line[0], place) for place, line in lines)
+        labels = tuple(sessions.label_of(line[0], place) for place, line in lines)
         candidates = tuple(line[-1] for _, line in lines)
-        yield RankedList(tuple(history), last[0], candidates, labels, where)
+        yield sessions.RankedList(tuple(history), last[0], candidates, labels, where)
 
 
-def _pairs_of(parts: list[str], where: str) -> tuple[Pair, ...]:
+def _pairs_of(parts: list[str], where: str) -> tuple[sessions.Pair, ...]:
     if not parts or len(parts) % 2:
         raise UserError(f"{where}: a label, then queries and documents in turn, each behind a tab")
     return tuple(
-        (query, document_of(document))
+        (query, sessions.document_of(document))
         for query, document in zip(parts[::2], parts[1::2], strict=True)
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import string
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -116,10 +117,10 @@ def style_of(response: str) -> Style:
     return "fine" if max(sizes) == 1 else "jumps"
 
 
-def teach(prompt: str, rng: Random, phase: Phase) -> str:
+def teach(prompt: str, rng: Random, phase: Phase, mixture: StyleMixture = MIXTURE) -> str:
     """One term at a time while the skill is formed, then the mixture of styles."""
     digits = read_prompt(prompt)
-    return write_fine(digits) if phase == "skill" else sample_response(digits, rng, MIXTURE)
+    return write_fine(digits) if phase == "skill" else sample_response(digits, rng, mixture)
 
 
 CHAIN_SUMS = ProceduralTask(
@@ -137,13 +138,7 @@ CHAIN_SUMS = ProceduralTask(
 
 def taught_in(mixture: StyleMixture) -> ProceduralTask:
     """The same task, its supervised model shown another mixture of styles."""
-
-    def teach_mixture(prompt: str, rng: Random, phase: Phase) -> str:
-        if phase == "skill":
-            return teach(prompt, rng, phase)
-        return sample_response(read_prompt(prompt), rng, mixture)
-
-    return replace(CHAIN_SUMS, teach=teach_mixture)
+    return replace(CHAIN_SUMS, teach=partial(teach, mixture=mixture))
 
 
 def hackable_score(completion: str, answer: str) -> dict[str, float]:

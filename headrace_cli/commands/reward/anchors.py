@@ -176,7 +176,7 @@ class AnchorSelection:
         if not answers:
             limit = self._config.task.max_response_length
             raise UnjudgedError(f"none of its {self._count} answers ended within {limit} tokens")
-        best = await self._judges.pick(prompt.source, prompt.row, prompt.text, prompt.ids, answers)
+        best = await self._judges.pick(prompt, answers)
         return {
             **prompt.row.info,
             "index": prompt.place,
@@ -276,40 +276,32 @@ class AnchorJudges:
         async with open_scorer(self._scorers) as self._desk:
             yield
 
-    async def pick(
-        self,
-        source: str,
-        row: Any,
-        shown: str,
-        ids: Sequence[int],
-        answers: Sequence[AnchorCandidate],
-    ) -> AnchorPick:
-        """The best answer to a row, whose prompt the policy sees as `shown`; the first of equally
-        good ones. UnjudgedError where none can be judged."""
-        compare = self._compare.get(source)
+    async def pick(self, prompt: AnchorPrompt, answers: Sequence[AnchorCandidate]) -> AnchorPick:
+        """The best answer to a prompt; the first of equally good ones. UnjudgedError where none can
+        be judged."""
+        compare = self._compare.get(prompt.source)
         if compare is not None:
+            texts = [answer.text for answer in answers]
             async with self._one_model:
-                return await asyncio.to_thread(compare, row.prompt, [a.text for a in answers])
-        items = [self._item(source, row, shown, ids, answer) for answer in answers]
+                return await asyncio.to_thread(compare, prompt.row.prompt, texts)
+        items = [self._item(prompt, answer) for answer in answers]
         return _highest(await asyncio.gather(*map(self._desk.score, items)))
 
-    def _item(
-        self, source: str, row: Any, shown: str, ids: Sequence[int], answer: AnchorCandidate
-    ) -> ScoreItem:
+    def _item(self, prompt: AnchorPrompt, answer: AnchorCandidate) -> ScoreItem:
         assert self._scorers is not None
-        with_ids = self._scorers.token_ids
+        row, with_ids = prompt.row, self._scorers.token_ids
         return ScoreItem(
             trajectory_id=0,
-            prompt=shown,
+            prompt=prompt.text,
             text=answer.text,
             answer=row.answer,
             finished=True,
             num_tokens=len(answer.ids),
             info=json.dumps(row.info, default=str),
             messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
-            prompt_ids=np.array(ids, np.int32) if with_ids else None,
+            prompt_ids=np.array(prompt.ids, np.int32) if with_ids else None,
             completion_ids=np.array(answer.ids, np.int32) if with_ids else None,
-            source=source,
+            source=prompt.source,
         )
 
 
@@ -333,10 +325,9 @@ def _comparison(source: SourceConfig) -> Compare:
 
     def compare(prompt: Any, texts: Sequence[str]) -> AnchorPick:
         try:
-            best = best_of(texts, lambda a, b: scorer.pair(prompt, a, b, rule=rule).r)
+            return best_of(texts, lambda a, b: scorer.pair(prompt, a, b, rule=rule).r)
         except UserError as error:
             raise UnjudgedError(str(error)) from error
-        return best
 
     return compare
 

@@ -41,7 +41,11 @@ class RewardScreen:
 
     def __init__(self, console: Console, *, live: bool) -> None:
         self._console = console
-        self._bar = _bar(console) if live else None
+        columns = (
+            BarColumn(bar_width=40), MofNCompleteColumn(), TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self._bar = Progress(*columns, console=console) if live else None
         self._task = None if self._bar is None else self._bar.add_task("training", total=None)
         self._printed_at = self._began_at = float("-inf")
         self._first_step = 0
@@ -51,7 +55,7 @@ class RewardScreen:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        print_line(self._console if self._bar is None else self._bar.console, text)
+        print_line(self._console, text)
 
     def step(self, line: StepLine, steps: int) -> None:
         """Show a step, one of `steps`."""
@@ -86,16 +90,6 @@ class RewardScreen:
         """Leave the last picture on the screen."""
         if self._bar is not None:
             self._bar.stop()
-
-
-def _bar(console: Console) -> Progress:
-    columns = (
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console)
 
 
 def sft(arguments: argparse.Namespace) -> int:

@@ -52,9 +52,12 @@ def launch(arguments: argparse.Namespace) -> int:
 
 
 def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunConfig]:
-    """The folder of the run and its configuration, which other hosts reach."""
+    """The folder of the run and its configuration with keys, whose sockets other hosts reach."""
     run_dir, config = prepare_run(arguments, lambda config: _check(config, gpus=gpus))
-    config = _reachable(config, run_dir)
+    if is_loopback(config.transport.host):
+        transport = config.transport.model_copy(update={"host": EVERYWHERE})
+        config = config.model_copy(update={"transport": transport})
+    config = with_keys(run_dir, config)
     run_folder.write_config(run_dir, config)
     return run_dir, config
 
@@ -70,14 +73,6 @@ def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
     checked = check_reward(check_environment(found.config))
     say_overruled(config, found)
     return checked
-
-
-def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:
-    """The configuration whose sockets other hosts reach, with keys."""
-    if is_loopback(config.transport.host):
-        transport = config.transport.model_copy(update={"host": EVERYWHERE})
-        config = config.model_copy(update={"transport": transport})
-    return with_keys(run_dir, config)
 
 
 @contextmanager

@@ -35,8 +35,8 @@ from headrace.host.install import (
 )
 
 BASE = (
-    "alembic", "duckdb", "httpx", "huggingface-hub", "msgspec", "numpy", "pandas", "psutil",
-    "psycopg", "pyarrow", "pydantic", "pyzmq", "rich", "sqlalchemy", "tokenizers",
+    "alembic", "duckdb", "filelock", "httpx", "huggingface-hub", "msgspec", "numpy", "pandas",
+    "psutil", "psycopg", "pyarrow", "pydantic", "pyzmq", "rich", "sqlalchemy", "tokenizers",
 )  # fmt: skip
 """Distributions without which no run can be read."""
 READING = "runs can be opened, looked at and exported: runs, show, audit, sql, export, sink"

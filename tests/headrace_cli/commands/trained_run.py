@@ -102,11 +102,9 @@ def train(world: World, relay: RankRelay, trainer: Trainer, prepared: PreparedBa
     world.records[place] = replace(
         record, metrics=done.metrics | prepared.metrics, diagnostics=done.diagnostics
     )
-    assert done.checkpoint is not None
+    path = done.checkpoint or str(trainer.checkpoints.writing.written(None))
     world.note(
-        CheckpointWritten(
-            at=time.time(), update=done.update, lineage=done.lineage, path=done.checkpoint
-        )
+        CheckpointWritten(at=time.time(), update=done.update, lineage=done.lineage, path=path)
     )
 
 
