@@ -186,7 +186,7 @@ class ModelSet:
             with engine.whole_parameters():
                 state = partial(merged_state, self.networks[name])
                 weights = self._copied(state, None, copy=True)
-            whole[name] = WholeModel(weights, weights_of(trained, dtype=None, copy=True))
+            whole[name] = WholeModel(weights, self._copied(partial(dict, trained), None, copy=True))
         return whole
 
     def ranker_weights(self) -> dict[str, Tensor]:
