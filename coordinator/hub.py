@@ -103,11 +103,12 @@ class Hub:
 
     Attributes:
         lines: scores of lines, where a source scores them. on_record: called after each record,
-        where there is an environment. moved: time of each part's last progress. doing: progress
-        texts by process; empty where nothing is under way. stalled: the reason why nothing has made
-        progress for too long. failed: the first cause for which the run cannot go on.
-        refused_tokens: those of refused chunks not recorded yet, by generator and reason.
-        monitors: of rewards. rankers: versions of a ranker that the run trains along.
+        where there is an environment. told: names that were sent something since the last
+        heartbeats. moved: time of each part's last progress. doing: progress texts by process;
+        empty where nothing is under way. stalled: the reason why nothing has made progress for too
+        long. failed: the first cause for which the run cannot go on. refused_tokens: those of
+        refused chunks not recorded yet, by generator and reason. monitors: of rewards. rankers:
+        versions of a ranker that the run trains along.
     """
 
     config: RunConfig
@@ -124,6 +125,7 @@ class Hub:
     clock: TrainingClock = field(default_factory=TrainingClock)
     lines: LineScoring | None = None
     on_record: Callable[[Record], None] | None = None
+    told: set[str] = field(default_factory=set)
     moved: dict[Mover, float] = field(default_factory=dict)
     progress_at: float = field(default_factory=time.monotonic)
     doing: dict[str, str] = field(default_factory=dict)
@@ -251,6 +253,7 @@ class Hub:
 
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""
+        self.told.add(name)
         return await self.router.send(self.peers.identities.get(name, name), message)
 
     def send_after(self, name: str, message: Message, *, hurry: bool = False) -> None:

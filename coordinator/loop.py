@@ -35,6 +35,8 @@ STOOD_STILL_S = 1.0
 """Delay of a tick that shows a standstill of process or machine, without messages."""
 _WAITED_S = 0.001
 """Wait for a message from which on none was there when the socket was asked."""
+BEAT_ALL = 4
+"""Every such heartbeat goes to all: it says more than that the coordinator lives."""
 RECORDER = "the journal"
 
 
@@ -47,6 +49,7 @@ class Coordinator:
         self.waits = StallWatch(hub, self.parts)
         self.phases = Phases(hub, self.parts, self.waits)
         self.membership = Membership(hub, self.parts)
+        self._beats = 0
 
     async def run(self) -> None:
         """Serve until the run is over."""
@@ -71,18 +74,19 @@ class Coordinator:
     # -- messages ---------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
+        changed = False
         while self.phases.phase != "closed":
             asked_at = time.monotonic()
             identity, message = await self.hub.router.receive()
             if time.monotonic() - asked_at > _WAITED_S:
                 self.membership.nothing_left(asked_at)
-            if await self._dispatch(identity, message):
+            changed |= await self._dispatch(identity, message)
+            if changed and not self.hub.router.has_more():
+                changed = False
                 await self.phases.advance()
-            else:
-                await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def _dispatch(self, identity: str, message: m.Message) -> bool:
-        """Act on a message; return False where it is refused, or its sender is unknown."""
+        """Act on a message; return whether something may have changed."""
         hub = self.hub
         if isinstance(message, m.Hello):
             await self.membership.join(identity, message)
@@ -98,7 +102,9 @@ class Coordinator:
             if isinstance(message, m.Heartbeat):
                 await self.membership.ask_hello(identity)
             return False
-        peer.last_seen = time.monotonic()
+        peer.last_seen = time.monotonic()  # Any message is a sign of life.
+        if isinstance(message, m.Heartbeat):
+            return False
         if refusal := self._refusal(peer, message):
             hub.rejections.add(name, *refusal)
             if isinstance(message, m.UpdateDone):
@@ -122,8 +128,6 @@ class Coordinator:
     async def _act(self, name: str, peer: Peer, message: m.Message) -> None:
         hub = self.hub
         match message:
-            case m.Heartbeat():
-                pass  # Whatever a peer says is a sign of life.
             case m.Progress():
                 hub.does(name, message)
             case m.Goodbye():
@@ -219,13 +223,17 @@ class Coordinator:
             await self.phases.advance()
 
     async def _beat(self) -> None:
-        """Send everyone a sign of life."""
+        """Send a sign of life to everyone who got nothing else; now and then to all."""
         self.hub.write_summaries()
+        self._beats += 1
         for name, _ in self.hub.peers.everyone():
+            if name in self.hub.told and self._beats % BEAT_ALL:
+                continue
             if name in self.hub.peers.generators:
                 await self.parts.generation.reconciliation.beat(name)
             else:
                 await self.hub.send(name, m.Heartbeat())
+        self.hub.told.clear()
 
 
 class IntervalTimer:

@@ -9,28 +9,47 @@ core; `peers_busy`, that of the process with all the peers (near 1 the peers are
 `loop_s`, `recorder_s`, `sockets_s`, the coordinator's processor seconds per 1,000 trajectories.
 `ends_at`: the first size with less than half the throughput of the smallest, or with a lost peer;
 None: it was not reached.
+
+With --rates, the generators share --slots slots that make so many tokens a second each, in answers
+of up to 16k tokens, through a generator's own outbox. For each size and rate: `tokens_per_s` that
+were acknowledged, `offered` ones, `tokens_per_cpu_s` of the coordinator, its memory, and what it
+writes to journal and database in a second.
 """
 
+import argparse
 import asyncio
 import contextlib
 import statistics
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
+from generators.rollout.outbox import Outbox
+from headrace.config.loading.recipe import deep_merge
+from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
+from headrace.protocol.token_spans import Span
 from storage.journal.store import read_journal
-from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward
+from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward, until
 
 WARM_UP = 0.2
 """Share of a measurement that is not counted: files are created, peers join."""
 PATIENCE_S = 120.0
+SETTLE_S, PACE_S = 5.0, 20.0
+CHUNK, LONGEST = 256, 64
+"""Tokens of a chunk, and chunks of the longest answer, with slots that have a rate."""
+G = TypeVar("G", bound=ScriptedGenerator)
+Fleet = contextlib.AbstractAsyncContextManager[tuple[PinnedCoordinator, "CountingReward", list[G]]]
+IDS, LOGPROBS = np.full(CHUNK, 5, np.int32), np.full(CHUNK, -0.5, np.float32)
 
 
 class CountingReward(ScriptedReward):
@@ -54,51 +73,113 @@ class CountingReward(ScriptedReward):
                 raise RuntimeError(f"no answer was scored for {PATIENCE_S:g} seconds")
 
 
+class PacedGenerator(ScriptedGenerator):
+    """Scripted generator whose slots take turns with chunks, which go through an outbox."""
+
+    def __init__(self, *arguments: Any, **at: Any) -> None:
+        super().__init__(*arguments, **at)
+        self._slots: deque[tuple[m.Lease, int]] = deque()
+        """Leases, each with the number of its chunks so far."""
+        self._outbox = Outbox(self.dealer.send)
+        self._due = 0.0
+        self.acked = 0
+
+    @property
+    def busy(self) -> bool:
+        """True where every slot has a lease."""
+        return len(self._slots) >= self.capacity
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._outbox.run())
+            await super().run()
+
+    async def answer(self, message: m.Message) -> None:
+        match message:
+            case m.Leases(leases=leases):
+                self._slots.extend((lease, 0) for lease in leases)
+            case m.ChunkAck(acked=acked):
+                self.acked += len(acked) * CHUNK
+                self._outbox.acknowledge(message)
+            case _:
+                await super().answer(message)
+
+    def advance(self, tokens: float) -> None:
+        """Let so many tokens be sampled in all slots together."""
+        self._due += tokens / CHUNK
+        while self._due >= 1 and self._slots:
+            self._due -= 1
+            lease, index = self._slots.popleft()
+            start, ends = index * CHUNK, index == lease.trajectory_id * 37 % LONGEST
+            chunk = m.TrajectoryChunk(
+                lease_id=lease.lease_id, trajectory_id=lease.trajectory_id, chunk_index=index,
+                start=start, token_ids=IDS, logprobs=LOGPROBS,
+                spans=[Span(self.version, start, start + CHUNK)], finish="stop" if ends else None,
+            )  # fmt: skip
+            self._outbox.put(chunk)
+            if not ends:
+                self._slots.append((lease, index + 1))
+
+
+def settings(ranks: int, **own: Any) -> RunConfig:
+    """Configure a stream of `own` answers that are neither evaluated nor waited for."""
+    shared: dict[str, Any] = {
+        "algorithm": {"value": {"warmup_updates": 0}},
+        "learner": {"ranks": ranks},
+        "evaluation": {"before": False, "after": False},
+        "storage": {"token_diagnostics": False},
+        "transport": {"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
+    }
+    deep_merge(shared, own)
+    return stream(**shared)
+
+
 @contextlib.asynccontextmanager
 async def fleet(
-    folder: Path, *, generators: int, ranks: int, every_updates: int, core: int
-) -> AsyncIterator[tuple[PinnedCoordinator, CountingReward]]:
-    """Start a coordinator and all its peers, until the block ends, which kills it.
+    folder: Path, config: RunConfig, kind: type[G], *, generators: int, capacity: int, core: int
+) -> AsyncIterator[tuple[PinnedCoordinator, CountingReward, list[G]]]:
+    """Start a coordinator and all its peers, until the block ends, which kills it."""
+    server = PinnedCoordinator(folder, config, core=core)
+    with server.started(generators + 2) as at:
+        names = [f"generator-{number}" for number in range(generators)]
+        scripted = [kind(name=name, capacity=capacity, **at) for name in names]
+        reward = CountingReward(name="reward-0", **at)
+        async with server.joined([ScriptedLearner(name="learner-0", **at), reward, *scripted]):
+            yield server, reward, scripted
 
-    It streams short answers, and every generator always has work."""
+
+def short_answers(
+    folder: Path, *, generators: int, ranks: int, every_updates: int, core: int
+) -> Fleet[ScriptedGenerator]:
+    """Return a fleet with short answers, in which every generator always has work."""
     capacity = max(4, 4096 // generators)
-    config = stream(
+    config = settings(
+        ranks,
         task={"max_prompt_length": 80, "max_response_length": 12},
-        algorithm={"value": {"warmup_updates": 0}},
         schedule={
             "window": 8,
             "batch_windows": max(256, generators * capacity // 4),
             "max_staleness": 8,
         },
-        learner={"ranks": ranks},
-        evaluation={"before": False, "after": False},
         checkpoint={"every_updates": every_updates},
-        storage={"token_diagnostics": False},
-        transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
     )
-    server = PinnedCoordinator(folder, config, core=core)
-    with server.started(generators + 2) as at:
-        reward = CountingReward(name="reward-0", **at)
-        peers = [ScriptedLearner(name="learner-0", **at), reward]
-        for number in range(generators):
-            peers.append(ScriptedGenerator(name=f"generator-{number}", capacity=capacity, **at))
-        async with server.joined(peers):
-            yield server, reward
+    sizes = {"generators": generators, "capacity": capacity}
+    return fleet(folder, config, ScriptedGenerator, **sizes, core=core)
 
 
 async def measure(
     folder: Path, *, generators: int, ranks: int, trajectories: int, core: int
 ) -> dict[str, Any]:
     """Measure one size."""
-    settings = {"generators": generators, "ranks": ranks}
-    async with fleet(folder, **settings, every_updates=50, core=core) as (server, reward):
+    sizes = {"generators": generators, "ranks": ranks}
+    async with short_answers(folder, **sizes, every_updates=50, core=core) as (server, reward, _):
         await reward.until(round(trajectories * WARM_UP))
         first, before = reward.scored, server.used()
         await reward.until(trajectories)
         count, used = reward.scored - first, server.used().since(before)
     records = (each for batch in read_journal(folder / "journal") for _, each in batch)
     return {
-        **settings,
+        **sizes,
         "trajectories_per_s": round(count / used.wall_s, 1),
         "coordinator_busy": round(used.cpu_s / used.wall_s, 3),
         "peers_busy": round(used.peers_s / used.wall_s, 3),
@@ -108,6 +189,63 @@ async def measure(
         },
         "lost": sum(isinstance(one, ProcessChanged) and one.state == "lost" for one in records),
     }
+
+
+async def pace(
+    folder: Path, *, generators: int, ranks: int, slots: int, rates: Sequence[float], core: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the figures of one size at each rate in turn, in tokens a second of a slot."""
+    config = settings(
+        ranks,
+        task={"max_prompt_length": 80, "max_response_length": CHUNK * LONGEST},
+        schedule={
+            "window": 4096,
+            "batch_windows": 1024,
+            "max_staleness": 8 + 2 * slots // 1024,
+        },
+        checkpoint={"every_updates": 10**6},
+        transport={"self_test_s": None},
+    )
+    sizes = {"generators": generators, "capacity": slots // generators}
+    async with fleet(folder, config, PacedGenerator, **sizes, core=core) as (server, _, paced):
+        await until(lambda: all(one.busy for one in paced), PATIENCE_S)
+        for rate in rates:
+            await _advance(paced, rate, SETTLE_S)
+            acked, written, before = _acked(paced), _written(server), server.used()
+            await _advance(paced, rate, PACE_S)
+            used = server.used().since(before)
+            tokens, written = _acked(paced) - acked, _written(server) - written
+            yield {
+                "generators": generators,
+                "rate": rate,
+                "offered": round(rate * slots),
+                "tokens_per_s": round(tokens / used.wall_s),
+                "tokens_per_cpu_s": round(tokens / used.cpu_s),
+                "coordinator_busy": round(used.cpu_s / used.wall_s, 3),
+                "loop_busy": round(used.loop_s / used.wall_s, 3),
+                "peers_busy": round(used.peers_s / used.wall_s, 3),
+                "memory_mb": round(server.seen.memory_info().rss / 1e6),
+                "disk_mb_per_s": round(written / used.wall_s / 1e6, 2),
+            }
+
+
+def _acked(paced: Sequence[PacedGenerator]) -> int:
+    return sum(one.acked for one in paced)
+
+
+def _written(server: PinnedCoordinator) -> int:
+    return int(server.seen.io_counters().write_chars)
+
+
+async def _advance(paced: Sequence[PacedGenerator], rate: float, seconds: float) -> None:
+    """Let all slots sample for so many seconds, whatever the coordinator does."""
+    last = began = time.monotonic()
+    while last < began + seconds:
+        await asyncio.sleep(0.02)
+        now = time.monotonic()
+        for one in paced:
+            one.advance((now - last) * rate * one.capacity)
+        last = now
 
 
 def summary(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -125,6 +263,17 @@ def summary(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     return {"sizes": sizes, "ends_at": min(ends, default=None)}
 
 
+async def _all_paces(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    with bench_folder(parser) as (root, core):
+        for size in args.generators:
+            load = {"ranks": args.ranks, "slots": args.slots, "rates": args.rates}
+            async for row in pace(root / str(size), generators=size, core=core, **load):
+                print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
+                rows.append(row)
+    return {"benchmark": "fleet", "slots": args.slots, "ranks": args.ranks, "paced": rows}
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     parser = command_line("fleet", __doc__)
@@ -133,17 +282,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
+    parser.add_argument("--rates", type=float, nargs="+", help="tokens a second of each slot")
+    parser.add_argument("--slots", type=int, default=100_000, help="of all generators together")
     add_rows_option(parser)
     args = parser.parse_args(argv)
     allow_files(max(args.generators))
+    if args.rates:
+        return report_result(args, asyncio.run(_all_paces(parser, args)))
     found: dict[int, list[dict[str, Any]]] = {size: [] for size in args.generators}
     print(f"{'generators':>10} {'answers/s':>10} {'coordinator':>11} {'peers':>6} {'lost':>5}")
     with bench_folder(parser) as (root, core):
         for repeat in range(args.repeats):
             for size in args.generators[:: -1 if repeat % 2 else 1]:
-                settings = {"generators": size, "ranks": args.ranks, "core": core}
+                load = {"ranks": args.ranks, "trajectories": args.trajectories}
                 folder = root / f"{repeat}-{size}"
-                one = asyncio.run(measure(folder, trajectories=args.trajectories, **settings))
+                one = asyncio.run(measure(folder, generators=size, core=core, **load))
                 found[size].append(one)
                 print(
                     f"{size:>10} {one['trajectories_per_s']:>10.0f} "

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
-from benchmarks.robustness.fleet import CountingReward, fleet
+from benchmarks.robustness.fleet import CountingReward, short_answers
 from storage.audit import audit_run
 from storage.audit.findings import Finding
 
@@ -51,7 +51,7 @@ async def run(
     restart_s: list[float] = []
     began = time.monotonic()
     settings = {"generators": generators, "ranks": 1, "every_updates": 20, "core": core}
-    async with fleet(folder, **settings) as (server, reward):
+    async with short_answers(folder, **settings) as (server, reward, _):
         with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
             task = progress.add_task("answers", total=trajectories)
             for part in range(1, restarts + 2):

@@ -96,13 +96,15 @@ class RepeatLimiter:
         return False
 
     def summary(self, *, at_once: bool = False) -> str | None:
-        """Return the numbers of unwritten ones, if any, and begin a new period.
+        """Return the numbers of unwritten ones, if any, where the period is over, or `at_once`.
 
-        Only where the period is over (or `at_once`); else None."""
-        if self._began is None or not (at_once or self.clock() - self._began >= PERIOD_S):
+        A period that is over is followed by a new one."""
+        over = self._began is not None and self.clock() - self._began >= PERIOD_S
+        if not (at_once or over):
             return None
         parts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._unsaid.items()))
-        self._seen.clear()
         self._unsaid.clear()
-        self._began = None
+        if over:
+            self._seen.clear()
+            self._began = None
         return f"more of the same happened: {parts}" if parts else None

@@ -1,13 +1,16 @@
 """Chunks on their way to the coordinator, kept until they are acknowledged.
 
-In: chunks and acknowledgements. Out: Chunks messages, into which chunks gather for a few
-milliseconds. `resend` sends all unacknowledged ones again, in order, so that nothing is lost when
-the coordinator or the connection goes away. Between `pause` and `resend` they are kept and not
-sent: after its Hello a generator sends nothing before the answer, so that no chunk overtakes those
-before it. Nothing here blocks; memory is bounded by the tokens that the live leases may generate.
+In: chunks and acknowledgements. Out: Chunks messages. Chunks gather until the last message is
+acknowledged, so that messages grow while the coordinator is busy; one that ends its lease, whose
+slot is free, waits a few milliseconds only. `resend` sends all unacknowledged ones again, in order,
+so that nothing is lost when the coordinator or the connection goes away. Between `pause` and
+`resend` they are kept and not sent: after its Hello a generator sends nothing before the answer, so
+that no chunk overtakes those before it. Nothing here blocks; memory is bounded by the tokens that
+the live leases may generate.
 """
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +20,8 @@ from headrace.protocol.messages.control import ChunkAck, Chunks, TrajectoryChunk
 Send = Callable[[Chunks], Awaitable[None]]
 _BYTES_PER_TOKEN = 8
 _BYTES_PER_CHUNK = 256
+ACK_S = 0.5
+"""Maximum wait for the last message's acknowledgement."""
 
 
 class Outbox:
@@ -29,8 +34,9 @@ class Outbox:
         self._since: dict[tuple[int, int], float] = {}
         """Time at which each of them was sent last; the oldest comes first."""
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._empty, self._goes = asyncio.Event(), asyncio.Event()
         self._empty.set()
+        self._goes.set()
         self.paused = False
 
     def pause(self) -> None:
@@ -52,12 +58,16 @@ class Outbox:
         self._waiting.append(chunk)
         self._empty.clear()
         self._wake.set()
+        if chunk.finish is not None:
+            self._goes.set()
 
     def acknowledge(self, ack: ChunkAck) -> None:
         """Forget the chunks that the coordinator has recorded."""
         for trajectory_id, chunk_index in ack.acked:
             self._unacked.pop((trajectory_id, chunk_index), None)
             self._since.pop((trajectory_id, chunk_index), None)
+        if len(self._unacked) <= len(self._waiting):
+            self._goes.set()
         if not self._unacked:
             self._empty.set()
 
@@ -68,12 +78,15 @@ class Outbox:
         self._since = dict.fromkeys(self._unacked, time.monotonic())
         if self._waiting:
             self._wake.set()
+            self._goes.set()
 
     async def run(self) -> None:
         """Send gathered chunks, for as long as the task lives."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._gather_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._goes.wait(), ACK_S)
             await self.flush()
 
     async def flush(self) -> None:
@@ -82,6 +95,8 @@ class Outbox:
         if self.paused:
             return
         waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._goes.clear()
         message: list[TrajectoryChunk] = []
         size = 0
         for chunk in waiting:

@@ -130,8 +130,7 @@ class ScriptedPeer:
             if message is None:
                 continue
             if isinstance(message, m.Heartbeat):
-                await self.dealer.send(m.Heartbeat())
-                continue
+                continue  # The socket has answered it.
             if isinstance(message, m.AskHello):
                 if not self.awaits_answer:
                     await self.hello()

@@ -97,3 +97,11 @@ def test_incidents_of_a_kind_are_written_until_there_are_too_many() -> None:
     now += PERIOD_S
     assert repeats.summary() is None
     assert repeats.summary(at_once=True) is None
+
+
+def test_a_summary_at_once_begins_no_new_period() -> None:
+    """It is the run's end, behind which a flood may go on."""
+    repeats = RepeatLimiter(lambda: 0.0)
+    assert [repeats.passes("process_changed", 1) for _ in range(3)] == [True, False, False]
+    assert repeats.summary(at_once=True) == "more of the same happened: 2 process_changed"
+    assert not repeats.passes("process_changed", 1)

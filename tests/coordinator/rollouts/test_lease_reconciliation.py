@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from coordinator.loop import BEAT_ALL
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import Incident, ProcessChanged, TokensLost
 from headrace.protocol.transport.endpoints import identity_of
@@ -192,3 +193,24 @@ async def test_what_two_generators_sampled_is_told_from_what_was_refused(tmp_pat
         assert dict(stage.hub.account.ledger.lost) == {"moved": 3}
         assert stage.hub.account.ledger.as_metrics()["ledger/lost"] == 3
     assert stage.replayed().account.ledger.lost["moved"] == 3
+
+
+async def test_who_was_just_told_something_gets_a_heartbeat_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        beats: list[str] = []
+        send = stage.hub.router.send
+
+        async def counting(identity: str, message: m.Message) -> bool:
+            if isinstance(message, m.Heartbeat):
+                beats.append(identity)
+            return await send(identity, message)
+
+        monkeypatch.setattr(stage.hub.router, "send", counting)
+        stage.hub.told.clear()
+        told, quiet = stage.identities[GENERATOR], stage.identities["reward-0"]
+        for _ in range(2 * BEAT_ALL):
+            await stage.hub.send(GENERATOR, m.Hold(leases=[]))
+            await stage.coordinator._beat()
+        assert (beats.count(told), beats.count(quiet)) == (2, 2 * BEAT_ALL)
