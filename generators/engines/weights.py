@@ -8,9 +8,9 @@ names and shapes are those of the policy.
 """
 
 import asyncio
-import contextlib
 import json
 import struct
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from headrace.protocol.transport.sockets import Dealer, Link
 _MAX_HEADER = 100 << 20
 _ASKS = 2
 """Maximum number of requests for one piece."""
+_AHEAD = 4
+"""Pieces that are requested before the first of them is there."""
 
 
 class WeightsUnavailableError(Exception):
@@ -85,10 +87,7 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
         with part.open("ab") as file:
             if file.tell() > notice.num_bytes:
                 file.truncate(0)
-            while (offset := file.tell()) < notice.num_bytes:
-                data = await _piece(dealer, notice.version, offset, silence_s)
-                if offset + len(data) > notice.num_bytes:
-                    raise WeightsUnavailableError("more bytes arrive than were announced")
+            async for data in _pieces(dealer, notice, file.tell(), silence_s):
                 file.write(data)
     finally:
         dealer.close()
@@ -109,20 +108,40 @@ def _keep_newest(folder: Path, part: Path) -> None:
         old.unlink()
 
 
-async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:
-    """Request the bytes from `offset` on, again if lost; ignore other answers."""
-    for _ in range(_ASKS):
-        await dealer.send(WeightRequest(version=version, offset=offset))
-        with contextlib.suppress(TimeoutError):
+async def _pieces(
+    dealer: Dealer, notice: WeightNotice, offset: int, silence_s: float
+) -> AsyncIterator[bytes]:
+    """Yield the bytes from `offset` on in pieces, whose size is that of the first."""
+    size, asked, tries = 0, offset, 0
+    while offset < notice.num_bytes:
+        while asked < min(notice.num_bytes, offset + max(1, _AHEAD * size)):
+            await dealer.send(WeightRequest(version=notice.version, offset=asked))
+            asked += max(1, size)
+        try:
             async with asyncio.timeout(silence_s / _ASKS):
-                while True:
-                    message = await dealer.receive()
-                    if isinstance(message, WeightBytes) and message.version == version:
-                        if not message.data:
-                            raise WeightsUnavailableError(f"version {version} is gone")
-                        if message.offset == offset:
-                            return message.data
-    raise WeightsUnavailableError(f"silent for {silence_s:g} s at byte {offset}")
+                data = await _piece(dealer, notice.version, offset)
+        except TimeoutError as error:
+            asked, tries = offset, tries + 1
+            if tries == _ASKS:
+                text = f"silent for {silence_s:g} s at byte {offset}"
+                raise WeightsUnavailableError(text) from error
+            continue
+        size, tries, offset = len(data), 0, offset + len(data)
+        asked = max(asked, offset)
+        if offset > notice.num_bytes:
+            raise WeightsUnavailableError("more bytes arrive than were announced")
+        yield data
+
+
+async def _piece(dealer: Dealer, version: int, offset: int) -> bytes:
+    """Return the bytes from `offset` on; ignore other answers."""
+    while True:
+        message = await dealer.receive()
+        if isinstance(message, WeightBytes) and message.version == version:
+            if not message.data:
+                raise WeightsUnavailableError(f"version {version} is gone")
+            if message.offset == offset:
+                return message.data
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
