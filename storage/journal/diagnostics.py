@@ -47,6 +47,7 @@ SCHEMA = pa.schema(
     metadata={"format": str(DIAGNOSTICS_FORMAT)},
 )
 _PLAIN = ("lineage", "update", "window_id", "trajectory_id", "start", "lam")
+_UPDATE = _PLAIN[:2]
 _CACHED_BATCHES = 64
 Int64 = npt.NDArray[np.int64]
 WindowKey = tuple[int, int, int]
@@ -149,7 +150,7 @@ def _located(folder: Path) -> list[LocatedBatch]:
         if len(same) < len(paths):
             first = max(0, rows_before(paths[len(same)])) if same else 0
             found += [
-                (place, _updates_in(batch))
+                (place, frozenset(zip(*(batch[name].to_pylist() for name in _UPDATE), strict=True)))
                 for place, batch in locate_batches(folder, first)
                 if place.path not in same
             ]
@@ -157,11 +158,6 @@ def _located(folder: Path) -> list[LocatedBatch]:
         if len(_INDEXES) > _INDEXED_FOLDERS:
             _INDEXES.popitem(last=False)
         return found
-
-
-def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
-    columns = (batch.column(name).to_pylist() for name in ("lineage", "update"))
-    return frozenset(zip(*columns, strict=True))
 
 
 class _IndexedBatch(NamedTuple):
@@ -233,13 +229,7 @@ def _encode(rows: Sequence[tuple[UpdateCommitted, TokenDiagnostics]]) -> pa.Reco
     }
     for name in _PLAIN[2:]:
         columns[name] = [getattr(row, name) for _, row in rows]
-    arrays = [pa.array(values, type=SCHEMA.field(name).type) for name, values in columns.items()]
     for name in COLUMN_NAMES:
-        parts = [row.columns.get(name) for _, row in rows]
-        lengths = [0 if part is None else len(part) for part in parts]
-        borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]), type=pa.int32())
-        present = [part for part in parts if part is not None]
-        values = np.concatenate([np.zeros(0, np.float32), *present], dtype=np.float32)
-        missing = pa.array([part is None for part in parts]) if len(present) < len(rows) else None
-        arrays.append(pa.ListArray.from_arrays(borders, pa.array(values), mask=missing))
+        columns[name] = [row.columns.get(name) for _, row in rows]
+    arrays = [pa.array(columns[field.name], type=field.type) for field in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

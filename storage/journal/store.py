@@ -178,6 +178,7 @@ def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
     """Records as one batch whose offsets begin at `first_offset`."""
     chunks = [r if isinstance(r, ChunkArrived) else None for r in records]
     spans = [span for chunk in chunks if chunk for span in chunk.spans]
+    borders = np.cumsum([0, *(len(chunk.spans) if chunk else 0 for chunk in chunks)])
     span_values = pa.StructArray.from_arrays(
         [pa.array([getattr(span, f.name) for span in spans], type=f.type) for f in _SPAN],
         fields=list(_SPAN),
@@ -188,11 +189,9 @@ def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
         "at": [record.at for record in records],
         "trajectory_id": [getattr(record, "trajectory_id", None) for record in records],
         **{name: [chunk and getattr(chunk, name) for chunk in chunks] for name in _CHUNK},
-        "token_ids": _lists([c.token_ids if c else None for c in chunks], np.dtype(np.int32)),
-        "logprobs": _lists([c.logprobs if c else None for c in chunks], np.dtype(np.float32)),
-        "spans": pa.ListArray.from_arrays(
-            _borders([len(chunk.spans) if chunk else 0 for chunk in chunks]), span_values
-        ),
+        "token_ids": [chunk.token_ids if chunk else () for chunk in chunks],
+        "logprobs": [chunk.logprobs if chunk else () for chunk in chunks],
+        "spans": pa.ListArray.from_arrays(pa.array(borders, type=pa.int32()), span_values),
         "body": [_body(record) for record in records],
     }
     arrays = [
@@ -248,14 +247,3 @@ def _body(record: Record) -> bytes | None:
     if isinstance(record, UpdateCommitted) and record.diagnostics:
         record = msgspec.structs.replace(record, diagnostics=[])
     return _ENCODER.encode(record)
-
-
-def _borders(lengths: list[int]) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), type=pa.int32())
-
-
-def _lists(arrays: list[Any], dtype: np.dtype[Any]) -> pa.ListArray:
-    present = [array for array in arrays if array is not None]
-    values = np.concatenate([np.zeros(0, dtype), *present], dtype=dtype)
-    lengths = [0 if array is None else len(array) for array in arrays]
-    return pa.ListArray.from_arrays(_borders(lengths), pa.array(values))
