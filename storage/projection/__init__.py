@@ -19,6 +19,7 @@ from storage.database.tables import (
     Base,
     Checkpoint,
     Evaluation,
+    Event,
     MetricInfo,
     Projection,
     Run,
@@ -54,7 +55,7 @@ _PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
     ((r.CheckpointWritten,), _rows_of(Checkpoint, "at", "lineage", "update", "path", "accuracy")),
     ((r.MetricsSampled,), add_metrics),
     ((r.ProcessChanged,), history.change_processes),
-    ((r.Incident,), history.add_incidents),
+    ((r.Incident,), _rows_of(Event, "at", "level", "kind", "text")),
     ((r.Restarted,), history.add_restarts),
     ((r.RunPhase,), history.change_phase),
 )

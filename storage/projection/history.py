@@ -53,12 +53,6 @@ def change_processes(connection: Connection, run: int, records: list[PlacedRecor
     upsert_rows(connection, run, Process, list(rows.values()))
 
 
-def add_incidents(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
-    """Lines of history."""
-    for offset, r in records:
-        add_event(connection, run, offset, r.at, r.level, r.kind, r.text)
-
-
 def add_restarts(connection: Connection, run: int, records: list[PlacedRecord]) -> None:
     """A new coordinator took over."""
     for offset, r in records:
