@@ -30,16 +30,12 @@ from storage.exports.pages import Page, RowsOfTrajectories, pages, scalar_array,
 from storage.text.detokenize import text_decoder
 
 _COLUMNS = {column.singular: column for column in TOKEN_FIELDS}
-
-
-def token_fields() -> list[pa.Field]:
-    """All columns."""
-    return [
-        *(scalar_field(name, repeated=True) for name in SCALARS if name != "prompt"),
-        field("position", pa.int32(), "number of the token in its response, from 0"),
-        field("token", WORD, "the token as text"),
-        *(field(column.singular, column.type, column.meaning) for column in TOKEN_FIELDS),
-    ]
+_FIELDS = [
+    *(scalar_field(name, repeated=True) for name in SCALARS if name != "prompt"),
+    field("position", pa.int32(), "number of the token in its response, from 0"),
+    field("token", WORD, "the token as text"),
+    *(field(column.singular, column.type, column.meaning) for column in TOKEN_FIELDS),
+]
 
 
 class TokenRows(RowsOfTrajectories):
@@ -48,10 +44,9 @@ class TokenRows(RowsOfTrajectories):
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
     ) -> None:
-        every = token_fields()
-        self.schema = chosen_fields(every, columns)
+        self.schema = chosen_fields(_FIELDS, columns)
         self._decoder = text_decoder(reader.run_dir)
-        on_whole, on_tokens = _conditions(where, pa.schema(every))
+        on_whole, on_tokens = _conditions(where, pa.schema(_FIELDS))
         wanted = and_(*(to_sql(part, COLUMNS) for part in on_whole)) if on_whole else None
         super().__init__(reader, wanted)
         self._full = self.schema
@@ -59,7 +54,7 @@ class TokenRows(RowsOfTrajectories):
         if on_tokens:
             self._asked = set[str]().union(*(part.columns() for part in on_tokens))
             more = self._asked - set(self.schema.names)
-            self._full = pa.schema([*self.schema, *(f for f in every if f.name in more)])
+            self._full = pa.schema([*self.schema, *(f for f in _FIELDS if f.name in more)])
             self._expression = reduce(both, (to_arrow(part, self._full) for part in on_tokens))
 
     def parts(self) -> Iterator[ExportPart]:

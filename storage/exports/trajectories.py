@@ -32,18 +32,16 @@ _LISTS = {column.plural: column for column in TOKEN_FIELDS}
 _RESPONSE = "response"
 
 
-def trajectory_fields() -> list[pa.Field]:
-    """All columns."""
-    return [
-        *(scalar_field(name, repeated=False) for name in SCALARS),
-        field(_RESPONSE, pa.string(), "the response without special tokens"),
-        field(PROMPT_IDS, pa.list_(pa.int32()), "token ids of the prompt"),
-        *(field(column.plural, _list_of(column.type), column.meaning) for column in TOKEN_FIELDS),
-    ]
-
-
 def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+_FIELDS = [
+    *(scalar_field(name, repeated=False) for name in SCALARS),
+    field(_RESPONSE, pa.string(), "the response without special tokens"),
+    field(PROMPT_IDS, pa.list_(pa.int32()), "token ids of the prompt"),
+    *(field(column.plural, _list_of(column.type), column.meaning) for column in TOKEN_FIELDS),
+]
 
 
 class TrajectoryRows(RowsOfTrajectories):
@@ -52,7 +50,7 @@ class TrajectoryRows(RowsOfTrajectories):
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
     ) -> None:
-        self.schema = chosen_fields(trajectory_fields(), columns)
+        self.schema = chosen_fields(_FIELDS, columns)
         self._decoder = text_decoder(reader.run_dir)
         super().__init__(reader, None if where is None else to_sql(where, COLUMNS))
 
