@@ -210,10 +210,7 @@ class UpdateChecks(RecordChecks):
             update.abandoned, update.reported = False, bool(record.metrics)
 
     def _values(self, keys: Iterable[int]) -> Iterable[TrajectoryFacts]:
-        for key in keys:
-            trajectory = self._facts.trajectories.get(key)
-            if trajectory is not None:
-                yield trajectory
+        return filter(None, map(self._facts.trajectories.get, keys))
 
     # -- lineages ---------------------------------------------------------------------------------
 

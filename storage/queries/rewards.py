@@ -4,7 +4,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import CTE, ColumnElement, case, func, literal, select
+from sqlalchemy import ColumnElement, case, func, literal, select
 
 from storage.database.reader import RunReader, open_run
 from storage.database.tables import Event, Trajectory, Update
@@ -110,7 +110,9 @@ def reward_sample(
     )
     step = -(-(last + 1) // most)
     if step > 1 and evaluation is None:
-        ids = _every(step, last)
+        # 0, step, 2 step, ...: each is one step in the primary key; a scan would read every answer.
+        first = select(literal(0).label("id")).cte("ids", recursive=True)
+        ids = first.union_all(select(first.c.id + step).where(first.c.id + step <= last))
         query = query.select_from(ids).join(t, t.trajectory_id == ids.c.id)
     query = query.where(*_scored(reader, evaluation))
     return reader.frame(query.order_by(t.rewarded_at, t.trajectory_id))
@@ -194,10 +196,3 @@ def _number(name: str, value: Any) -> Any:
     if not isinstance(value, Decimal):
         return value
     return int(value) if name in (*SCORES, *_COUNTS) else float(value)
-
-
-def _every(step: int, last: int) -> CTE:
-    """0, step, 2 step, ... up to `last`. Each id is one step in the primary key; a scan would read
-    every answer."""
-    ids = select(literal(0).label("id")).cte("ids", recursive=True)
-    return ids.union_all(select(ids.c.id + step).where(ids.c.id + step <= last))
