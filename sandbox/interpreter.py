@@ -36,11 +36,6 @@ class Interpreter:
     modules: tuple[tuple[str, str], ...] = ()
     """Names that programs may import besides, and their files (see `cell_factory.py`)."""
 
-    @property
-    def shows_packages(self) -> bool:
-        """True if programs see more than the standard library."""
-        return bool(self.paths or self.modules)
-
 
 @cache
 def interpreter() -> Interpreter:

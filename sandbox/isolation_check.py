@@ -124,18 +124,14 @@ async def _known_trial(layer: str, python: Interpreter | None = None) -> LayerTr
 
 def _fingerprint(python: Interpreter) -> str:
     """Return a hash of all that an answer depends on."""
-    digest = hashlib.sha256()
+    # This process's rights: another container on the same machine may have fewer.
+    status = Path("/proc/self/status").read_text().splitlines()
+    rights = "".join(line for line in status if line.startswith(("Cap", "Seccomp", "NoNewPrivs")))
     boot = Path("/proc/sys/kernel/random/boot_id")
-    facts = [platform.release(), str(os.geteuid()), repr(python), _capabilities()]
+    facts = [platform.release(), str(os.geteuid()), repr(python), rights]
     facts.append(boot.read_text() if boot.exists() else "")
-    digest.update(json.dumps(facts).encode())
+    digest = hashlib.sha256(json.dumps(facts).encode())
     folder = Path(__file__).parent
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("attempts/*")]):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _capabilities() -> str:
-    """This process's rights: another container on the same machine may have fewer."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return "".join(line for line in lines if line.startswith(("Cap", "Seccomp", "NoNewPrivs")))

@@ -247,6 +247,9 @@ class EscapeEnvironment:
         """Return lines for a program: its targets, and what it may see on purpose.
 
         That is modules (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
+        modules = dict(python.modules)
+        listed = {name.partition(".")[0] for path in python.paths for name in os.listdir(path)}
+        shown = [*python.paths, *modules.values()]
         values: dict[str, object] = {
             "TCP": self._sockets["TCP"].getsockname()[1],
             "UDP": self._sockets["UDP"].getsockname()[1],
@@ -260,9 +263,9 @@ class EscapeEnvironment:
             "MEMORY": limits.memory_bytes,
             "DISK": limits.disk_bytes,
             "FILES": limits.files,
-            "VISIBLE": sorted(_modules(python)),
-            "WAY": sorted({part for path in _shown(python) for part in Path(path).parts}),
-            "GIVEN": sorted(ONE_THREAD) if python.shows_packages else [],
+            "VISIBLE": sorted(listed | modules.keys()),
+            "WAY": sorted({part for path in shown for part in Path(path).parts}),
+            "GIVEN": sorted(ONE_THREAD) if shown else [],
         }
         return "; ".join(f"{name} = {value!r}" for name, value in values.items()) + "\n"
 
@@ -299,17 +302,6 @@ class EscapeEnvironment:
             "the machine's name": platform.node(),
             "the own limits": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
-
-
-def _modules(python: Interpreter) -> set[str]:
-    """Names of what programs may import from visible packages."""
-    listed = {name.partition(".")[0] for folder in python.paths for name in os.listdir(folder)}
-    return listed | dict(python.modules).keys()
-
-
-def _shown(python: Interpreter) -> list[str]:
-    """Folders and files that are seen for the sake of packages."""
-    return [*python.paths, *dict(python.modules).values()]
 
 
 def _was_reached(listener: socket.socket) -> bool:

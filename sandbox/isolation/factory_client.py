@@ -35,6 +35,8 @@ class CellFactoryClient:
         """Start one, for programs of this interpreter (None: ours)."""
         python = python or interpreter()
         control, inside = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        # Folder of this interpreter's standard library, if it had to be set.
+        library = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with inside:
             process = await asyncio.create_subprocess_exec(
                 python.executable, "-s", "-S", "-P",
@@ -42,7 +44,7 @@ class CellFactoryClient:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(inside.fileno(),),
-                env=_ENVIRONMENT | _library_path(),
+                env=_ENVIRONMENT | library,
                 cwd="/",
             )  # fmt: skip
         return cls(process, control, python)
@@ -72,9 +74,3 @@ def is_closed(line: socket.socket) -> bool:
     looking = select.poll()
     looking.register(line, select.POLLRDHUP)
     return bool(looking.poll(0))
-
-
-def _library_path() -> dict[str, str]:
-    """Folder of this interpreter's standard library, if it had to be set."""
-    name = "LD_LIBRARY_PATH"
-    return {name: os.environ[name]} if name in os.environ else {}
