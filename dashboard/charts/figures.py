@@ -8,6 +8,7 @@ are `palette`'s, which are legible on light and on dark. Frames must not be empt
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -393,26 +394,23 @@ def _x_axis(x: str) -> alt.Axis:
 def _y_axis(data: pd.DataFrame, percent: bool, ends: Sequence[float] = ()) -> alt.Y:
     """The values upwards, and `ends` among them. Where the axis does not begin at zero it says
     where."""
-    big = len(data) and float(data["value"].abs().max()) >= 10_000
-    form = ".2~%" if percent else "~s" if big else ",.4~g"
     low, high, step = value_range(data["value"], ends)
-    if low <= 0:
-        begins, ticks = None, []
-    else:
-        begins = f"axis begins at {share(low) if percent else number(low)}"
-        ticks = [round(low + step * k, 12) for k in range(round((high - low) / step) + 1)]
-    return alt.Y(
-        "value:Q",
-        title=begins,
-        axis=alt.Axis(
-            format=form,
-            tickCount=4,
-            values=ticks or alt.Undefined,
-            titleFontSize=10,
-            titleFontWeight="normal",
-        ),
-        scale=alt.Scale(domain=[low, high], nice=False),
-    )
+    steps = round((high - low) / step) + 1 if low > 0 else 0
+    ticks = [round(low + step * k, 12) for k in range(steps)] or alt.Undefined
+    return alt.Y("value:Q", **upwards(data["value"], low, high, percent, tickCount=4, values=ticks))
+
+
+def upwards(
+    drawn: "pd.Series[float]", low: float, high: float, percent: bool, **ticks: Any
+) -> dict[str, Any]:
+    """The axis upwards of what is drawn; one that does not begin at zero says where it begins."""
+    big = len(drawn) and float(drawn.abs().max()) >= 10_000
+    form = ".2~%" if percent else "~s" if big else ",.4~g"
+    return {
+        "title": f"axis begins at {share(low) if percent else number(low)}" if low > 0 else None,
+        "axis": alt.Axis(format=form, titleFontSize=10, titleFontWeight="normal", **ticks),
+        "scale": alt.Scale(domain=[low, high], nice=False),
+    }
 
 
 def value_range(

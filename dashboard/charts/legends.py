@@ -17,6 +17,10 @@ def legend(labels: Sequence[str], *, symbol: str | None = None) -> alt.Legend:
     """A legend above the chart. `symbol`: its symbols' type, where it is not the mark's own."""
     longest = max(map(len, labels), default=1)
     entry = SYMBOL + CHARACTER * longest
+    # A label as it is, or, where the chart is narrower than an entry, in lines of whole words.
+    most = f"max(8, floor((width - {SYMBOL:g}) / {CHARACTER:g}))"
+    pieces = f"regexp('(.{{1,' + {most} + '}})(\\\\s+|$)', 'g')"
+    lines = f"split(trim(replace(datum.label, {pieces}, '$1\\n')), '\\n')"
     return alt.Legend(
         orient="top",
         title=None,
@@ -25,13 +29,5 @@ def legend(labels: Sequence[str], *, symbol: str | None = None) -> alt.Legend:
         labelLimit=0,
         offset=4,
         columns=alt.ExprRef(f"max(1, floor(width / {entry:g}))"),
-        labelExpr=_in_lines(entry),
+        labelExpr=f"width < {entry:g} ? {lines} : datum.label",
     )
-
-
-def _in_lines(entry: float) -> str:
-    """A label as it is, or, where the chart is narrower than an entry, in lines of whole words."""
-    most = f"max(8, floor((width - {SYMBOL:g}) / {CHARACTER:g}))"
-    pieces = f"regexp('(.{{1,' + {most} + '}})(\\\\s+|$)', 'g')"
-    lines = f"split(trim(replace(datum.label, {pieces}, '$1\\n')), '\\n')"
-    return f"width < {entry:g} ? {lines} : datum.label"

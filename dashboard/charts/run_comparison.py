@@ -7,14 +7,12 @@ line on other dashes.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from dashboard.charts.figures import HEIGHT, POINTED, Chart, thinned, value_range
+from dashboard.charts.figures import HEIGHT, POINTED, Chart, thinned, upwards, value_range
 from dashboard.charts.legends import legend
-from dashboard.formatting import number, share
 from dashboard.palette import SERIES
 
 DASHES = ((1, 0), (7, 4), (2, 3))
@@ -53,7 +51,9 @@ def comparison_chart(
         axis=alt.Axis(format="d" if whole else ",.6~g", tickCount=6, grid=False),
         scale=alt.Scale(domain=list(span), nice=False),
     )
-    up = _upwards(frame, percent)
+    values = pd.concat([frame["low"], frame["high"], frame["smooth"]]).dropna()
+    low, high, _ = value_range(values)
+    up = upwards(values, low, high, percent, tickCount=5)
     colour = alt.Color("label:N", scale=scale, legend=shown)
     base = alt.Chart(frame).encode(x=across, color=colour)
     dash = alt.StrokeDash("label:N", scale=dashes, legend=shown)
@@ -68,8 +68,10 @@ def comparison_chart(
     form = ".2%" if percent else ",.4~g"
     near = alt.selection_point(fields=["x", "label"], nearest=True, on="pointermove", empty=False)
     few = len(frame) <= _FEW * len(here)
+    most = POINTED // len(here)
+    pointed = [thinned(rows, ["smooth"], most) for _, rows in frame.groupby("label", sort=False)]
     dots = (
-        alt.Chart(_dots(frame, len(here)))
+        alt.Chart(pd.concat(pointed)[["label", "x", "smooth", "low", "high", "runs"]])
         .mark_point(filled=True, size=46)
         .encode(
             x=across,
@@ -89,13 +91,6 @@ def comparison_chart(
         layers += _marks(marks, across, colour, middle=sum(span) / 2)
     rows = -(-len(here) // _LEGEND_COLUMNS) if shown else 0
     return alt.LayerChart(layer=layers).properties(height=height + _LEGEND_ROW * rows)
-
-
-def _dots(frame: pd.DataFrame, lines: int) -> pd.DataFrame:
-    """The points that the pointer can choose."""
-    most = POINTED // lines
-    parts = [thinned(rows, ["smooth"], most) for _, rows in frame.groupby("label", sort=False)]
-    return pd.concat(parts)[["label", "x", "smooth", "low", "high", "runs"]]
 
 
 def _band_tips(frame: pd.DataFrame, form: str) -> list[alt.Tooltip]:
@@ -125,18 +120,3 @@ def _marks(
         place, text = alt.value(8 + 12 * row), alt.value("apart")
         layers.append(word.encode(x=across, y=place, text=text, color=colour))
     return layers
-
-
-def _upwards(frame: pd.DataFrame, percent: bool) -> dict[str, Any]:
-    """The axis upwards; one that does not begin at zero says where it begins."""
-    values = pd.concat([frame["low"], frame["high"], frame["smooth"]]).dropna()
-    low, high, _ = value_range(values)
-    begins = f"axis begins at {share(low) if percent else number(low)}" if low > 0 else None
-    big = len(values) and float(values.abs().max()) >= 10_000
-    axis = alt.Axis(
-        format=".2~%" if percent else "~s" if big else ",.4~g",
-        tickCount=5,
-        titleFontSize=10,
-        titleFontWeight="normal",
-    )
-    return {"title": begins, "axis": axis, "scale": alt.Scale(domain=[low, high], nice=False)}
