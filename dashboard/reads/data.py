@@ -153,7 +153,10 @@ class RunData:
         self, names: tuple[str, ...], x: Axis = "update", *, samples: bool = False
     ) -> pd.DataFrame:
         """Metrics over an axis, at most POINTS a name."""
-        return _series(*self.picture(samples=samples), names, x, samples)
+        points = POINTS * LINES // max(LINES, len(names)) if samples else POINTS
+        picture = self.picture(samples=samples)
+        how = {"samples": samples, "points": points}
+        return self.read(queries.metric_series, names, x, **how, at=picture)
 
     def array(self, name: str) -> pd.DataFrame:
         """A metric that is an array, over the updates."""
@@ -256,14 +259,6 @@ def _read(
     _ask: Callable[..., Any],
 ) -> Any:
     return shown(_ask(Path(run_dir), *wanted, **how))
-
-
-@st.cache_data(max_entries=128, show_spinner=False)
-def _series(
-    run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
-) -> pd.DataFrame:
-    points = POINTS * LINES // max(LINES, len(names)) if samples else POINTS
-    return queries.metric_series(Path(run_dir), names, x, samples=samples, points=points)
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)

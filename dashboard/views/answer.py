@@ -64,10 +64,6 @@ def read_or_say(run: RunData, chosen: int) -> None:
     except UserError as error:
         panels.empty(str(error))
         return
-    _read(run, detail)
-
-
-def _read(run: RunData, detail: TrajectoryDetail) -> None:
     row = detail.row
     st.html(ANSWER_STYLE)
     with panels.framed(f"Trajectory {row['trajectory_id']}"):
@@ -263,7 +259,9 @@ def _tokens(run: RunData, detail: TrajectoryDetail, other: TrajectoryDetail | No
     if not size:
         panels.empty("Waits for the first token of this response.")
         return
-    by = panels.one_of("Colour by", tokens.COLOURINGS, _default(detail), key="colour_by")
+    # Advantages where an update has trained the response.
+    default = "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
+    by = panels.one_of("Colour by", tokens.COLOURINGS, default, key="colour_by")
     longest = max(size, len(other.tokens.token_ids) if other else 0)
     first = 0
     if longest > tokens.MAX_TOKENS:
@@ -334,12 +332,6 @@ def _chart(detail: TrajectoryDetail, by: str) -> None:
             f"Trajectory {detail.row['trajectory_id']}, {by} along the response",
             f"{series_words(line, 'position', '')}; {len(cuts)} windows begin inside it.",
         )
-
-
-def _default(detail: TrajectoryDetail) -> str:
-    """The quantity that colours tokens at first: advantages where an update has trained the
-    response, else logprobs."""
-    return "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
 
 
 def _json(text: str) -> Any:
