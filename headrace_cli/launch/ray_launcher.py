@@ -96,7 +96,11 @@ class RayLauncher(ProcessLauncher):
         import ray.util
 
         if self._ranks:
-            bundles = [_resources(self._shares[name]) for name in self._ranks]
+            shares = [self._shares[name] for name in self._ranks]
+            bundles = [
+                {"CPU": float(share.cpus)} | ({"GPU": float(share.gpus)} if share.gpus else {})
+                for share in shares
+            ]
             self._group = ray.util.placement_group(bundles, strategy="PACK")
         return self
 
@@ -197,11 +201,6 @@ class RayLauncher(ProcessLauncher):
         child.remote = None
         self._actors.remove(actor)
         ray.kill(actor)
-
-
-def _resources(share: ResourceShare) -> dict[str, float]:
-    cards = {"GPU": float(share.gpus)} if share.gpus else {}
-    return {"CPU": float(share.cpus), **cards}
 
 
 def _answer(reference: Any) -> int | None:

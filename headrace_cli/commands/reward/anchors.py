@@ -23,8 +23,7 @@ import numpy as np
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages.control import Score, ScoreItem
-from headrace.protocol.messages.sampling import Written
+from headrace.protocol.messages.control import ScoreItem
 from headrace_cli.commands.checks.reward_check import policy_tokenizer
 from headrace_cli.commands.reward.judges import serve_judges
 from headrace_cli.commands.reward.row_file import RowFile
@@ -170,11 +169,13 @@ class AnchorSelection:
             self.tokens = sampler.tokens
 
     async def _row(self, prompt: AnchorPrompt, sampler: Sampler) -> dict[str, Any]:
-        numbers = range(self._count)
-        written = await asyncio.gather(*(self._write(prompt, sampler, i) for i in numbers))
+        limit = self._config.task.max_response_length
+        seeds = [draw_seed(self._config.seed, prompt.ids, (), i) for i in range(self._count)]
+        written = await asyncio.gather(
+            *(sampler.sample(prompt.ids, (), max_tokens=limit, seed=seed) for seed in seeds)
+        )
         answers = [AnchorCandidate(a.ids, self._text(a.ids)) for a in written if a.finished]
         if not answers:
-            limit = self._config.task.max_response_length
             raise UnjudgedError(f"none of its {self._count} answers ended within {limit} tokens")
         best = await self._judges.pick(prompt, answers)
         return {
@@ -191,11 +192,6 @@ class AnchorSelection:
             "anchor_policy": self._config.model.path,
             "anchor_samples": len(answers),
         }
-
-    async def _write(self, prompt: AnchorPrompt, sampler: Sampler, number: int) -> Written:
-        seed = draw_seed(self._config.seed, prompt.ids, (), number)
-        limit = self._config.task.max_response_length
-        return await sampler.sample(prompt.ids, (), max_tokens=limit, seed=seed)
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -228,6 +224,9 @@ class AnchorJudges:
     def __init__(self, config: RunConfig, by: str | None) -> None:
         """`by`: the picking source, if not the prompt's. UserError: a source is missing or cannot
         pick."""
+        from rewards.preflight import check_sources
+        from tasks.datasets.source import info_columns
+
         reward = config.reward
         each = reward.each()
         if by is not None and by not in each:
@@ -244,19 +243,13 @@ class AnchorJudges:
         pairwise = {name for name, source in used.items() if source.kind == "pairwise"}
         self._compare = {name: _comparison(used[name]) for name in sorted(pairwise)}
         scorers = {name: source for name, source in used.items() if name not in pairwise}
-        self._scorers = self._checked(scorers)
+        self._scorers: RewardConfig | None = None
+        """The section of the sources that score, each of which was loaded once."""
+        if scorers:
+            reward = reward.model_copy(update={"sources": scorers})
+            self._scorers = check_sources(reward, lambda: info_columns(config.task))
         self._one_model = asyncio.Lock()
         self._desk: Any = None
-
-    def _checked(self, scorers: dict[str, SourceConfig]) -> RewardConfig | None:
-        """The section of the sources that score, each of which was loaded once."""
-        from rewards.preflight import check_sources
-        from tasks.datasets.source import info_columns
-
-        if not scorers:
-            return None
-        reward = self._reward.model_copy(update={"sources": scorers})
-        return check_sources(reward, lambda: info_columns(self._task))
 
     def source_of(self, row: Any) -> str:
         """The source that picks for a row of the task."""
@@ -285,7 +278,12 @@ class AnchorJudges:
             async with self._one_model:
                 return await asyncio.to_thread(compare, prompt.row.prompt, texts)
         items = [self._item(prompt, answer) for answer in answers]
-        return _highest(await asyncio.gather(*map(self._desk.score, items)))
+        scores = await asyncio.gather(*map(self._desk.score, items))
+        judged = [(s.reward, -place) for place, s in enumerate(scores) if s.status == "ok"]
+        if not judged:
+            raise UnjudgedError(f"{scores[-1].status}: {scores[-1].error}")
+        reward, place = max(judged)
+        return AnchorPick(-place, reward)
 
     def _item(self, prompt: AnchorPrompt, answer: AnchorCandidate) -> ScoreItem:
         assert self._scorers is not None
@@ -303,14 +301,6 @@ class AnchorJudges:
             completion_ids=np.array(answer.ids, np.int32) if with_ids else None,
             source=prompt.source,
         )
-
-
-def _highest(scores: Sequence[Score]) -> AnchorPick:
-    judged = [(score.reward, -place) for place, score in enumerate(scores) if score.status == "ok"]
-    if not judged:
-        raise UnjudgedError(f"{scores[-1].status}: {scores[-1].error}")
-    reward, place = max(judged)
-    return AnchorPick(-place, reward)
 
 
 def _comparison(source: SourceConfig) -> Compare:

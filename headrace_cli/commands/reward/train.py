@@ -177,20 +177,17 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
         raise UserError("--resume takes everything from the run; give no recipe and no overrides")
     root, name = Path(arguments.root or "runs"), arguments.resume
     if name == LATEST:
-        name = newest_reward_model(root)
+        names = [n for n in run_folder.run_names(root) if run_folder.is_reward_model(root / n)]
+        if not names:
+            raise UserError(
+                f"no reward model was trained under {root}; `headrace runs` lists the runs"
+            )
+        name = names[-1]
     run_dir = run_folder.find_run(root, name)
     config = run_folder.read_reward_model_config(run_dir)
     if read_status(run_dir).status == "finished":
         raise UserError(f"{run_dir.name} has finished; train another one from its model instead")
     return run_dir, config
-
-
-def newest_reward_model(root: Path) -> str:
-    """The newest run that trains a reward model; UserError where there is none."""
-    names = [n for n in run_folder.run_names(root) if run_folder.is_reward_model(root / n)]
-    if not names:
-        raise UserError(f"no reward model was trained under {root}; `headrace runs` lists the runs")
-    return names[-1]
 
 
 @contextmanager

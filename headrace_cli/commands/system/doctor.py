@@ -170,7 +170,8 @@ def _compiler() -> Iterator[DoctorFinding]:
 
 
 def _machine(hardware: Hardware) -> Iterator[DoctorFinding]:
-    yield DoctorFinding("ok", "cores", f"{len(hardware.cores)} ({_list(hardware.cores)})")
+    cores = ", ".join(map(str, hardware.cores[:8])) + (", ..." if len(hardware.cores) > 8 else "")
+    yield DoctorFinding("ok", "cores", f"{len(hardware.cores)} ({cores})")
     free, total = hardware.available_bytes / GIB, hardware.memory_bytes / GIB
     enough = free >= 5
     text = f"{free:.1f} of {total:.1f} GiB free"
@@ -279,7 +280,3 @@ def doctor(arguments: argparse.Namespace) -> int:
     good = "all good" if trains else "all good for reading runs; nothing here trains"
     print(f"\n{len(bad)} thing(s) to mend" if bad else f"\n{good}")
     return 2 if bad else 0
-
-
-def _list(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -263,7 +263,10 @@ class ConsoleController:
             return
         status = self._monitor.latest_status()
         self._silent_s = self._silence.update(heard=status is not None)
-        self._note_silence()
+        if (self._silent_s > self._config.transport.heartbeat_timeout_s) != self._is_missed:
+            self._is_missed = not self._is_missed
+            silent = f"has not answered for {self._silent_s:.0f} s"
+            self._screen.note(f"the coordinator {silent if self._is_missed else 'answers again'}")
         if status is not None:
             self.last = status
             for text in status.troubles:
@@ -274,13 +277,6 @@ class ConsoleController:
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:
             self._asked_at = time.monotonic()
             self._monitor.request_status()
-
-    def _note_silence(self) -> None:
-        """Print that the coordinator does not answer, and that it answers again."""
-        if (self._silent_s > self._config.transport.heartbeat_timeout_s) != self._is_missed:
-            self._is_missed = not self._is_missed
-            silent = f"has not answered for {self._silent_s:.0f} s"
-            self._screen.note(f"the coordinator {silent if self._is_missed else 'answers again'}")
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
