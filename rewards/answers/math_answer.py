@@ -44,6 +44,7 @@ _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _NO_SIGNS = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019 ,.-])*")
 _CLOSES = {"(": ")", "[": "]", "\\langle": "\\rangle"}
+_LED_BY_LETTER = re.compile(r"(?:\\text\{)?\(?[A-J][).:]")
 _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
 
 
@@ -148,8 +149,9 @@ def _same_single(wanted: str, given: str, given_list: Listing | None, depth: int
         if is_surely_interval(wanted) and (union := union_of(given, given_list)):
             return formula.equal(wanted, union)
         return number is None and formula.equal(wanted, given)
-    if _outer_parentheses(wanted) or _outer_parentheses(given):
-        return _same(_without_parentheses(wanted), _without_parentheses(given), depth + 1)
+    bare, said = _without_parentheses(wanted), _without_parentheses(given)
+    if (bare, said) != (wanted, given):
+        return _same(bare, said, depth + 1)
     base, other_base = _IN_BASE.fullmatch(wanted), _IN_BASE.fullmatch(given)
     if base and other_base:
         return base.groups() == other_base.groups()
@@ -171,7 +173,7 @@ def _same_letters(wanted: str, given: str, depth: int) -> bool | None:
     choice, chosen = read_letter(wanted), read_letter(given)
     if choice is None:
         # The right answer is what the letter stands for.
-        if chosen is not None and chosen[1] and _led_by_letter(given):
+        if chosen is not None and chosen[1] and _LED_BY_LETTER.match(given):
             return _same(wanted, tidy(chosen[1]), depth + 1)
         return None
     letter, meaning = choice
@@ -186,10 +188,6 @@ def _same_letters(wanted: str, given: str, depth: int) -> bool | None:
     if wanted == letter and letter not in LETTERS:
         return None if not chosen[1] else False
     return letter == chosen[0]
-
-
-def _led_by_letter(given: str) -> bool:
-    return re.match(r"(?:\\text\{)?\(?[A-J][).:]", given) is not None
 
 
 def _same_words(wanted: str, given: str) -> bool | None:
@@ -279,10 +277,6 @@ def _distinct(items: tuple[str, ...]) -> tuple[str, ...]:
 def _ends(listing: Listing) -> tuple[bool, bool]:
     """Return for both brackets whether they are square."""
     return listing.opening == "[", listing.closing == "]"
-
-
-def _outer_parentheses(text: str) -> bool:
-    return _without_parentheses(text) != text
 
 
 def _without_parentheses(text: str) -> str:

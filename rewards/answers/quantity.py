@@ -181,16 +181,12 @@ def _value(match: re.Match[str]) -> Fraction | None:
         text = match["fraction"] or match["decimal"] or match["spaced"].replace(" ", "")
         number = read_number(text)
         if number is None and match["fraction"]:
-            number = _signed_fraction(text)
+            # A sign above the line: `\\frac{-3}{4}`.
+            above, below = map(int, re.findall(r"[-+]?[0-9]+", text)[:2])
+            number = Fraction(above, below) if below else None
     if number is None:
         return None
     return -number if match["sign"] == "-" else number
-
-
-def _signed_fraction(text: str) -> Fraction | None:
-    """`\\frac{-3}{4}`: a sign above the line."""
-    above, below = re.findall(r"[-+]?[0-9]+", text)[:2]
-    return Fraction(int(above), int(below)) if int(below) else None
 
 
 def _unit(text: str, *, spaced: bool) -> str | None:

@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import RESPONSES, ResponseFacts
 from rewards.functions.calling_conventions import Binding, bind
-from rewards.functions.results import FunctionResult, Verdict
+from rewards.functions.results import Verdict
 from rewards.functions.user_functions import (
     FunctionCall,
     RewardFunction,
@@ -47,10 +47,8 @@ class GroupFunctions(RewardFunctions):
             f.read_each(result, len(item.siblings), "siblings")
             for f, result in zip(self.functions, returned, strict=True)
         ]
-        return Verdict(siblings=tuple(map(self._of_sibling, zip(*columns, strict=True))))
-
-    def _of_sibling(self, results: Sequence[FunctionResult | None]) -> Verdict | None:
-        return self.weighed(results) if any(r is not None for r in results) else None
+        rows = zip(*columns, strict=True)
+        return Verdict(siblings=tuple(self.weighed(row) if any(row) else None for row in rows))
 
 
 class LineFunctions(RewardFunctions):

@@ -10,7 +10,7 @@ along; each verdict says which it was. A row without a click is `invalid`, never
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -120,20 +120,10 @@ def _judged(
     rank = reciprocal_rank(order, ranked.labels)
     parts = {"reciprocal_rank": rank, "ndcg": ndcg(order, ranked.labels)}
     if options.pays == "score":
-        parts["score"] = _own(options, order, scores, ranked.labels)
+        gains = [(1.0 + math.tanh(score / 2)) / 2 for score in scores]
+        clicked = [gain for gain, label in zip(gains, ranked.labels, strict=True) if label > 0]
+        parts["score"] = ndcg(order, gains) if options.answer == "order" else max(clicked)
     return Verdict(parts[options.pays], rank == 1.0, parts, model=model)
-
-
-def _own(
-    options: Options, order: Sequence[int], scores: Sequence[float], labels: Sequence[int]
-) -> float:
-    """Return the ranker's own score, from 0 to 1."""
-    from learner.ranking.metrics import ndcg
-
-    gains = [(1.0 + math.tanh(score / 2)) / 2 for score in scores]
-    if options.answer == "order":
-        return ndcg(order, gains)
-    return max(gain for gain, label in zip(gains, labels, strict=True) if label > 0)
 
 
 def _order(text: str, count: int) -> list[int]:

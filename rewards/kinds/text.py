@@ -55,15 +55,12 @@ def build(options: Options) -> Verifier:
             return right_or_wrong(given == _plain(right_answer(item), options))
         wanted = pattern or _of_row(right_answer(item), options)
         found = wanted.search(given) if options.match == "regex" else wanted.fullmatch(given)
-        fits = found is not None
-        if found is not None and options.match == "format":
-            fits = all(group and group.strip() for group in found.groups())
-        if found is None or not fits:
+        filled = found.groups() if found and options.match == "format" else ()
+        if found is None or not all(part and part.strip() for part in filled):
             return right_or_wrong(False, format=0.0)
-        if options.answer_group is None:
-            return right_or_wrong(True, format=1.0)
-        said = _plain(found[options.answer_group] or "", options)
-        if said == _plain(right_answer(item), options):
+        group = options.answer_group
+        said = None if group is None else _plain(found[group] or "", options)
+        if said is None or said == _plain(right_answer(item), options):
             return right_or_wrong(True, format=1.0)
         return Verdict(options.format_reward, False, {"correct": 0.0, "format": 1.0})
 

@@ -108,12 +108,8 @@ def _take_ids(value: Any) -> bytes:
     return value.astype("<i4").tobytes()
 
 
-def _give_ids(kind: Any, value: Any) -> Any:
-    return np.frombuffer(value, "<i4")
-
-
 question_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(
-    Question, dec_hook=_give_ids
+    Question, dec_hook=lambda kind, value: np.frombuffer(value, "<i4")
 )
 answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
