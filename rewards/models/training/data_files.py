@@ -45,11 +45,6 @@ def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, str, Record
     return islice(found, limit)
 
 
-def has_pairs(record: Record) -> bool:
-    """Return whether a row is a preference; if not, it may be an answer of an export."""
-    return "chosen" in record or "rejected" in record
-
-
 def read_pair(where: str, record: Record, folder: str = "") -> PreferencePair:
     """Read a row `prompt, chosen, rejected[, margin, rule, images]`.
 

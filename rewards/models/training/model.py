@@ -38,6 +38,7 @@ from rewards.models.card import card_of, fingerprint, write_card
 
 HF, STATE = "model", "state"
 _KEPT = 2
+_OPTIMIZER = {"lr", "betas", "weight_decay", "warmup_steps", "grad_clip"}
 
 
 class RewardModel:
@@ -99,7 +100,7 @@ class RewardModel:
             atexit.register(torch.distributed.destroy_process_group)
         self.engine = DeepSpeedEngine(
             network,
-            optimizer_config(config.training),
+            OptimizerConfig(**config.training.model_dump(include=_OPTIMIZER)),
             LearnerConfig(**config.engine.model_dump()),
             decay=decay_of(config.training, steps),
         )
@@ -167,12 +168,6 @@ def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
             f"model.critic_path = {start!r} has another tokenizer than model.path; start from "
             "models with the same one"
         )
-
-
-def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
-    """The optimizer as the learner's engine takes it."""
-    names = {"lr", "betas", "weight_decay", "warmup_steps", "grad_clip"}
-    return OptimizerConfig(**training.model_dump(include=names))
 
 
 def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:

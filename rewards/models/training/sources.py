@@ -78,7 +78,8 @@ def _pairs(config: RewardModelConfig) -> Examples[PreferencePair]:
     different = [pair for pair in found if pair.chosen != pair.rejected]
     ties = len(found) - len(different)
     if not different:
-        raise UserError(f"{_name(config)} has no two different answers to one prompt")
+        name = data.path if isinstance(data, FileDataConfig) else f"data.kind = {data.kind!r}"
+        raise UserError(f"{name} has no two different answers to one prompt")
     if held_out is not None:
         return _apart(different, [p for p in held_out if p.chosen != p.rejected], ties)
     return split(different, fraction=data.eval_fraction, ties=ties)
@@ -109,7 +110,7 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[LabelledAns
 def _pairs_in(path: str, limit: int | None) -> list[PreferencePair]:
     """Pairs in a file of preferences, or made of the answers in a run's export."""
     rows = _rows_in(path, limit)
-    if data_files.has_pairs(rows[0][2]):
+    if {"chosen", "rejected"} & rows[0][2].keys():
         return [data_files.read_pair(where, record, folder) for folder, where, record in rows]
     answers = [data_files.read_answer(where, record) for _, where, record in rows]
     pairs = pairs_of(answers, per_group=PER_GROUP)
@@ -159,8 +160,3 @@ def _rows_in(path: str, limit: int | None) -> list[tuple[str, str, Record]]:
     if not (rows := list(data_files.rows(path, limit))):
         raise UserError(f"{path} has no rows: name a file with at least one")
     return rows
-
-
-def _name(config: RewardModelConfig) -> str:
-    data = config.data
-    return data.path if isinstance(data, FileDataConfig) else f"data.kind = {data.kind!r}"

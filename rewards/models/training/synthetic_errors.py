@@ -123,14 +123,10 @@ def _swaps(prompt: str) -> tuple[int, list[Step], range]:
     problem = tracking.read_prompt(prompt)
     names = tracking.LABELS
     steps: list[Step] = [
-        (f"{names[i]}{swap[0]}{swap[1]}", partial(_follow, swap))
+        (f"{names[i]}{swap[0]}{swap[1]}", partial(tracking.follow, swap=swap))
         for i, swap in enumerate(problem.swaps)
     ]
     return problem.start, steps, tracking.CUPS
-
-
-def _follow(swap: tuple[int, int], cup: int) -> int:
-    return tracking.follow(cup, swap)
 
 
 _WORK = {"chain_sums": _sums, "tracking": _swaps}

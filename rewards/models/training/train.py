@@ -176,7 +176,9 @@ class TrainingLoop:
     def run(self, should_stop: Callable[[], bool]) -> TrainingResult:
         """Take the steps that are left."""
         config = self._config.training
-        before = self._first_figures()
+        if not self._held_out:
+            self._evaluate()
+        before = self._held_out[0]  # of a resumed run those at its first start
         while self._step < self._steps and not self._is_over():
             if should_stop():
                 return self._interrupted()
@@ -199,12 +201,6 @@ class TrainingLoop:
         found = [figures.get("loss") for figures in self._held_out]
         losses = [math.inf if loss is None else loss for loss in found]
         return len(losses) - 1 - losses.index(min(losses)) if losses else 0
-
-    def _first_figures(self) -> dict[str, float | None]:
-        """Figures before the first step: measured now, or at the start of the run."""
-        if not self._held_out:
-            self._evaluate()
-        return self._held_out[0]
 
     def _take_step(self) -> None:
         began = time.perf_counter()
