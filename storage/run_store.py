@@ -20,9 +20,9 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import make_url
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 
+from headrace.config.sections.process import mask_password
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.disk import writing
@@ -135,7 +135,7 @@ class RunStore:
         url = config.storage.database
         if url is None:
             return str(self._run_dir / SQLITE_NAME)
-        return make_url(url).render_as_string(hide_password=True)
+        return mask_password(url)
 
     @property
     def place(self) -> str:

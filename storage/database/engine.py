@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateTable
 
+from headrace.config.sections.process import mask_password
 from headrace.errors import FormatError, UserError
 from storage.database.tables import Base
 
@@ -86,8 +87,10 @@ def check_schema(engine: Engine) -> None:
     except (OperationalError, ProgrammingError):
         return  # there are no tables yet, or their readers report it
     if found not in (None, DATABASE_VERSION):
-        where = engine.url.render_as_string(hide_password=True) if engine.url.host else None
-        raise FormatError(where or engine.url.database, found, DATABASE_VERSION)
+        where = mask_password(engine.url.render_as_string(hide_password=False))
+        raise FormatError(
+            where if engine.url.host else engine.url.database, found, DATABASE_VERSION
+        )
 
 
 def read_file(path: Path) -> Engine:
@@ -162,7 +165,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
     try:
         engine.connect().close()
     except OperationalError as error:
-        where = parsed.render_as_string(hide_password=True)
+        where = mask_password(parsed.render_as_string(hide_password=False))
         reason = str(error.orig).strip().splitlines()[0]
         raise UserError(f"cannot reach {where}: {reason}") from error
     return engine

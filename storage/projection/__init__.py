@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, make_url, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
+from headrace.config.sections.process import mask_password
 from headrace.metrics.registry import METRICS
 from headrace.protocol.records import record_types as r
 from storage.database.tables import (
@@ -125,5 +126,5 @@ def _public(config: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(json.dumps(config))
     url = values.get("storage", {}).get("database")
     if url is not None:
-        values["storage"]["database"] = make_url(url).render_as_string(hide_password=True)
+        values["storage"]["database"] = mask_password(url)
     return values

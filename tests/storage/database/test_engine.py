@@ -87,9 +87,16 @@ def test_other_databases_are_refused(tmp_path: Path, url: str) -> None:
         open_writer(tmp_path, url)
 
 
-def test_unreachable_server_is_named_without_its_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://anna:secret@127.0.0.1:1/runs",
+        "postgresql://127.0.0.1:1/runs?user=anna&password=secret",
+    ],
+)
+def test_unreachable_server_is_named_without_its_password(tmp_path: Path, url: str) -> None:
     with pytest.raises(UserError) as caught:
-        open_writer(tmp_path, "postgresql://anna:secret@127.0.0.1:1/runs")
+        open_writer(tmp_path, url)
     assert "127.0.0.1:1" in str(caught.value)
     assert "secret" not in str(caught.value)
 
