@@ -13,7 +13,8 @@ None: it was not reached.
 With --rates, the generators share --slots slots that make so many tokens a second each, in answers
 of up to 16k tokens, through a generator's own outbox. For each size and rate: `tokens_per_s` that
 were acknowledged, `offered` ones, `tokens_per_cpu_s` of the coordinator, its memory, and what it
-writes to journal and database in a second.
+writes to journal and database in a second. `ratios`: by rate, tokens per processor second with the
+last number of generators over those with the first.
 """
 
 import argparse
@@ -271,7 +272,11 @@ async def _all_paces(parser: argparse.ArgumentParser, args: argparse.Namespace) 
             async for row in pace(root / str(size), generators=size, core=core, **load):
                 print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
                 rows.append(row)
-    return {"benchmark": "fleet", "slots": args.slots, "ranks": args.ranks, "paced": rows}
+    per_cpu_s = {(row["generators"], row["rate"]): row["tokens_per_cpu_s"] for row in rows}
+    few, many = args.generators[0], args.generators[-1]
+    ratios = [round(per_cpu_s[many, rate] / per_cpu_s[few, rate], 3) for rate in args.rates]
+    sizes = {"slots": args.slots, "ranks": args.ranks}
+    return {"benchmark": "fleet", **sizes, "paced": rows, "ratios": ratios}
 
 
 def main(argv: Sequence[str]) -> int:
