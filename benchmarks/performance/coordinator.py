@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.kit.command_line import command_line
 from benchmarks.kit.pairs import ratios
 from benchmarks.kit.pinned_coordinator import CoordinatorUsage, PinnedCoordinator, bench_folder
@@ -26,7 +24,6 @@ from benchmarks.kit.rows import report_result
 from benchmarks.kit.synthetic_runs import stream
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
-from headrace.protocol.token_spans import Span
 from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward
 
 CHUNK = 128
@@ -93,19 +90,12 @@ class ChunkSender(ScriptedGenerator):
                 await self._moved.wait_for(lambda: self._acked >= goal)
 
     def _messages(self, chunks: int, size: int) -> Iterator[m.Chunks]:
-        ids, logprobs = np.full(CHUNK, 5, np.int32), np.full(CHUNK, -0.5, np.float32)
         made: list[m.TrajectoryChunk] = []
         for number in range(chunks):
             lease, index = self._leases[place := number % self.capacity], self._chunks[place]
             start = index * CHUNK
             self._chunks[place] += 1
-            made.append(
-                m.TrajectoryChunk(
-                    lease_id=lease.lease_id, trajectory_id=lease.trajectory_id, chunk_index=index,
-                    start=start, token_ids=ids, logprobs=logprobs,
-                    spans=[Span(self.version, start, start + CHUNK)],
-                )
-            )  # fmt: skip
+            made.append(self.chunk(lease, index, start, start + CHUNK, None))
             if len(made) == size or number == chunks - 1:
                 yield m.Chunks(chunks=made)
                 made = []

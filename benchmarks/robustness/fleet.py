@@ -27,8 +27,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from benchmarks.kit.command_line import add_rows_option, command_line
 from benchmarks.kit.pinned_coordinator import PinnedCoordinator, allow_files, bench_folder
 from benchmarks.kit.rows import report_result
@@ -38,7 +36,6 @@ from headrace.config.loading.recipe import deep_merge
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import ProcessChanged
-from headrace.protocol.token_spans import Span
 from storage.journal.store import read_journal
 from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward, until
 
@@ -50,7 +47,6 @@ CHUNK, LONGEST = 256, 64
 """Tokens of a chunk, and chunks of the longest answer, with slots that have a rate."""
 G = TypeVar("G", bound=ScriptedGenerator)
 Fleet = contextlib.AbstractAsyncContextManager[tuple[PinnedCoordinator, "CountingReward", list[G]]]
-IDS, LOGPROBS = np.full(CHUNK, 5, np.int32), np.full(CHUNK, -0.5, np.float32)
 
 
 class CountingReward(ScriptedReward):
@@ -112,18 +108,14 @@ class PacedGenerator(ScriptedGenerator):
             self._due -= 1
             lease, index = self._slots.popleft()
             start, ends = index * CHUNK, index == lease.trajectory_id * 37 % LONGEST
-            chunk = m.TrajectoryChunk(
-                lease_id=lease.lease_id, trajectory_id=lease.trajectory_id, chunk_index=index,
-                start=start, token_ids=IDS, logprobs=LOGPROBS,
-                spans=[Span(self.version, start, start + CHUNK)], finish="stop" if ends else None,
-            )  # fmt: skip
-            self._outbox.put(chunk)
+            finish: m.Finish | None = "stop" if ends else None
+            self._outbox.put(self.chunk(lease, index, start, start + CHUNK, finish))
             if not ends:
                 self._slots.append((lease, index + 1))
 
 
 def settings(ranks: int, **own: Any) -> RunConfig:
-    """Configure a stream of `own` answers that are neither evaluated nor waited for."""
+    """Configure a stream with these keys, without evaluations and token diagnostics."""
     shared: dict[str, Any] = {
         "algorithm": {"value": {"warmup_updates": 0}},
         "learner": {"ranks": ranks},
@@ -270,7 +262,7 @@ async def _all_paces(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         for size in args.generators:
             load = {"ranks": args.ranks, "slots": args.slots, "rates": args.rates}
             async for row in pace(root / str(size), generators=size, core=core, **load):
-                print("  ".join(f"{name} {value:g}" for name, value in row.items()), flush=True)
+                print("  ".join(f"{name} {value:,}" for name, value in row.items()), flush=True)
                 rows.append(row)
     per_cpu_s = {(row["generators"], row["rate"]): row["tokens_per_cpu_s"] for row in rows}
     few, many = args.generators[0], args.generators[-1]
