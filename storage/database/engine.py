@@ -165,7 +165,7 @@ def _server_engine(url: str, **options: Any) -> Engine:
     try:
         engine.connect().close()
     except OperationalError as error:
-        where = mask_password(parsed.render_as_string(hide_password=False))
+        where = mask_password(url)
         reason = str(error.orig).strip().splitlines()[0]
         raise UserError(f"cannot reach {where}: {reason}") from error
     return engine

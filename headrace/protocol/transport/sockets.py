@@ -168,8 +168,8 @@ class Router(_BoundSocket):
 
     def has_more(self) -> bool:
         """Return whether `receive` has a message at once; now and then False all the same."""
-        more = self._in_a_row and int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-        return bool(more)
+        events = int(self._plain.getsockopt(zmq.EVENTS))
+        return bool(self._in_a_row and events & zmq.POLLIN)
 
     async def _arrived(self) -> list[bytes] | None:
         """Return what is there, without the future that pyzmq makes of a message, which costs as
