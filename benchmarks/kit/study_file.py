@@ -23,7 +23,8 @@ from headrace.host.install import ROOT
 FOLDER = ROOT / "benchmarks" / "studies"
 FORMULA = re.compile(r"\{([^{}]*)\}")
 Number = int | float
-Point = Mapping[str, Number]
+Value = Number | str
+Point = Mapping[str, Value]
 """An arm's point in its grid: a value for each coordinate; formulas name them."""
 
 
@@ -34,8 +35,8 @@ class _StudyTable(BaseModel):
 class Grid(_StudyTable):
     """The starting point of tuning, and the alternatives of each coordinate in turn."""
 
-    start: dict[str, Number]
-    alternatives: dict[str, tuple[Number, ...]]
+    start: dict[str, Value]
+    alternatives: dict[str, tuple[Value, ...]]
 
     @property
     def budget(self) -> int:
@@ -163,7 +164,7 @@ class StudyFile(_StudyTable):
     """Figures are of seconds, so that a run needs a quiet machine. False: of updates and tokens."""
     drawn: bool = False
     """Draw the order of the arms for every two seeds."""
-    variables: dict[str, Number | str] = {}
+    variables: dict[str, Value] = {}
     lists: dict[str, tuple[str, ...]] = {}
     overrides: tuple[str, ...] = ()
     shown: tuple[str, ...] = ()
