@@ -252,10 +252,9 @@ def _outcomes(windows: Sequence[PolicyWindow], shape: Shape, device: torch.devic
     if all(w.outcome is None for w in windows):
         return None
     came = [math.nan if w.outcome is None else w.outcome for w in windows]
-    lengths = [w.answer_length for w in windows]
     return shape(
         torch.tensor(came, dtype=torch.float32, device=device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
+        torch.tensor([w.answer_length for w in windows], dtype=torch.int32, device=device),
     )
 
 

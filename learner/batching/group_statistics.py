@@ -52,7 +52,9 @@ def group_advantages(
             case "none":
                 advantages = rewards.to(torch.float64)
         if scale != "none":
-            spread = _deviation(centred, ids, counts, sample=scale == "sample_std")
+            squares = torch.zeros_like(counts).index_add(0, ids, centred.square())
+            freedom = counts - 1.0 if scale == "sample_std" else counts
+            spread = (squares / freedom.clamp(min=1.0)).sqrt()[ids]
             advantages = torch.where(advantages == 0.0, 0.0, advantages / (spread + SCALE_EPS))
         return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
@@ -69,10 +71,3 @@ def _centred(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lowest = zeros.scatter_reduce(0, ids, x, "amin", include_self=False)
     centred = torch.where((highest == lowest)[ids], 0.0, centred)
     return centred, ids, counts
-
-
-def _deviation(centred: Tensor, ids: Tensor, counts: Tensor, *, sample: bool) -> Tensor:
-    """[N] standard deviation of each member's group, of `_centred`; n - 1 if `sample`."""
-    squares = torch.zeros_like(counts).index_add(0, ids, centred.square())
-    freedom = counts - 1.0 if sample else counts
-    return (squares / freedom.clamp(min=1.0)).sqrt()[ids]

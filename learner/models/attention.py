@@ -119,11 +119,14 @@ def packed_attention(
     if layout.frozen is not None:
         frozen = layout.frozen.view(1, 1, -1, 1)
         key, value = (torch.where(frozen, x.detach(), x) for x in (key, value))
-    dtype = _product_dtype(query)
+    dtype = query.dtype
+    if torch.is_autocast_enabled(query.device.type) and dtype == torch.float32:
+        dtype = torch.get_autocast_dtype(query.device.type)  # a cast before padding is cheap
     explicit = query.device.type == "cpu" and dtype == torch.bfloat16
     # [T, heads, d] each.
     packed = [x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value)]
-    if unpadded is None and _flash_takes(packed[0]):
+    half = dtype in (torch.bfloat16, torch.float16)
+    if unpadded is None and query.is_cuda and half and query.shape[-1] <= WIDEST_HEAD:
         unpadded = _flash
     if unpadded is not None and not changed:
         key, value = _keys(module, layout, *packed[1:], chosen=layout.keys_from, own=True)
@@ -183,19 +186,6 @@ def _keys(
             known = [x.to(key) for x in layout.past.read(layer)]
             rows = [torch.cat(pair) for pair in zip(known, rows, strict=True)] if own else known
     return rows if chosen is None else [x.index_select(0, chosen) for x in rows]
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """Return a matrix product's dtype under autocast: a cast before padding is cheap."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
-
-
-def _flash_takes(query: Tensor) -> bool:
-    """Return whether FlashAttention takes queries of this device, precision and width."""
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and half and query.shape[-1] <= WIDEST_HEAD
 
 
 def _flash(
@@ -309,11 +299,8 @@ def _block(x: Tensor, rows: int, length: int) -> Tensor:
 
 def _band(window: int, device: torch.device) -> Tensor:
     """[W, 2W] bool: the keys of its own tile and the one before that a query sees."""
-    behind = (
-        torch.arange(window, device=device)[:, None]
-        + window
-        - torch.arange(2 * window, device=device)
-    )
+    places = torch.arange(2 * window, device=device)
+    behind = places[window:, None] - places
     return (behind >= 0) & (behind < window)
 
 

@@ -237,8 +237,7 @@ class DeepSpeedEngine:
 
     def _adam_state(self) -> dict[Tensor, dict[str, Any]]:
         adam = self.engine.optimizer.optimizer if self._zero else self.engine.optimizer
-        state: dict[Tensor, dict[str, Any]] = adam.state
-        return state
+        return adam.state
 
     def _partitions(self) -> list[Tensor]:
         """Return the tensors that the optimizer steps on this rank."""

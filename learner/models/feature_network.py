@@ -67,8 +67,7 @@ class FeatureEngine:
         self.head = LeastSquaresHead(network.width + STATISTICS, device)
 
     def __call__(self, pack: Pack) -> Tensor:
-        features: Tensor = self.network(pack)
-        return features
+        return self.network(pack)
 
     def backward(self, loss: Tensor, *, last: bool) -> NoReturn:
         """Raise NotImplementedError: there is no gradient."""

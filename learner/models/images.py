@@ -246,8 +246,7 @@ class ImageInputs:
             grids.append(torch.tensor(self._facts_of(run.digest).grid))
         nothing = torch.zeros_like(kinds)
         rows, _ = self._rope(nothing, mm_token_type_ids=kinds, image_grid_thw=torch.stack(grids))
-        found: Int64 = rows[:, 0].numpy()
-        return found
+        return rows[:, 0].numpy()
 
 
 class VisionTower:

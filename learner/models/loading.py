@@ -96,8 +96,7 @@ def file_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     Some classes hold them under others, or several as one (experts)."""
     tied = model.all_tied_weights_keys or {}
     state = {name: weight for name, weight in merged_state(model).items() if name not in tied}
-    found: dict[str, torch.Tensor] = revert_weight_conversion(model, state)
-    return found
+    return revert_weight_conversion(model, state)
 
 
 def load_policy(

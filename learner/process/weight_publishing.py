@@ -202,10 +202,15 @@ def _file_of(folder: Path, version: int) -> Path:
 def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
     """Create the weights' folder, in shared memory if kept versions and one more fit."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
-        _remove_orphans(SHARED_MEMORY, f"headrace-{run_id}-")
+        prefix = f"headrace-{run_id}-"
+        # Of this run's learners that were killed.
+        for folder in SHARED_MEMORY.glob(f"{prefix}*"):
+            pid = folder.name.removeprefix(prefix)
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
         needs, free = 2 * (KEPT_VERSIONS + 1) * num_bytes, shutil.disk_usage(SHARED_MEMORY).free
         if free > needs:
-            folder = SHARED_MEMORY / f"headrace-{run_id}-{os.getpid()}"
+            folder = SHARED_MEMORY / f"{prefix}{os.getpid()}"
             folder.mkdir(mode=0o700)
             return folder
         room = f"{free >> 20} MiB are free in {SHARED_MEMORY}, {needs >> 20} MiB are wanted"
@@ -219,14 +224,6 @@ def _refuse(text: str) -> None:
     """Raise for a lack of room; this replaces `tell`, which also gets slow writes."""
     if text.startswith("room"):
         raise RunFailedError(f"publishing weights needs {text}; docker has --shm-size for it")
-
-
-def _remove_orphans(parent: Path, prefix: str) -> None:
-    """Remove the folders of this run's learners that were killed."""
-    for folder in parent.glob(f"{prefix}*"):
-        pid = folder.name.removeprefix(prefix)
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -57,13 +57,11 @@ class SessionRanker:
 
     def represent(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B, D] the pooler's output of each row."""
-        pooled: Tensor = self.model.base_model(**self.batch(rows)).pooler_output
-        return pooled
+        return self.model.base_model(**self.batch(rows)).pooler_output
 
     def score(self, rows: Sequence[TokenRow]) -> Tensor:
         """[B] a score for each row's candidate."""
-        logits: Tensor = self.model(**self.batch(rows)).logits
-        return logits[:, 0]
+        return self.model(**self.batch(rows)).logits[:, 0]
 
     def row(self, ranked: RankedList, place: int, *, reads_history: bool) -> TokenRow:
         """Encode a candidate behind its session, or behind the last query alone."""

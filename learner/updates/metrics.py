@@ -65,8 +65,14 @@ def figures_of(
     tallies = [tally for model in models for tally in model.tallies(seen)]
     tallies += [_log_tally(model.prefix, model.log) for model in models]
     if carried:
-        tallies.append(_carried_tally(carried, place))
-    merged = _over_ranks(merge(tallies), place)
+        counts = Counter(bytes=sum(store.num_bytes for store in carried))
+        for store in carried:
+            counts.update(asdict(store.figures))
+        tallies.append(Tally(_scalars("carried", counts, place.device), {}))
+    merged = merge(tallies)
+    if place.world > 1:
+        total, largest = (x.to(place.device) for x in as_vectors(merged))
+        merged = from_vectors(merged, place.total(total), place.largest(largest))
     sums = {name: value.item() for name, value in merged.sums.items()}
     figures = finalise(merged) | spreads(merged)
     for model in models:
@@ -99,27 +105,11 @@ def _log_tally(prefix: str, log: StepLog) -> Tally:
     return Tally(sums | {f"{prefix}/loss": losses.to(torch.float64)}, {})
 
 
-def _carried_tally(carried: Sequence[PrefixCache], place: RankContext) -> Tally:
-    counts = Counter(bytes=sum(store.num_bytes for store in carried))
-    for store in carried:
-        counts.update(asdict(store.figures))
-    return Tally(_scalars("carried", counts, place.device), {})
-
-
 def _scalars(prefix: str, counts: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
     return {
         f"{prefix}/{name}": torch.tensor(float(n), dtype=torch.float64, device=device)
         for name, n in counts.items()
     }
-
-
-def _over_ranks(tally: Tally, place: RankContext) -> Tally:
-    if place.world == 1:
-        return tally
-    sums, maxima = as_vectors(tally)
-    return from_vectors(
-        tally, place.total(sums.to(place.device)), place.largest(maxima.to(place.device))
-    )
 
 
 def _work_figures(

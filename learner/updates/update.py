@@ -27,14 +27,7 @@ from headrace.protocol.messages.control import Batch
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from learner.algorithms.registry import Algorithm
 from learner.algorithms.segment_advantages import WindowAdvantages, window_advantages
-from learner.batching.batch import (
-    LossCounts,
-    PolicyBatch,
-    ValueBatch,
-    loss_counts,
-    policy_batch,
-    value_batch,
-)
+from learner.batching.batch import PolicyBatch, ValueBatch, loss_counts, policy_batch, value_batch
 from learner.device import RankContext
 from learner.models.deepspeed_engine import StepLog, TrainingEngine
 from learner.models.inference import infer
@@ -127,7 +120,13 @@ class Updater:
         with watch.measure("forward"):
             policy.prepare(self._reference, self.carried.get("reference"))
             finished = self._with_penalty(finished, policy.log)
-        critics = self._critic_updates(batch, finished, totals)
+        critics = [
+            critic_update_class(engine)(
+                slots, engine, place, batch, finished, totals, window=algorithm.window,
+                parts=config.value.minibatches, carried=self.carried.get("critic"),
+            )
+            for slots, engine in self._critics
+        ]  # fmt: skip
         models: list[ModelUpdate] = [policy, *critics]
         with watch.measure("value"):
             for critic in critics:
@@ -159,24 +158,15 @@ class Updater:
         metrics = figures_of(models, seen, totals=totals, place=place, carried=kept)
         for ranker in rankers:
             metrics |= ranker.figures()
+        spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
+        assert isinstance(computed, float)
+        metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
         return UpdateOutcome(
-            metrics=_with_speed(metrics, watch),
+            metrics=metrics,
             diagnostics=_diagnostics(windows, policy, seen),
             policy_moved=policy.log.applied > 0,
             skipped=skipped,
         )
-
-    def _critic_updates(
-        self, batch: Batch, finished: ValueBatch, totals: LossCounts
-    ) -> list[CriticUpdate]:
-        """The update of each value model there is."""
-        return [
-            critic_update_class(engine)(
-                slots, engine, self._place, batch, finished, totals, window=self._algorithm.window,
-                parts=self._config.value.minibatches, carried=self.carried.get("critic"),
-            )
-            for slots, engine in self._critics
-        ]  # fmt: skip
 
     def _begin_to_carry(self, batch: Batch, shard: Shard) -> None:
         """Begin the update of the carried keys; those of another lineage are dropped."""
@@ -259,13 +249,6 @@ def _dropped_step(logs: Mapping[str, StepLog]) -> str | None:
     reason = f"loss or gradient of the {name} is not finite"
     kept = [f"{log.applied} of the {who}" for who, log in logs.items() if log.applied]
     return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
-
-
-def _with_speed(metrics: dict[str, Metric], watch: Stopwatch) -> dict[str, Metric]:
-    """Return metrics with the update's times and speed, in place of the tokens it computed."""
-    spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
-    assert isinstance(computed, float)
-    return metrics | {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
 
 
 def _diagnostics(
