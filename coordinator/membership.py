@@ -190,11 +190,6 @@ class Membership:
             text = f"the coordinator stood still for {seconds:.1f} s"
             self.hub.incident("warning", "stood_still", text)
 
-    def _has_heard_all(self, now: float) -> bool:
-        """Return whether all messages of a standstill were received: silence counts then."""
-        patience = self.hub.config.transport.heartbeat_timeout_s
-        return self._empty_at >= self._woke_at or now - self._woke_at > patience
-
     def nothing_left(self, at: float) -> None:
         """Note the time at which nothing was left to receive (time.monotonic)."""
         self._empty_at = at
@@ -205,9 +200,10 @@ class Membership:
         Return False where silence means nothing yet."""
         self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
         self._asked = {k: at for k, at in self._asked.items() if now - at < NEWCOMER_S}
-        if not self._has_heard_all(now):
-            return False
-        for name in self.hub.peers.silent(self.hub.config.transport.heartbeat_timeout_s):
+        patience = self.hub.config.transport.heartbeat_timeout_s
+        if self._empty_at < self._woke_at and now - self._woke_at <= patience:
+            return False  # Messages of a standstill may be left to receive.
+        for name in self.hub.peers.silent(patience):
             peer = self.hub.peers.find(name)
             assert peer is not None
             self._process_changed(peer.hello, "lost", "no heartbeat")

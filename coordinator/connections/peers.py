@@ -35,7 +35,10 @@ class GeneratorCapacity:
             self.total += free
             if free not in self._names:
                 self._names[free] = {}
-                self._add_size(free)
+                heapq.heappush(self._sizes, -free)
+                if len(self._sizes) > 2 * len(self._names) + 8:
+                    self._sizes = [-size for size in self._names]
+                    heapq.heapify(self._sizes)
             self._names[free][name] = None
         (self._idle.add if idle else self._idle.discard)(name)
 
@@ -60,12 +63,6 @@ class GeneratorCapacity:
     def any_idle(self) -> bool:
         """True where a generator holds no trajectory."""
         return bool(self._idle)
-
-    def _add_size(self, free: int) -> None:
-        heapq.heappush(self._sizes, -free)
-        if len(self._sizes) > 2 * len(self._names) + 8:
-            self._sizes = [-size for size in self._names]
-            heapq.heapify(self._sizes)
 
     def _forget(self, name: str) -> None:
         free = self._free.pop(name, None)

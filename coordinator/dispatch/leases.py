@@ -80,8 +80,13 @@ class LeaseTable:
                 elif self._is_inside(key):
                     self.open.add(key)
             case r.WindowsClosed():
-                for window in record.windows:
-                    self._leave_window(window.trajectory_id)
+                # To the border of a complete window, or into the next one.
+                for key in (window.trajectory_id for window in record.windows):
+                    self.open.discard(key)
+                    if self._is_inside(key):
+                        self.open.add(key)
+                    if key in self._waits_inside:
+                        self._wait(key)
             case r.TrajectoryEnded(trajectory_id=key):
                 self.release(key)
                 self.open.discard(key)
@@ -174,14 +179,6 @@ class LeaseTable:
         self._waits_at_border.discard(trajectory_id)
         self._waits_evaluation.discard(trajectory_id)
         self.paused.discard(trajectory_id)
-
-    def _leave_window(self, trajectory_id: int) -> None:
-        """Move a trajectory from a complete window to its border, or into the next one."""
-        self.open.discard(trajectory_id)
-        if self._is_inside(trajectory_id):
-            self.open.add(trajectory_id)
-        if trajectory_id in self._waits_inside:
-            self._wait(trajectory_id)
 
     def may_begin(self, trajectory_id: int) -> None:
         """Count a window of this trajectory as being generated."""

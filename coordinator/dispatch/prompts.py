@@ -88,9 +88,15 @@ class Prompts:
         self.unasked: list[str] = []
         """Notices about domains and rows whose prompts are drawn too seldom."""
         for task in members(config.task).values():
-            if task.kind != "dataset":
-                longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
-                self._check_labels(longest, task.max_terms)
+            if task.kind == "dataset":
+                continue
+            longest = PROCEDURAL_TASKS[task.kind].draw(Random(0), task.max_terms)
+            unknown = self._tokenizer.unk_token_id
+            if unknown is not None and unknown in self._tokenizer(longest)["input_ids"]:
+                raise UserError(
+                    f"the tokenizer of {path} lacks labels of problems with {task.max_terms} "
+                    "terms: lower task.max_terms or take a model made for them"
+                )
 
     def encode(self, row: TaskRow) -> EncodedPrompt:
         """Encode a row's prompt, through the chat template if there is to be one.
@@ -185,15 +191,6 @@ class Prompts:
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return LineTokens.of(texts, self.vocabulary)
-
-    def _check_labels(self, longest: str, terms: int) -> None:
-        """UserError where a small vocabulary lacks the labels of the longest prompts."""
-        unknown = self._tokenizer.unk_token_id
-        if unknown is not None and unknown in self._tokenizer(longest)["input_ids"]:
-            raise UserError(
-                f"the tokenizer of {self._config.model.path} lacks labels of problems with "
-                f"{terms} terms: lower task.max_terms or take a model made for them"
-            )
 
     def next_group(
         self,

@@ -75,8 +75,7 @@ def sampled_index(trajectory: Trajectory, positions: Sequence[int]) -> list[int]
         return list(positions)
     runs = trajectory.sampled_between(0, trajectory.length)
     at = np.concatenate([np.zeros(0, np.int64), *(np.arange(a, b) for a, b in runs)])
-    found: list[int] = np.searchsorted(at, positions).tolist()
-    return found
+    return np.searchsorted(at, positions).tolist()
 
 
 def pieces_up_to(tokens: Int32, ends: Sequence[int], start: int) -> list[Int32]:

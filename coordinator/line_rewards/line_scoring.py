@@ -152,12 +152,10 @@ class LineScoring:
         early = set(_untrained(trajectory, lines, final=False))
         so_far = num_scored(trajectory.lines) + num_scored(lines)
         payable = [line for line in lines if line.position in early]
-        return on_account(payable, self._rates, so_far=so_far, expected=self._expectation())
-
-    def _expectation(self) -> float:
+        expected = fmean(self._numbers) if self._numbers else 0.0
         if self._rates.lines is not None:
-            return float(self._rates.lines)
-        return fmean(self._numbers) if self._numbers else 0.0
+            expected = self._rates.lines
+        return on_account(payable, self._rates, so_far=so_far, expected=expected)
 
     def settle(self, trajectory: Trajectory, *, passed: bool) -> list[Reward]:
         """Return an answer's further line rewards; scores after its outcome earn nothing."""

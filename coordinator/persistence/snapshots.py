@@ -193,15 +193,11 @@ def snapshot_of(state: State, end: int) -> Snapshot | None:
         account=values_of(state.account),
         **{name: getattr(state, name) for name in _AS_THEY_ARE},
     )
-    return Snapshot(state=_ENCODER.encode(values), milestones=_milestones(state, end))
-
-
-def _milestones(state: State, end: int) -> list[Milestone]:
-    """Return the milestones from the last one before all that the state still needs."""
     known = [*state.milestones, Milestone(end, state.next_group)]
     oldest = min(state.account.groups, default=state.next_group)
+    # From the last one before all that the state still needs.
     before = [number for number, each in enumerate(known) if each.group <= oldest]
-    return known[before[-1] :]
+    return Snapshot(state=_ENCODER.encode(values), milestones=known[before[-1] :])
 
 
 def restored(config: RunConfig, journal: RecordSource) -> State:

@@ -126,7 +126,9 @@ class State:
             case r.Forgotten():
                 self.checkpoints = [u for u in self.checkpoints if u >= record.update]
                 self.line = {u: b for u, b in self.line.items() if u >= record.update}
-                self.versions.forget(self._oldest_version())
+                # The oldest version that a token still to be trained may have.
+                first = (t.spans[0].version for t in self.account.trajectories.values() if t.spans)
+                self.versions.forget(min(first, default=self.versions.current))
 
     def _issue(self, record: r.GroupIssued) -> None:
         self.next_group = max(self.next_group, record.group_id + 1)
@@ -157,8 +159,3 @@ class State:
         """Forget the leases of evaluations that are over."""
         known = self.account.trajectories
         self.leases = {key: lease for key, lease in self.leases.items() if key in known}
-
-    def _oldest_version(self) -> int:
-        """Return the oldest version that a token still to be trained may have."""
-        first = (t.spans[0].version for t in self.account.trajectories.values() if t.spans)
-        return min(first, default=self.versions.current)

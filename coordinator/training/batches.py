@@ -105,7 +105,11 @@ def prepare(
     )
     dealt = _deal(policy, values, ranks, stays=rules.stays_with_rank)
     parts = [_cut(items, state, rules, max_bytes) for items in dealt]
-    return PreparedBatch(parts, record, _age_metrics(ages))
+    metrics: dict[str, float] = {}
+    if ages:
+        every = np.concatenate(ages)
+        metrics = {"staleness/mean": float(every.mean()), "staleness/max": float(every.max())}
+    return PreparedBatch(parts, record, metrics)
 
 
 def _deal(
@@ -299,10 +303,3 @@ def _group_id(trajectory: Trajectory, rules: BatchRules) -> int:
 def _score(trajectory: Trajectory) -> float:
     assert trajectory.reward is not None, f"trajectory {trajectory.trajectory_id} has no reward"
     return trajectory.reward
-
-
-def _age_metrics(ages: list[npt.NDArray[np.int64]]) -> dict[str, float]:
-    if not ages:
-        return {}
-    every = np.concatenate(ages)
-    return {"staleness/mean": float(every.mean()), "staleness/max": float(every.max())}

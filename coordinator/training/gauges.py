@@ -234,15 +234,6 @@ def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float
     }
 
 
-def _by_name(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each environment metric over the steps that have it."""
-    found: dict[str, list[float]] = {}
-    for each in metrics:
-        for name, value in each.items():
-            found.setdefault(f"environment/{name}", []).append(value)
-    return {name: statistics.fmean(values) for name, values in found.items()}
-
-
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     """Return lengths and rewards of the trajectories that end in a batch."""
     if not trajectories:
@@ -253,7 +244,11 @@ def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     if played:
         steps = [step for t in played for step in t.steps]
         episodes["environment/turns"] = statistics.fmean(t.steps[-1].turn for t in played)
-        episodes |= _by_name([step.metrics for step in steps])
+        found: dict[str, list[float]] = {}
+        for name, value in (pair for step in steps for pair in step.metrics.items()):
+            found.setdefault(f"environment/{name}", []).append(value)
+        # Of the steps that have it.
+        episodes |= {name: statistics.fmean(values) for name, values in found.items()}
         episodes["environment/step_s"] = statistics.fmean(step.seconds for step in steps)
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return episodes | {
