@@ -192,11 +192,7 @@ class Coordinator:
     async def _tick(self) -> None:
         hub, parts, last = self.hub, self.parts, time.monotonic()
         transport = hub.config.transport
-        beat, sample, show = (
-            IntervalTimer(transport.heartbeat_s),
-            IntervalTimer(1.0),
-            IntervalTimer(1.0),
-        )
+        beat, sample, show = map(IntervalTimer, (transport.heartbeat_s, 1.0, 1.0))
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()

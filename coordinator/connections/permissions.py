@@ -110,7 +110,14 @@ def learner_refusal(
         case m.UpdateDone():
             problem = _update_problem(message, orders)
         case m.WeightNotice():
-            problem = _notice_problem(message, orders)
+            problem, since = None, orders.versions.get(message.version)
+            if since is None:
+                problem = (
+                    f"version {message.version} was not issued to the learner, or is overtaken"
+                )
+            # Weights that wait for their turn may be those of a later update that changed nothing.
+            elif not since <= message.update <= orders.newest:
+                problem = f"version {message.version} is not of update {message.update}"
         case m.CheckpointDone():
             asked = message.update in orders.checkpoints
             problem = None if asked else f"no checkpoint of update {message.update} was asked for"
@@ -132,16 +139,6 @@ def _update_problem(message: m.UpdateDone, orders: OutstandingRequests) -> str |
     if message.checkpoint is not None and not orders.checkpoint_with_update:
         return f"no checkpoint of update {message.update} was asked for"
     return diagnostics_problem(message.diagnostics, orders.windows)
-
-
-def _notice_problem(notice: m.WeightNotice, orders: OutstandingRequests) -> str | None:
-    since = orders.versions.get(notice.version)
-    if since is None:
-        return f"version {notice.version} was not issued to the learner, or is overtaken"
-    # Weights that wait for their turn may be those of a later update that changed nothing.
-    if not since <= notice.update <= orders.newest:
-        return f"version {notice.version} is not of update {notice.update}"
-    return None
 
 
 def hello_problem(identity: str, hello: m.Hello, given: int) -> str | None:
