@@ -55,14 +55,6 @@ def _ids(value: int | list[int] | None) -> set[int]:
 
 def weight_layout(path: str, config: Any) -> WeightLayout:
     """Read the names and shapes of the model's own safetensors files."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in _weight_files(path):
-        shapes.update(read_shapes(file))
-    tied = {"lm_head.weight"} if config.get_text_config().tie_word_embeddings else set()
-    return WeightLayout(shapes, frozenset(tied))
-
-
-def _weight_files(path: str) -> list[Path]:
     index = cached_file(path, _INDEX, _raise_exceptions_for_missing_entries=False)
     names = [_SINGLE]
     if index is not None:
@@ -70,4 +62,8 @@ def _weight_files(path: str) -> list[Path]:
     files = [cached_file(path, name, _raise_exceptions_for_missing_entries=False) for name in names]
     if None in files:
         raise UserError(f"model.path={path} has no safetensors weights; save it as safetensors")
-    return [Path(file) for file in files if file is not None]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        shapes.update(read_shapes(Path(file)))
+    tied = {"lm_head.weight"} if config.get_text_config().tie_word_embeddings else set()
+    return WeightLayout(shapes, frozenset(tied))

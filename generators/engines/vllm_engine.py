@@ -226,8 +226,12 @@ class VllmEngine:
             fork_engine(on_gpu=s.on_gpu, tensor_parallel_size=s.tensor_parallel_size)
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except ValueError as error:
+            text = str(error)
+            if isinstance(error, ValidationError):
+                text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            reason = text.strip().partition("\n")[0]
             raise UserError(
-                f"vLLM does not take these settings of [generator] and [model]: {_in_short(error)}"
+                f"vLLM does not take these settings of [generator] and [model]: {reason}"
             ) from error
         # The first request with logprobs compiles a helper: seconds that no trajectory should wait.
         warm_up = GenerationRequest("warm-up", [1, 2, 3], max_tokens=2, seed=1)
@@ -326,7 +330,13 @@ class VllmEngine:
                 output = outputs.get_nowait() or await outputs.get()
                 ended = output.finished
                 if not live.taken:
-                    _check_images(request, output.prompt_token_ids)
+                    known = output.prompt_token_ids or ()
+                    if request.media and list(known) != request.prompt_ids:
+                        raise RequestError(
+                            f"vLLM's image processor makes {len(known)} tokens of a prompt for "
+                            f"which the coordinator's makes {len(request.prompt_ids)}: their "
+                            "versions differ"
+                        )
                     self._prefill_tokens += len(request.prompt_ids) - (
                         output.num_cached_tokens or 0
                     )
@@ -418,8 +428,12 @@ class VllmEngine:
         await self._pause()
         taken = await self._replace(path)
         if taken:
-            self._mark_boundaries(version)
-            self._last_good = path
+            # Every live request samples from it from its present token count on.
+            self.version, self._last_good = version, path
+            for state in self._states():
+                live = self._live.get(state.external_req_id)
+                if live is not None:
+                    live.boundaries.append((state.detokenizer.num_output_tokens(), version))
         await self._engine.resume_generation()
         gap = time.perf_counter() - paused
         self._pause_s += gap
@@ -445,14 +459,6 @@ class VllmEngine:
 
     def _states(self) -> list[Any]:
         return list(self._engine.output_processor.request_states.values())
-
-    def _mark_boundaries(self, version: int) -> None:
-        """Let every live request sample from `version` from its present token count on."""
-        self.version = version
-        for state in self._states():
-            live = self._live.get(state.external_req_id)
-            if live is not None:
-                live.boundaries.append((state.detokenizer.num_output_tokens(), version))
 
     async def _replace(self, path: Path) -> bool:
         """Load `path`; failing that, the last good file (False), or stay paused."""
@@ -493,23 +499,6 @@ class VllmEngine:
             memory.close()
         if self._adapter is not None:
             self._adapter.close()
-
-
-def _check_images(request: GenerationRequest, known: list[int] | None) -> None:
-    """RequestError where vLLM's processor made other tokens of images than ours."""
-    if request.media and list(known or ()) != request.prompt_ids:
-        raise RequestError(
-            f"vLLM's image processor makes {len(known or ())} tokens of a prompt for which the "
-            f"coordinator's makes {len(request.prompt_ids)}: their versions differ"
-        )
-
-
-def _in_short(error: ValueError) -> str:
-    """Return the first reason why vLLM refuses its settings, on one line."""
-    text = str(error)
-    if isinstance(error, ValidationError):
-        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-    return text.strip().partition("\n")[0]
 
 
 def _deltas(live: _LiveRequest, completion: Any) -> list[TokenDelta]:

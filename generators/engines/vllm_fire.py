@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import (
-    BatchUpdate,
-    LogitsProcessor,
-    process_dict_updates,
-)
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
 from generators.engines.distributions import hot_logprobs
 from headrace.protocol.messages.control import FireSampling

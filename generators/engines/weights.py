@@ -96,16 +96,12 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
     except WeightsUnavailableError:
         part.unlink()
         raise
-    _keep_newest(folder, part)
-    return part.rename(path)
-
-
-def _keep_newest(folder: Path, part: Path) -> None:
-    """Remove all files but `part` and the newest complete ones: others load them, or go back."""
-    complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
-    broken = (path for path in folder.glob("*.part") if path != part)
+    # The newest complete ones stay: others load them, or go back.
+    complete = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+    broken = (file for file in folder.glob("*.part") if file != part)
     for old in [*complete[:-KEPT_VERSIONS], *broken]:
         old.unlink()
+    return part.rename(path)
 
 
 async def _pieces(
