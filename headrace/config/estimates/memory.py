@@ -143,11 +143,6 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     return min(needed, int(learner.carried_gib * 2**30))
 
 
-def stored_bytes(folder: Path) -> int:
-    """Size of the weights in a model's folder."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
 def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> MemoryEstimate:
     """Bytes of main memory that a run takes."""
     generator, reward, learner = config.generator, config.reward, config.learner
@@ -186,9 +181,10 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
     children = sum(source.children for source in reward.each().values())
     parts["rewards"] = reward.workers * (1 + children) * REWARD_PROCESS
     for name, judge in reward.judges.items():
-        on_host = (
-            0 if on_gpu else 2 * stored_bytes(Path(judge.path)) + int(judge.kv_cache_gib * 2**30)
-        )
+        on_host = 0
+        if not on_gpu:
+            stored = sum(file.stat().st_size for file in Path(judge.path).glob("*.safetensors"))
+            on_host = 2 * stored + int(judge.kv_cache_gib * 2**30)
         parts[f"judge {name}"] = VLLM_PROCESSES[on_gpu] + on_host
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD

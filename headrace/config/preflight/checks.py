@@ -69,7 +69,12 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
     shape = check_model(config)
     check_sampler(config, on_gpu=bool(hardware.gpus))
     check_dataset(config)
-    _check_port(config)
+    host, port = config.transport.host, config.transport.port
+    if port and not port_is_free(host, port):
+        raise UserError(
+            f"transport.port = {port} is in use on {host}; choose another with "
+            "transport.port=PORT (0 takes a free one)"
+        )
     check_gpus(config, hardware)
     _check_memory(config, hardware, shape)
 
@@ -142,15 +147,6 @@ def check_dataset(config: RunConfig) -> None:
                     f"{key}.{name} = {path!r}: no such file (looked beside the recipe and in the "
                     "working directory)"
                 )
-
-
-def _check_port(config: RunConfig) -> None:
-    host, port = config.transport.host, config.transport.port
-    if port and not port_is_free(host, port):
-        raise UserError(
-            f"transport.port = {port} is in use on {host}; choose another with "
-            "transport.port=PORT (0 takes a free one)"
-        )
 
 
 def check_gpus(config: RunConfig, hardware: Hardware) -> None:

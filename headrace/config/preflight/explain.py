@@ -40,9 +40,7 @@ def prefix_cost(length: int, window: int) -> float:
 
     The sum of window ends over the length, about L / 2W for L much longer than W; 1 for one window.
     """
-    ends = [*range(window, length, window), length]
-    total: int = sum(ends)
-    return total / length
+    return sum([*range(window, length, window), length]) / length
 
 
 def facts(config: RunConfig) -> list[Fact]:
@@ -241,19 +239,13 @@ def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact
     halves = {"its policy update": (policy_activations, policy_packs)}
     if config.algorithm.value is not None:
         halves["its value update"] = (value_activations, value_packs)
+    turned = {"gradient_checkpointing": not config.learner.gradient_checkpointing}
+    learner = config.learner.model_copy(update=turned)
+    both = config, config.model_copy(update={"learner": learner})
     for name, (activations, packs) in halves.items():
-        taken, other = (
-            activations(each, shape, packs(each)[0], on_gpu=on_gpu)
-            for each in (config, _other_checkpointing(config))
-        )
+        taken, other = (activations(each, shape, packs(each)[0], on_gpu=on_gpu) for each in both)
         word = "without" if config.learner.gradient_checkpointing else "with"
         other_text = f"{other.total / MIB:,.0f} {word} learner.gradient_checkpointing"
         meaning = f"{taken.text()}; {other_text}"
         found.append(Fact(name, round(taken.total / MIB), "MiB", meaning))
     return found
-
-
-def _other_checkpointing(config: RunConfig) -> RunConfig:
-    learner = config.learner
-    turned = {"gradient_checkpointing": not learner.gradient_checkpointing}
-    return config.model_copy(update={"learner": learner.model_copy(update=turned)})

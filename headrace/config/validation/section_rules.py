@@ -175,11 +175,8 @@ def task_problems(task: TaskConfig) -> Iterator[str]:
             yield f"{key}.bands.edges: must rise"
         if bands is not None and len(bands.ask) != len(bands.edges) + 1:
             yield f"{key}.bands.ask: needs {len(bands.edges) + 1} numbers, one more than edges"
-    if isinstance(task, MixtureConfig):
-        yield from _schedule_problems(task)
-
-
-def _schedule_problems(task: MixtureConfig) -> Iterator[str]:
+    if not isinstance(task, MixtureConfig):
+        return
     for number, point in enumerate(task.schedule):
         key = f"task.schedule.{number}.weights"
         if unknown := sorted(point.weights.keys() - task.datasets.keys()):

@@ -233,12 +233,8 @@ def _not_sent(error: zmq.ZMQError) -> bool:
     return False
 
 
-def _milliseconds(timeout_s: float | None) -> int:
-    return -1 if timeout_s is None else max(0, round(timeout_s * 1000))
-
-
 def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
-    return bool(socket.poll(_milliseconds(timeout_s)))
+    return bool(socket.poll(-1 if timeout_s is None else max(0, round(timeout_s * 1000))))
 
 
 class _ConnectedSocket:
