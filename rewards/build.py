@@ -78,5 +78,4 @@ def _of_kind(source: SourceConfig) -> Verifier:
             f"option seconds of kind {source.kind!r} is {seconds:g}, and the source's deadline "
             f"timeout_s, which includes it, only {source.timeout_s:g}"
         )
-    verifier: Verifier = module.build(options)
-    return verifier
+    return module.build(options)

@@ -15,8 +15,7 @@ import argparse
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -144,14 +143,6 @@ def worth_showing(run_dir: Path) -> int:
     return int(longest["trajectory_id"].iloc[0])
 
 
-@contextmanager
-def _watched(root: Path) -> Iterator[tuple[str, Browser]]:
-    if find_chromium() is None:
-        raise UserError("there is no Chromium: python -m tests.services installs it")
-    with served(root) as url, open_chromium() as browser:
-        yield url, browser
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the pictures; the exit code."""
     parser = argparse.ArgumentParser(prog="screenshots", description=__doc__.splitlines()[0])
@@ -167,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"there is no run {name} under {asked.root}")
     runs = ScreenshotRuns(asked.run, asked.other, worth_showing(asked.root / asked.run))
     asked.out.mkdir(parents=True, exist_ok=True)
-    with _watched(asked.root) as (url, browser):
+    if find_chromium() is None:
+        raise UserError("there is no Chromium: python -m tests.services installs it")
+    with served(asked.root) as url, open_chromium() as browser:
         for shot in (shot for shot in SHOTS if shot.name in asked.only):
             for scheme in SCHEMES:
                 path = asked.out / f"{shot.name}-{scheme}.png"

@@ -205,8 +205,7 @@ def program_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(value) if isinstance(value, str) else value
-    return found
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -159,7 +159,9 @@ class SyntheticRun:
             if len(records) >= RECORDS_PER_APPEND or number == updates:
                 self.store.append(records)
                 records = []
-                if self.store.wants_snapshot and (found := self._snapshot()):
+                end = self.store.end.records
+                if self.store.wants_snapshot and (found := snapshot_of(self.state, end)):
+                    self.state.apply(found)
                     records.append(found)
             if time.monotonic() - printed_at > 10.0:
                 print(f"update {number:,} of {updates:,} is made")
@@ -192,12 +194,6 @@ class SyntheticRun:
         for name in PROCESSES:
             figures[f"memory/{name}"] = 4e8 + 1e8 * float(self._rng.random())
         return r.MetricsSampled(at=at, update=self.state.update, metrics=figures)
-
-    def _snapshot(self) -> r.Snapshot | None:
-        snapshot = snapshot_of(self.state, self.store.end.records)
-        if snapshot is not None:
-            self.state.apply(snapshot)
-        return snapshot
 
     # -- parts of an update -----------------------------------------------------------------------
 

@@ -63,8 +63,7 @@ def alone(program: str, run_dir: Path, out: Path) -> dict[str, float]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RunFailedError(done.stderr[-2000:])
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:

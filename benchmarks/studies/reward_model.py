@@ -113,8 +113,7 @@ def scores(model: Any, group: list[LabelledAnswer]) -> Tensor:
     ids = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(one.ids) for one in group], batch_first=True
     )
-    found: Tensor = model(input_ids=ids).logits[..., 0]
-    return found
+    return model(input_ids=ids).logits[..., 0]
 
 
 if __name__ == "__main__":

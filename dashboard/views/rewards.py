@@ -269,7 +269,8 @@ def source_table(
         "99 %": [_known(latency.get(name, _UNKNOWN)[1]) for name in rows["source"]],
         "slowest": [_known(value) for value in rows["slowest"]],
         "audits": [
-            _audits(a, f) for a, f in zip(rows["audits"], rows["audits_failed"], strict=True)
+            f"{count(audits)} ({count(failed)} failed)" if failed else count(audits)
+            for audits, failed in zip(rows["audits"], rows["audits_failed"], strict=True)
         ],
         "gap": [_known(value) for value in rows["gap"]],
     }
@@ -285,10 +286,6 @@ _UNKNOWN = (float("nan"), float("nan"))
 
 def _known(value: float | None) -> str:
     return number(None if pd.isna(value) else value)
-
-
-def _audits(number_of: int, failed: int) -> str:
-    return f"{count(number_of)} ({count(failed)} failed)" if failed else count(number_of)
 
 
 def _card(run: RunData, title: str, what: str, sources: Sequence[str]) -> None:

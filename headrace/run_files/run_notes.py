@@ -56,7 +56,13 @@ def change_notes(
         if tags is not None:
             notes = replace(notes, tags=tidy_tags(tags))
         if note is not None:
-            notes = replace(notes, note=_checked(note.strip()))
+            note = note.strip()
+            if len(note) > MAX_NOTE_CHARACTERS:
+                raise UserError(
+                    f"a note has {MAX_NOTE_CHARACTERS:,} characters at most, and this one has "
+                    f"{len(note):,}"
+                )
+            notes = replace(notes, note=note)
         if archived is not None:
             notes = replace(notes, archived=archived)
         notes = replace(notes, trouble="")
@@ -83,11 +89,3 @@ def tidy_tags(tags: Iterable[str]) -> tuple[str, ...]:
             f"a tag has {MAX_TAG_CHARACTERS} characters at most: {long[0][:MAX_TAG_CHARACTERS]}..."
         )
     return kept
-
-
-def _checked(note: str) -> str:
-    if len(note) > MAX_NOTE_CHARACTERS:
-        raise UserError(
-            f"a note has {MAX_NOTE_CHARACTERS:,} characters at most, and this one has {len(note):,}"
-        )
-    return note

@@ -87,7 +87,8 @@ class Account:
             case r.Forgotten():
                 self._forget(record.update)
             case r.EvaluationDone() | r.Restarted(keeps_evaluation=False):
-                self._forget_evaluation()
+                for group in [g for g in self.groups.values() if g.purpose in ("eval", "probe")]:
+                    self._forget_group(group)
             case r.LineageBegan():
                 self._abandon(record)
             case r.WindowsClosed():
@@ -251,10 +252,6 @@ class Account:
             members = self.members(group.group_id)
             if all(_spent(t) and t.trajectory_id not in reachable for t in members):
                 self._forget_group(group)
-
-    def _forget_evaluation(self) -> None:
-        for group in [g for g in self.groups.values() if g.purpose in ("eval", "probe")]:
-            self._forget_group(group)
 
     def _forget_group(self, group: Group) -> None:
         for trajectory_id in group.trajectory_ids:

@@ -44,7 +44,16 @@ def add_adapters(model: PreTrainedModel, config: AdapterConfig, saved: Path | No
     if hasattr(model, "score"):
         model.score.requires_grad_(True)
     if saved is not None:
-        _load(model, saved / FOLDER)
+        folder, trained = saved / FOLDER, adapter_weights(model)
+        kept = load_file(folder / _FILE)
+        if {n: x.shape for n, x in kept.items()} != {n: p.shape for n, p in trained.items()}:
+            raise UserError(
+                f"the adapter in {folder} is of other layers or of another rank than learner.lora "
+                "says"
+            )
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(kept[name])
 
 
 def _linear_layers(model: PreTrainedModel, config: AdapterConfig) -> list[str]:
@@ -103,17 +112,6 @@ def save_adapter(model: Any, folder: Path, trained: Mapping[str, Tensor]) -> Non
     config.modules_to_save = ["score"] if hasattr(model, "score") else None
     config.save_pretrained(folder)
     save_file(dict(trained), folder / _FILE)
-
-
-def _load(model: nn.Module, folder: Path) -> None:
-    saved, trained = load_file(folder / _FILE), adapter_weights(model)
-    if {n: x.shape for n, x in saved.items()} != {n: p.shape for n, p in trained.items()}:
-        raise UserError(
-            f"the adapter in {folder} is of other layers or of another rank than learner.lora says"
-        )
-    with torch.no_grad():
-        for name, parameter in trained.items():
-            parameter.copy_(saved[name])
 
 
 def adapter_weights(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -79,7 +79,11 @@ def figures_of(
         figures |= _engine_figures(model, sums)
     figures |= _work_figures([model.prefix for model in models], sums, totals)
     if carried:
-        figures |= _carried_figures(sums)
+        names = ("bytes", "hits", "misses")
+        figures |= {f"perf/carried_{name}": sums[f"carried/{name}"] for name in names}
+        figures["perf/carried_recomputed_tokens"] = sums["carried/recomputed"]
+        if sums["carried/carried"]:
+            figures["perf/carried_age"] = sums["carried/age"] / sums["carried/carried"]
     return figures
 
 
@@ -127,14 +131,4 @@ def _work_figures(
         # The last token of a shared prompt is read once for each of its responses.
         share = 1.0 - sums["actor/reads"] / sums["actor/trained"]
         figures["perf/context_share"] = max(0.0, share)
-    return figures
-
-
-def _carried_figures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Hits, misses and age of carried keys, of all models together."""
-    names = ("bytes", "hits", "misses")
-    figures = {f"perf/carried_{name}": sums[f"carried/{name}"] for name in names}
-    figures["perf/carried_recomputed_tokens"] = sums["carried/recomputed"]
-    if sums["carried/carried"]:
-        figures["perf/carried_age"] = sums["carried/age"] / sums["carried/carried"]
     return figures

@@ -235,7 +235,10 @@ def bind(
     `objects` are arguments that the function's own system holds ready (a rubric's parser).
     UserError where the response would reach it under no known name."""
     chosen = adapter or recognise(signature.names, signature.texts)
-    convention = _without_clashes(CONVENTIONS[chosen], signature.names)
+    convention = CONVENTIONS[chosen]
+    # Aliases of names that the function takes itself may be columns.
+    aliases = {name: of for name, of in convention.aliases.items() if of not in signature.names}
+    convention = replace(convention, aliases=aliases)
     response = _response(signature, convention)
     if response is None:
         raise UserError(
@@ -260,12 +263,6 @@ def bind(
         any(convention.singular(n) in IDS for n in sources),
         frozenset({"state"} if chosen == "verifiers" and adapter is None else ()),
     )
-
-
-def _without_clashes(convention: Convention, names: Collection[str]) -> Convention:
-    """Drop aliases of names that the function takes itself; they may be columns."""
-    aliases = {name: of for name, of in convention.aliases.items() if of not in names}
-    return replace(convention, aliases=aliases)
 
 
 def _response(signature: Signature, convention: Convention) -> str | None:

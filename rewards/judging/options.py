@@ -144,7 +144,12 @@ def check_options(options: Options) -> None:
     if (options.url is None) == (options.judge is None):
         raise _wrong("url", "name either a url or a judge of the run")
     if options.url is not None:
-        _check_url(options.url)
+        parts = urlsplit(options.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise _wrong("url", "write http://host:port/v1 or https://host/v1")
+        if parts.username or parts.password or parts.query:
+            text = "holds what may be a key: put it into a variable, named by api_key_env"
+            raise _wrong("url", text)
         if options.model is None:
             raise _wrong("model", "name the model that the server at url is to ask")
     elif options.model is not None or options.api_key_env is not None:
@@ -162,14 +167,6 @@ def check_options(options: Options) -> None:
         raise _wrong("pattern", f"is no regular expression: {error}") from None
     if GROUP not in groups:
         raise _wrong("pattern", f"has no group (?P<{GROUP}>...)")
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _wrong("url", "write http://host:port/v1 or https://host/v1")
-    if parts.username or parts.password or parts.query:
-        raise _wrong("url", "holds what may be a key: put it into a variable, named by api_key_env")
 
 
 def _wrong(option: str, text: str) -> UserError:

@@ -128,7 +128,10 @@ class Json(StrictModel):
             value = json.loads(fence[1] if fence else text)
         except (ValueError, RecursionError):
             return False
-        return self.json_schema is None or _fits(value, self.json_schema)
+        if self.json_schema is None:
+            return True
+        validator = jsonschema.validators.validator_for(self.json_schema)(self.json_schema)
+        return bool(validator.is_valid(value))
 
 
 class Edge(StrictModel):
@@ -232,11 +235,6 @@ def _occurrences(text: str, word: str, ignore_case: bool) -> int:
     after = r"(?!\w)" if re.search(r"\w$", word) else ""
     flags = re.IGNORECASE if ignore_case else re.RegexFlag(0)
     return len(re.findall(before + re.escape(word) + after, text, flags))
-
-
-def _fits(value: object, schema: dict[str, Any]) -> bool:
-    validator = jsonschema.validators.validator_for(schema)(schema)
-    return bool(validator.is_valid(value))
 
 
 class Options(StrictModel):

@@ -108,10 +108,9 @@ class _Scorer:
 
     def _load(self, *, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
         if self._images is None:
-            found: PreTrainedModel = self.auto.from_pretrained(
+            return self.auto.from_pretrained(
                 self.folder, use_safetensors=True, dtype=dtype, trust_remote_code=trust_remote_code
             )
-            return found
         from learner.models.forward import PolicyNetwork, ValueNetwork
         from learner.models.images import ImageInputs, VisionTower
         from learner.models.loading import load_critic, load_policy, load_processor
@@ -158,8 +157,7 @@ class _ScalarScorer(_Scorer):
         if not places:
             return []
         logits = self.model(input_ids=self._row(ids), use_cache=False).logits
-        found: list[float] = logits[0, list(places), 0].float().tolist()
-        return found
+        return logits[0, list(places), 0].float().tolist()
 
 
 class ScoreScorer(_ScalarScorer):

@@ -246,8 +246,7 @@ def _judge_of(source: SourceConfig) -> Judge:
         module = kinds.load(source.kind)
         # What the options lack is told by a child, as of every other kind.
         with contextlib.suppress(UserError):
-            judge: Judge = module.fast_path(kinds.read_options(source, module))
-            return judge
+            return module.fast_path(kinds.read_options(source, module))
     return lambda item: None
 
 

@@ -111,8 +111,7 @@ def check_column(name: str, known: Iterable[str], place: str, note: str = "") ->
 
 def to_sql(tree: Filter, columns: Mapping[str, Any]) -> ColumnElement[bool]:
     """The filter as an SQL expression; values are bound, never spliced."""
-    found: ColumnElement[bool] = _FilterCompiler(tree, columns, _SQL).condition(tree.node)
-    return found
+    return _FilterCompiler(tree, columns, _SQL).condition(tree.node)
 
 
 def to_arrow(tree: Filter, schema: pa.Schema) -> pc.Expression:

@@ -90,7 +90,11 @@ def export(
     """
     folder = fmt == DATASETS
     check_target(out, folder=folder, force=force)
-    make = _maker(kind, schema)
+    if kind not in KINDS:
+        raise UserError(f"cannot export {kind}; there are: {', '.join(KINDS)}")
+    if schema not in KINDS[kind]:
+        known = ", ".join(KINDS[kind])
+        raise UserError(f"{kind} cannot be had in the schema {schema!r}; there is: {known}")
     fmt = fmt or out.suffix.removeprefix(".")
     if fmt not in FORMATS:
         raise UserError(f"unknown format {fmt or out.name!r}; there are: {', '.join(FORMATS)}")
@@ -99,7 +103,7 @@ def export(
     condition = parse(where) if where else None
     say = watch or (lambda _: None)
     with part_of(out, folder=folder) as part, open_run(run_dir).moment() as reader:
-        rows = make(reader, condition, columns)
+        rows = KINDS[kind][schema](reader, condition, columns)
         about = {
             "format": EXPORT_FORMAT, "kind": kind, "schema": schema, "run_id": reader.run_id,
             "where": where,
@@ -119,15 +123,6 @@ def export(
         num_bytes = sum(path.stat().st_size for path in (part.iterdir() if folder else (part,)))
     say(ExportProgress(1.0, count))
     return ExportSummary(out, count, num_bytes, tuple(leading.empty))
-
-
-def _maker(kind: str, schema: str) -> MakeRows:
-    if kind not in KINDS:
-        raise UserError(f"cannot export {kind}; there are: {', '.join(KINDS)}")
-    if schema not in KINDS[kind]:
-        known = ", ".join(KINDS[kind])
-        raise UserError(f"{kind} cannot be had in the schema {schema!r}; there is: {known}")
-    return KINDS[kind][schema]
 
 
 def _gather(rows: ExportRows, leading: LeadingRows, spool: RowBuffer, say: ProgressCallback) -> int:

@@ -22,12 +22,7 @@ from storage.database.tables import Prompt, Trajectory, Window
 from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.columns import JSON_TEXTS, TokenField, array_of
 from storage.journal.diagnostics import DiagnosticsReader
-from storage.journal.responses import (
-    EMPTY_RESPONSE,
-    Responses,
-    ResponseSelection,
-    response_pages,
-)
+from storage.journal.responses import EMPTY_RESPONSE, Responses, ResponseSelection, response_pages
 from storage.text.token_table import (
     MARKS,
     REASONS,

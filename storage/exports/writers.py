@@ -79,10 +79,9 @@ def _parquet_writer(path: Path, schema: pa.Schema) -> Writer:
     repeating = [_path(field) for field in schema if _innermost(field.type) != pa.float32()]
     # By least and largest value readers skip row groups: of numbers, where these are in order.
     numbers = [f.name for f in schema if pa.types.is_integer(f.type) or f.type == pa.float64()]
-    writer: Writer = pa.parquet.ParquetWriter(
+    return pa.parquet.ParquetWriter(
         path, schema, compression="zstd", use_dictionary=repeating, write_statistics=numbers
     )
-    return writer
 
 
 def _path(field: pa.Field) -> str:

@@ -267,8 +267,7 @@ def _conditions(
 def _is_in(column: Any, values: Sequence[Any]) -> ColumnElement[bool]:
     is_long = len(values) > _MANY
     some: BindParameter[Any] = bindparam(None, values, expanding=True, literal_execute=is_long)
-    condition: ColumnElement[bool] = column.in_(some)
-    return condition
+    return column.in_(some)
 
 
 def _says(text: str) -> ColumnElement[bool]:

@@ -27,15 +27,13 @@ class TextDecoder:
 
     def text(self, token_ids: Int32) -> str:
         """The response as text, without special tokens."""
-        text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
-        return text
+        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
 
     def texts(self, token_ids: Int32, borders: Int64) -> list[str]:
         """Responses as texts without special tokens; response i is borders[i] to borders[i + 1]."""
         ids = token_ids.tolist()
         responses = [ids[first:end] for first, end in pairwise(borders.tolist())]
-        texts: list[str] = self._tokenizer.decode_batch(responses, skip_special_tokens=True)
-        return texts
+        return self._tokenizer.decode_batch(responses, skip_special_tokens=True)
 
     def pieces(self, token_ids: Int32) -> list[str]:
         """Each token as text of its own, special tokens included."""

@@ -14,13 +14,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from tasks.datasets.conversations import NoPromptError, read_prompt
-from tasks.datasets.dataset_files import (
-    as_text,
-    image_columns,
-    images_of,
-    look_up,
-    named_keys,
-)
+from tasks.datasets.dataset_files import as_text, image_columns, images_of, look_up, named_keys
 from tasks.datasets.records import Record, find_files, read_records
 from tasks.rows import Message
 

@@ -142,8 +142,7 @@ def columns(prompt: str) -> dict[str, Any]:
 def _solve(prompt: str) -> str:
     """The candidate that was clicked."""
     found = columns(prompt)
-    clicked: str = found["candidates"][found["labels"].index(1)]
-    return clicked
+    return found["candidates"][found["labels"].index(1)]
 
 
 def _teach(prompt: str, rng: Random, phase: Phase) -> str:

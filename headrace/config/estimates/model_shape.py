@@ -94,15 +94,9 @@ def model_shape(folder: Path) -> ModelShape:
     )
     if tensors:
         return shape
-    return replace(
-        shape, parameters=_parameters(shape, tied=bool(config.get("tie_word_embeddings")))
-    )
-
-
-def _parameters(shape: ModelShape, *, tied: bool) -> int:
-    """Estimate the number of parameters from the matrices, where there are no weights."""
-    embeddings = shape.vocabulary * shape.hidden * (1 if tied else 2)
-    return shape.layers * shape.layer_parameters + embeddings
+    # Estimated from the matrices.
+    embeddings = shape.vocabulary * shape.hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return replace(shape, parameters=shape.layers * shape.layer_parameters + embeddings)
 
 
 def tensor_sizes(file: Path) -> dict[str, int]:

@@ -244,13 +244,9 @@ def _describe(
         )
         return f"{where}: {key}.kind must be one of {known}"
     got = json.dumps(problem["input"], default=str)
-    return f"{where}: {key} = {got[:80]}: {_wanted(problem['msg'])}"
-
-
-def _wanted(text: str) -> str:
-    text = text.removeprefix("Input should be ").removeprefix("Value error, ")
-    text = text.replace("a valid integer", "an integer")
-    return f"should be {text.replace('a valid ', 'a ')}"
+    wanted = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    wanted = wanted.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return f"{where}: {key} = {got[:80]}: should be {wanted}"
 
 
 def _dotted(location: tuple[int | str, ...], data: Table) -> str:

@@ -393,8 +393,7 @@ def batch_of(units: Sequence[U], step: int, size: int, seed: int) -> list[U]:
 
 @lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> list[int]:
-    order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
-    return order
+    return np.random.default_rng([seed, epoch]).permutation(count).tolist()
 
 
 @torch.no_grad()
