@@ -57,6 +57,11 @@ def first_error(*kinds: type[Exception]) -> Iterator[None]:
         raise error from None
 
 
+def first_line(error: object) -> str:
+    """The first line of an error's text, or the name of its kind where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 _CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}
 _BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _ESCAPES = _CONTROLS | {c: f"\\u{c:04x}" for c in _BIDIRECTIONAL}

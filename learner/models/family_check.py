@@ -19,7 +19,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from headrace.config.sections.model import ModelConfig
 from headrace.data.image_processor import placeholder_ids
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from learner.batching.layout import layout_of
 from learner.models.forward import Pack, PolicyNetwork, ValueNetwork, without_tokens
 from learner.models.loading import (
@@ -108,8 +108,7 @@ def check_folder(config: ModelConfig, *, with_critic: bool) -> None:
 
 
 def _refusal(family: str, reason: object) -> UserError:
-    lines = str(reason).strip().splitlines() or [type(reason).__name__]
-    return UserError(f"{family} models cannot be trained here: {lines[0]}")
+    return UserError(f"{family} models cannot be trained here: {first_line(reason)}")
 
 
 def _check_names(shape: Any, config: ModelConfig) -> None:

@@ -32,7 +32,7 @@ from transformers.modeling_layers import GenericForTokenClassification, Gradient
 from transformers.utils import logging as transformers_logging
 
 from headrace.config.sections.model import ModelConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from learner.models.attention import ATTENTION, packed_attention, register
 from learner.models.images import tower_of
 from learner.models.lora import merged_state
@@ -114,8 +114,7 @@ def load_processor(config: ModelConfig) -> Any:
             return None
         return AutoProcessor.from_pretrained(path, trust_remote_code=trust)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"cannot load the processor of {path}: {lines[0]}") from error
+        raise UserError(f"cannot load the processor of {path}: {first_line(error)}") from error
 
 
 def load_critic(
@@ -157,7 +156,12 @@ def _load(
         for name, value in settings.items():
             setattr(shape, name, value)
         if layers is not None:
-            _shorten(shape.get_text_config(), layers, path)
+            text = shape.get_text_config()
+            if layers > (known := text.num_hidden_layers):
+                raise UserError(f"algorithm.value.layers = {layers}: {path} has {known}")
+            text.num_hidden_layers = layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[:layers]
         model = class_of(shape).from_pretrained(
             path,
             config=shape,
@@ -167,21 +171,11 @@ def _load(
             **({"trust_remote_code": True} if trust else {}),
         )
     except (OSError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"cannot load the model {path}: {lines[0]}") from error
+        raise UserError(f"cannot load the model {path}: {first_line(error)}") from error
     if config.freeze_vision:
         for part in tower_of(model):
             part.requires_grad_(False)
     return model.to(device)
-
-
-def _shorten(shape: Any, layers: int, path: str) -> None:
-    """Reduce a shape to its first layers."""
-    if layers > shape.num_hidden_layers:
-        raise UserError(f"algorithm.value.layers = {layers}: {path} has {shape.num_hidden_layers}")
-    shape.num_hidden_layers = layers
-    if getattr(shape, "layer_types", None):
-        shape.layer_types = shape.layer_types[:layers]
 
 
 def compile_layers(model: Any, *, backend: str | Callable[..., Any] = "inductor") -> None:

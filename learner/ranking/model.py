@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from headrace.data.sessions import RankedList
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from learner.ranking.encoding import SessionEncoder, TokenRow, pad_rows
 
 WEIGHTS, CARD = "model.safetensors", "reward_model.json"
@@ -41,7 +41,7 @@ class SessionRanker:
             tokenizer = AutoTokenizer.from_pretrained(folder)
             model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
         except (OSError, ValueError) as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            line = first_line(error)
             raise UserError(f"{folder} has no encoder that a ranker can be: {line}") from error
         if getattr(model.base_model, "pooler", None) is None:
             raise UserError(

@@ -25,7 +25,7 @@ from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.reward_model import PairwiseConfig
 from headrace.data.image_processor import sees_images
 from headrace.data.media import MediaStore
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.protocol.token_spans import MediaRun
 from rewards.models.card import Card, check_kind, check_tokenizer, read_card
 from rewards.models.encoding import Prompt, PromptImages, encode, plain_text
@@ -100,7 +100,7 @@ class _Scorer:
                 check_tokenizer(self.folder, self.card, other, str(policy))
             model = self._load(dtype=dtype, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            line = first_line(error)
             raise UserError(f"cannot load the reward model {self.folder}: {line}") from error
         self.model = model.to(device).eval()
         self._device = torch.device(device)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.reward_model import RewardModelConfig, TrainingConfig
-from headrace.errors import UserError
+from headrace.errors import UserError, first_line
 from headrace.host.hardware import free_port, has_bfloat16
 from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
@@ -137,8 +137,7 @@ def load_tokenizer(config: RewardModelConfig) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"model.path = {path!r} has no tokenizer: {line}") from error
+        raise UserError(f"model.path = {path!r} has no tokenizer: {first_line(error)}") from error
 
 
 def positions_of(config: RewardModelConfig) -> int | None:
@@ -148,8 +147,8 @@ def positions_of(config: RewardModelConfig) -> int | None:
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
     except (OSError, ValueError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot load the model {config.model.path}: {line}") from error
+        path, line = config.model.path, first_line(error)
+        raise UserError(f"cannot load the model {path}: {line}") from error
     found = getattr(shape.get_text_config(), "max_position_embeddings", None)
     return None if found is None else int(found)
 
