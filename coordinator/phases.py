@@ -280,7 +280,14 @@ class Phases:
             hub.troubles.report("no_checkpoint", text, "error")
         if self.outcome == "finished":
             self.parts.training.line.return_batch("the run ended without its learner")
-            self._discard()
+            # All tokens that no update will train have their own name in the ledger.
+            for trajectory in list(hub.account.trajectories.values()):
+                if trajectory.purpose != "train":
+                    continue
+                for record in hub.lifecycle.discard(trajectory, "discarded_at_end"):
+                    hub.record_event(record)
+                if not trajectory.ended:
+                    hub.record_event(end_record(trajectory, "aborted"))
         hub.write_summaries(at_once=True)
         metrics = self.parts.gauges.now(0, 0) | self.parts.gauges.carried
         hub.record_event(MetricsSampled(update=hub.state.update, metrics=metrics))
@@ -294,13 +301,3 @@ class Phases:
         for name in list(hub.peers.monitors):
             await hub.send(name, status(hub, self.parts, self.waits, self.name))
         await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))
-
-    def _discard(self) -> None:
-        """Drop all tokens that no update will train, under their own name in the ledger."""
-        for trajectory in list(self.hub.account.trajectories.values()):
-            if trajectory.purpose != "train":
-                continue
-            for record in self.hub.lifecycle.discard(trajectory, "discarded_at_end"):
-                self.hub.record_event(record)
-            if not trajectory.ended:
-                self.hub.record_event(end_record(trajectory, "aborted"))

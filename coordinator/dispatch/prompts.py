@@ -339,19 +339,14 @@ class CriticPrompts:
         `prompt`; None without an anchor."""
         if not self._files and not self._columns:
             return None
-        text = self._anchor(row, prompt)
-        if not text:
+        source = self._config.reward.route_of(self._config.task.kind, lambda: row.info)
+        text = row.info.get(self._columns.get(source or "", ""))
+        if source in self._files:
+            found = self._files[source].get(prompt)
+            text = None if found is None else found.text
+        if not isinstance(text, str) or not text:
             return None
         ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         if self._tokenizer.eos_token_id is not None:
             ids.append(int(self._tokenizer.eos_token_id))
         return _ids(ids[: self._config.task.max_response_length])
-
-    def _anchor(self, row: TaskRow, prompt: str) -> str | None:
-        reward = self._config.reward
-        source = reward.route_of(self._config.task.kind, lambda: row.info)
-        if source in self._files:
-            found = self._files[source].get(prompt)
-            return None if found is None else found.text
-        text = row.info.get(self._columns.get(source or "", ""))
-        return text if isinstance(text, str) else None

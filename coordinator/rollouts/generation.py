@@ -193,20 +193,16 @@ class Generation:
         if not await self._stored():
             return []
         if record.processor and record.processor != self._processor:
-            self._look_at_processor(record.processor)
+            known = reversed(self._hub.account.groups.values())
+            now = self._processor = record.processor
+            before = next((group.processor for group in known if group.processor), now)
+            if before != now:  # Before a restart images were processed in another way.
+                text = f"images are processed by {now}, and were by {before}"
+                self._hub.incident("warning", "processor_changed", text)
         self._hub.record_event(record)
         trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
         self._hub.scheduler.issued(trajectories)
         return trajectories
-
-    def _look_at_processor(self, now: str) -> None:
-        """Report images that were processed in another way before a restart."""
-        known = reversed(self._hub.account.groups.values())
-        before = next((group.processor for group in known if group.processor), now)
-        self._processor = now
-        if before != now:
-            text = f"images are processed by {now}, and were by {before}"
-            self._hub.incident("warning", "processor_changed", text)
 
     async def draw_evaluation(
         self, purpose: m.Purpose, lengths: Mapping[int, int] | None = None

@@ -58,20 +58,15 @@ class Scoring:
             return
         source = self.source_of(self._hub.account.groups[trajectory.group_id])
         if self._sources[source].unit == "group":
-            self._add_group(trajectory.group_id, source)
+            members = self._hub.account.members(trajectory.group_id)
+            ask = ScoreKey(members[0].trajectory_id, source)
+            unscored = (member.complete and member.reward_status is None for member in members)
+            if all(m.ended for m in members) and any(unscored) and ask not in self._asked_groups:
+                self._asked_groups.add(ask)
+                self._queues[source].append(ask)
         elif trajectory.complete and trajectory.reward_status is None:
             self._queues[source].append(ScoreKey(trajectory.trajectory_id, source))
         self._audits.add(trajectory)
-
-    def _add_group(self, group_id: int, source: str) -> None:
-        members = self._hub.account.members(group_id)
-        if not all(member.ended for member in members):
-            return
-        unscored = [m for m in members if m.complete and m.reward_status is None]
-        ask = ScoreKey(members[0].trajectory_id, source)
-        if unscored and ask not in self._asked_groups:
-            self._asked_groups.add(ask)
-            self._queues[source].append(ask)
 
     def source_of(self, group: Group) -> str:
         """Return the reward source of a prompt; UserError where the route leads nowhere."""
