@@ -57,16 +57,13 @@ NOTES = "notes.json"
 _LOOK_AGAIN_S = 0.1
 
 
-def new_run_id(name: str) -> str:
-    """NAME-yyyymmdd-hhmmss-xxxx; the name keeps letters, digits, `.`, `_` and `-`."""
-    safe = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "run"
-    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
 def make_run_folder(config: "RunConfig | RewardModelConfig") -> Path:
-    """A new folder with its configuration, under its root; `latest` names it."""
-    root = Path(config.root).resolve()
-    run_dir = root / new_run_id(config.name)
+    """A new folder with its configuration, under its root; `latest` names it.
+
+    It is NAME-yyyymmdd-hhmmss-xxxx; the name keeps letters, digits, `.`, `_` and `-`."""
+    safe = re.sub(r"[^\w.-]+", "-", config.name, flags=re.ASCII).strip("-.") or "run"
+    run_id = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    run_dir = Path(config.root).resolve() / run_id
     try:
         (run_dir / "logs").mkdir(parents=True)
         write_config(run_dir, config)

@@ -81,7 +81,11 @@ class Account:
                 if trajectory := self.trajectories.get(record.trajectory_id):
                     trajectory.audit_status = record.status
             case r.LinesScored():
-                self._score_lines(record)
+                trajectory = self.trajectories[record.trajectory_id]
+                trajectory.lines_through = record.through
+                trajectory.lines += record.lines
+                trajectory.paid += record.rewards
+                trajectory.rewards += record.rewards
             case r.TokensLost():
                 self.ledger.lost[record.reason] += record.tokens
             case r.Forgotten():
@@ -103,7 +107,11 @@ class Account:
                 self.taken = record
                 self.again = [batch for batch in self.again if not _have_in_common(batch, record)]
             case r.UpdateCommitted():
-                self._commit(record)
+                assert self.taken is not None
+                assert self.taken.update == record.update
+                if record.skipped is None:  # What was skipped stays dropped, even if rolled back.
+                    self.committed[record.update] = self.taken
+                self.taken = None
             case r.BatchReturned():
                 if self.taken is not None:
                     self.again.insert(0, self.taken)
@@ -152,13 +160,6 @@ class Account:
             self.ledger.finish_value(trajectory.sampled)
             trajectory.value = "waiting"
             self.values[trajectory.trajectory_id] = trajectory
-
-    def _score_lines(self, record: r.LinesScored) -> None:
-        trajectory = self.trajectories[record.trajectory_id]
-        trajectory.lines_through = record.through
-        trajectory.lines += record.lines
-        trajectory.paid += record.rewards
-        trajectory.rewards += record.rewards
 
     def _close(self, window: Window) -> None:
         trajectory = self.trajectories[window.trajectory_id]
@@ -219,13 +220,6 @@ class Account:
         self.values = OrderedDict(sorted(self.values.items()))
 
     # -- batches ----------------------------------------------------------------------------------
-
-    def _commit(self, record: r.UpdateCommitted) -> None:
-        assert self.taken is not None
-        assert self.taken.update == record.update
-        batch, self.taken = self.taken, None
-        if record.skipped is None:  # What was skipped stays dropped, whatever is rolled back.
-            self.committed[record.update] = batch
 
     def _abandon(self, record: r.LineageBegan) -> None:
         """Count what the lineage given up had trained; its batches are no more."""

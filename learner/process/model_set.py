@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.algorithm import ValueTargetConfig
-from headrace.config.sections.learner import LearnerConfig, RankerTraining
+from headrace.config.sections.learner import RankerTraining
 from headrace.config.sections.model import ModelConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -121,7 +121,13 @@ class ModelSet:
             self.ranker = self._load_ranker(checkpoint, learner.ranker)
             self.networks[RANKER] = self.ranker.model
             self.engines[RANKER] = DeepSpeedEngine(self.ranker.model, learner.ranker, learner)
-        self._set_up_layers(learner)
+        if learner.gradient_checkpointing:
+            for network in self.networks.values():
+                network.gradient_checkpointing_enable({"use_reentrant": False})
+                network.train()
+        if learner.compile:
+            for name in self.networks.keys() - {RANKER}:
+                compile_layers(self.networks[name])
         self.place = self._place(rank, work, shares_rows=shares_rows)
         self.reference = None
         if algorithm.kl is not None:
@@ -130,16 +136,6 @@ class ModelSet:
         self.policy_bytes = sum(
             getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
         )
-
-    def _set_up_layers(self, learner: LearnerConfig) -> None:
-        """Have layers compute activations again, and compile them, where the run asks for it."""
-        if learner.gradient_checkpointing:
-            for model in self.networks.values():
-                model.gradient_checkpointing_enable({"use_reentrant": False})
-                model.train()
-        if learner.compile:
-            for name in self.networks.keys() - {RANKER}:
-                compile_layers(self.networks[name])
 
     def _load_reference(self, shares_rows: bool) -> PolicyNetwork:
         """Load a teacher or the run's own model, not the checkpoint's: it never changes."""

@@ -189,9 +189,12 @@ class Updater:
         """Say why the update was broken off; `broken` are the inputs that were not finite."""
         if broken:
             return f"not finite: {broken}"
-        reason = _dropped_step(logs)
-        if reason is None:
+        name = next((name for name, log in logs.items() if log.dropped), None)
+        if name is None:
             return None
+        reason = f"loss or gradient of the {name} is not finite"
+        kept = [f"{log.applied} of the {who}" for who, log in logs.items() if log.applied]
+        reason = f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
         read = policy.read()
         named = self._not_finite({
             "learner's logprobs": read.ratio.log_ratio[read.mask],
@@ -239,16 +242,6 @@ class Updater:
         logprobs = infer(reference, finished.policy_reads, everything, self._place, log=log)
         penalty = self._penalty(finished, logprobs, finished.behaviour.isfinite())
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
-
-
-def _dropped_step(logs: Mapping[str, StepLog]) -> str | None:
-    """Name the model of a dropped optimizer step, and steps that stay; None: no drop."""
-    name = next((name for name, log in logs.items() if log.dropped), None)
-    if name is None:
-        return None
-    reason = f"loss or gradient of the {name} is not finite"
-    kept = [f"{log.applied} of the {who}" for who, log in logs.items() if log.applied]
-    return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
 
 
 def _diagnostics(

@@ -93,9 +93,13 @@ def trained_bytes(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> dict
     stage = learner.zero_stage or 0
     moments /= ranks if stage >= 1 else 1
     gradients /= ranks if stage >= 2 else 1
-    teacher = _teacher(config)
+    kl = algorithm.kl
+    teacher: ModelShape | None = None
+    # A reference that is not the policy's start, where it is here.
+    if kl is not None and kl.reference_path is not None and Path(kl.reference_path).is_dir():
+        teacher = model_shape(Path(kl.reference_path))
     taught = 0.0 if teacher is None else weights * teacher.parameters
-    frozen = weights * shape.parameters * (algorithm.kl is not None and teacher is None)
+    frozen = weights * shape.parameters * (kl is not None and teacher is None)
     if critic is not None and fits:
         frozen += weights * critic.parameters
     weights /= ranks if stage >= 3 else 1
@@ -120,14 +124,6 @@ def critic_shape(config: RunConfig, shape: ModelShape) -> ModelShape | None:
     return None if value is None else shape.first(value.layers)
 
 
-def _teacher(config: RunConfig) -> ModelShape | None:
-    """The shape of a reference that is not the policy's start; None without one here."""
-    kl = config.algorithm.kl
-    if kl is None or kl.reference_path is None or not Path(kl.reference_path).is_dir():
-        return None
-    return model_shape(Path(kl.reference_path))
-
-
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Return a rank's carried key and value bytes: of all longest trajectories, or the limit."""
     learner, algorithm = config.learner, config.algorithm
@@ -139,8 +135,7 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     # Of an answer's last window nothing is kept.
     last = (config.task.max_response_length - 1) % config.window + 1
     tokens = max(0, config.longest - last) * -(-config.schedule.bound // learner.ranks)
-    needed = tokens * each * width
-    return min(needed, int(learner.carried_gib * 2**30))
+    return min(tokens * each * width, int(learner.carried_gib * 2**30))
 
 
 def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> MemoryEstimate:

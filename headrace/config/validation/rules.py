@@ -65,11 +65,6 @@ def _fire(config: RunConfig) -> FireConfig | None:
     return config.generator.fire
 
 
-def _warmup(config: RunConfig) -> int:
-    value = config.algorithm.value
-    return value.warmup_updates if value is not None else 0
-
-
 def _too_long_for_a_message(config: RunConfig) -> bool:
     """Return whether one answer, with all data of its tokens, can exceed a message."""
     longest = longest_part_bytes(
@@ -417,7 +412,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "stop.after_warmup",
-        lambda c: c.stop.after_warmup and not _warmup(c),
+        lambda c: c.stop.after_warmup
+        and ((value := c.algorithm.value) is None or not value.warmup_updates),
         "needs a warm-up of a value model: set algorithm.value.warmup_updates",
     ),
     Rule(

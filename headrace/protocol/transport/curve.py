@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -106,7 +107,8 @@ class CurveAuthenticator:
         context = zmq.Context(shadow=socket.context.underlying)
         # Without it CURVE would let in any holder of the server's public key.
         self._authenticator = ThreadAuthenticator(context)
-        self._authenticator.configure_curve_callback("*", _SingleKeyProvider(allowed))
+        provider = SimpleNamespace(callback=lambda _domain, key: key == allowed)
+        self._authenticator.configure_curve_callback("*", provider)
         self._authenticator.start()
         self.denied = 0
         """Connections that were turned away so far."""
@@ -134,13 +136,3 @@ class CurveAuthenticator:
     def stop(self) -> None:
         """Refuse all, after the socket is closed."""
         self._authenticator.stop()
-
-
-class _SingleKeyProvider:
-    """Lets in the holder of one public key (asked by pyzmq's authenticator)."""
-
-    def __init__(self, public: bytes) -> None:
-        self._public = public
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        return key == self._public
