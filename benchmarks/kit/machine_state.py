@@ -151,7 +151,9 @@ class MachineWatch:
         # is a thousandth of a second per sample.
         found: dict[ProcessKey, CpuTime] = {}
         parents: dict[ProcessKey, ProcessKey | None] = {}
-        for process in self._processes():
+        below = [self._root, *self._root.children(recursive=True)]  # parents first
+        orphans = [p for p in self._known.values() if p not in below and p.is_running()]
+        for process in (*below, *orphans):
             try:
                 with process.oneshot():
                     times, above = process.cpu_times(), process.ppid()
@@ -174,12 +176,6 @@ class MachineWatch:
         busy, stolen = whole.user + whole.nice + whole.system, getattr(whole, "steal", 0.0)
         own = sum(self._tree.seconds().values())
         self.samples.append(MachineSample(time.time(), busy, stolen, own))
-
-    def _processes(self) -> list[psutil.Process]:
-        """Return the present tree, parents first, and orphans of it that still live."""
-        below = [self._root, *self._root.children(recursive=True)]
-        orphans = [p for p in self._known.values() if p not in below and p.is_running()]
-        return [*below, *orphans]
 
 
 def roles_in(run_dir: Path) -> dict[int, str]:

@@ -62,7 +62,12 @@ class HealthSnapshot:
 
 def health_sentence(rows: pd.DataFrame, look: HealthSnapshot) -> tuple[str, bool]:
     """The first words of the page, and whether all is well."""
-    line, deaths = look.line, _deaths(rows)
+    line = look.line
+    deaths = [
+        f"{row['name']} died {_times(row['deaths'])} ({row['last_death']})"
+        for row in _records(rows)
+        if row["deaths"]
+    ]
     if not is_live(line):
         deaths = [text for text in deaths if text not in line.detail]
         why = f": {line.detail}" if line.detail and line.status in _BAD else ""
@@ -118,15 +123,6 @@ def _troubles(rows: pd.DataFrame, look: HealthSnapshot) -> list[str]:
             how = row["detail"] or row["last_death"]
             found[name] = f"{name} is {state}" + (f" ({how})" if how else "")
     return [found[COORDINATOR]] if COORDINATOR in found else list(found.values())
-
-
-def _deaths(rows: pd.DataFrame) -> list[str]:
-    """Processes that died, how often, and how the last time."""
-    return [
-        f"{row['name']} died {_times(row['deaths'])} ({row['last_death']})"
-        for row in _records(rows)
-        if row["deaths"]
-    ]
 
 
 def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:

@@ -38,7 +38,9 @@ def keep(
     codes: dict[int, int] = {}
     cause: str | None = None
     while cause is None:
-        _reap(codes)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
         if codes.get(checker, NOTHING_TO_CHECK) != NOTHING_TO_CHECK:
             break
         if len(codes.keys() & {checker, program}) == 2:
@@ -50,12 +52,6 @@ def keep(
         else:
             signal.sigtimedwait(WAITED_FOR, EVERY_S)
     return {"exit": codes.get(program), "examiner": codes.get(checker), "cause": cause}
-
-
-def _reap(codes: dict[int, int]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
 
 def resident_bytes(processes: int, watched: list[int] | None) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import select
 
 from headrace.run_files.run_folder import EVENTS_FILE, LIVE_STATE_FILE
-from storage.database.reader import RunReader, open_run
+from storage.database.reader import open_run
 from storage.database.tables import Event, Process
 from storage.projection.history import FINAL_PHASES
 from storage.queries.metrics import latest_values
@@ -127,7 +127,10 @@ def process_health(run_dir: Path) -> "pd.DataFrame":
     import pandas as pd
 
     reader = open_run(run_dir)
-    rows = {row["name"]: row for row in _known(reader)}
+    columns = [c for c in Process.__table__.columns if c.name not in ("run", "first_seen_at")]
+    # Those that said Hello.
+    known = reader.rows(select(*columns).where(Process.run == reader.key))
+    rows = {row.name: dict[str, Any](row._mapping, deaths=0, last_death=None) for row in known}
     lives = defaultdict[str, list[dict[str, Any]]](list)
     for event in supervisor_events(run_dir):
         if event.get("event") in _STATES and event.get("name") not in _BY_THE_SUPERVISOR:
@@ -158,13 +161,6 @@ def coordinator_status(run_dir: Path) -> CoordinatorStatus | None:
 
 def _moment(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
-
-
-def _known(reader: RunReader) -> list[dict[str, Any]]:
-    """Rows of the processes that said Hello."""
-    columns = [c for c in Process.__table__.columns if c.name not in ("run", "first_seen_at")]
-    rows = reader.rows(select(*columns).where(Process.run == reader.key))
-    return [{**row._mapping, "deaths": 0, "last_death": None} for row in rows]
 
 
 def _unheard(name: str) -> dict[str, Any]:

@@ -21,12 +21,14 @@ def read_sessions(
     path: str, lists: str, held_out: str, *, held_out_limit: int | None = None
 ) -> sessions.SessionData:
     """Sessions of one file, lists to learn from and lists that are held out."""
-    left_out: Counter[str] = Counter()
-    whole = [pairs for pairs in _sessions(path) if _says_something(pairs, left_out)]
+    every = list(_sessions(path))
+    whole = [pairs for pairs in every if any(query.strip() for query, _ in pairs)]
+    left_out: Counter[str] = Counter(empty_sessions=len(every) - len(whole))
     found = [list(read_lists(each, left_out)) for each in (lists, held_out)]
     for name, read in ((path, whole), (lists, found[0]), (held_out, found[1])):
         if not read:
-            raise UserError(f"{name} has nothing to learn from ({_told(left_out)})")
+            told = ", ".join(f"{n} {kind}" for kind, n in left_out.items() if n) or "it is empty"
+            raise UserError(f"{name} has nothing to learn from ({told})")
     return sessions.SessionData(whole, found[0], found[1][:held_out_limit], dict(left_out))
 
 
@@ -39,16 +41,6 @@ def read_lists(path: str, left_out: Counter[str]) -> Iterator[sessions.RankedLis
             left_out[lacks] += 1
         else:
             yield sound
-
-
-def _says_something(pairs: tuple[sessions.Pair, ...], left_out: Counter[str]) -> bool:
-    said = any(query.strip() for query, _ in pairs)
-    left_out["empty_sessions"] += not said
-    return said
-
-
-def _told(left_out: Counter[str]) -> str:
-    return ", ".join(f"{n} {name}" for name, n in left_out.items() if n) or "it is empty"
 
 
 # -- rows -------------------------------------------------------------------------------------

@@ -42,8 +42,7 @@ def vocabulary() -> list[str]:
 
 def session(draw: Random) -> tuple[Pair, ...]:
     """Two to four queries of one topic, each with a click."""
-    topic = draw.choice(_TOPICS)
-    return _pairs(draw, topic, draw.randint(2, 4))
+    return _pairs(draw, draw.choice(_TOPICS), draw.randint(2, 4))
 
 
 def ranked_list(draw: Random) -> RankedList:
@@ -105,7 +104,8 @@ def draw_rewriting(rng: Random, terms: int) -> str:
     """A session of `terms` pairs, and an ambiguous query, one of whose meanings prevails."""
     while True:
         topic, number = _topic_and_query(rng)
-        prompt = _prompt(_pairs(rng, topic, terms), number)
+        told = "".join(f"{query}>{document};" for query, document in _pairs(rng, topic, terms))
+        prompt = f"{told}{_shared(number)}="
         if topic_of(prompt) == topic:
             return prompt
 
@@ -172,11 +172,6 @@ def _is_right(row: TaskRow, response: str) -> bool:
     words = response.split()
     meant = ascii_uppercase[topic_of(str(row.prompt))]
     return 2 * sum(word[0] == meant for word in words) > len(words)
-
-
-def _prompt(history: Sequence[Pair], number: int) -> str:
-    told = "".join(f"{query}>{document};" for query, document in history)
-    return f"{told}{_shared(number)}="
 
 
 REWRITING = ProceduralTask(
