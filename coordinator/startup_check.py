@@ -123,13 +123,7 @@ class SelfTest:
 
     async def _ask(self, name: str, check: GeneratorCheck) -> None:
         with self._hub.drawing_prompts():
-            if self._group is None:
-                # The first prompt of the run, which the run itself takes later on.
-                skipped, state = self._prompts.skipped, self._hub.state
-                group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
-                self._prompts.skipped = skipped
-                await self._hub.store_images(self._prompts.media)
-                self._group = replace(group, seeds=group.seeds[:1])
+            await self._draw_group()
         if self._group is None:
             return  # The disk takes no image now.
         config, key = self._hub.config, self._next_id
@@ -156,6 +150,15 @@ class SelfTest:
             media=group.media,
         )
         await self._hub.send(name, m.Leases(leases=[lease]))
+
+    async def _draw_group(self) -> None:
+        """Draw the first prompt of the run, which the run itself takes later on."""
+        if self._group is None:
+            skipped, state = self._prompts.skipped, self._hub.state
+            group = self._prompts.next_group(state.position, FIRST_ID, FIRST_ID, state.mixture)
+            self._prompts.skipped = skipped
+            await self._hub.store_images(self._prompts.media)
+            self._group = replace(group, seeds=group.seeds[:1])
 
     def not_loaded(self, name: str, error: str) -> None:
         """Fail a generator that could not load its first weights."""

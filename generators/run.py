@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.engines.fake_engine import FakeEngine
-from generators.engines.vllm_engine import cache_folder
+from generators.engines.vllm_engine import VllmEngine, VllmSettings, cache_folder
 from generators.rollout.cpu_affinity import FrontCores
 from generators.rollout.loop import GeneratorLoop
 from headrace.config.device_defaults import (
@@ -108,7 +108,6 @@ def build_engine(config: RunConfig, run_dir: Path | None = None) -> Engine:
             wide_head=config.model.head_precision == "float32",
         )
     from generators.engines.vllm_adapter import adapter_layout
-    from generators.engines.vllm_engine import VllmEngine, VllmSettings
 
     adapter = config.learner.published_adapter
     if adapter is not None:
@@ -249,6 +248,7 @@ async def generate(
                 ),
                 chunk_tokens=config.chunk_tokens,
                 weights_folder=cache_folder() / "weights",
+                receive=engine.receive_weights if isinstance(engine, VllmEngine) else None,
                 curve_keys=link.curve_keys,
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,

@@ -112,6 +112,7 @@ def _run(options: argparse.Namespace) -> None:
                         options.run_dir.name, options.run_dir, config.transport,
                         num_bytes=trainer.models.policy_bytes, coordinator=options.connect,
                         tell=lambda text: trainer.tell(text),
+                        broadcasts=device if config.generator.weights == "broadcast" else None,
                     )
                 )  # fmt: skip
                 inbox = stack.enter_context(

@@ -41,17 +41,21 @@ from generators.engine import (
     mix,
 )
 from generators.engines.vllm_adapter import VllmAdapter
-from generators.engines.weights import WeightLayout
+from generators.engines.weights import WeightLayout, request_broadcast
 from headrace.config.sections.learner import AdapterConfig
 from headrace.data.image_processor import collapse_placeholders
 from headrace.data.media import MediaStore, open_rgb
 from headrace.errors import UserError
 from headrace.host.memory import lasting
 from headrace.host.shared_memory import EngineMemory
+from headrace.protocol.messages.control import BroadcastReply, BroadcastRequest, WeightNotice
+from headrace.protocol.transport.sockets import Link
 
 _LOG = logging.getLogger("headrace.generator")
 _FINISH: dict[str, DeltaFinish] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SEED_BITS = 63
+_BROADCAST_S = 60.0
+"""Maximum time until the learner answers: it sends to one engine after the other."""
 _NEVER = -100.0
 """Bias of the logits of tokens that must not be sampled; vLLM takes no less."""
 _IMAGES = 64
@@ -207,6 +211,8 @@ class VllmEngine:
         self._open.set()
         self._submitting = 0
         self._last_good: Path | None = None
+        self._joined = self._given_up = ""
+        """Source whose group the workers are in; source whose broadcast failed."""
         self._broken = False
         self._prefill_tokens = 0
         self._pause_s = 0.0
@@ -411,25 +417,57 @@ class VllmEngine:
         async with self._loading:
             began = time.perf_counter()
             reason = await asyncio.to_thread(self._layout.mismatch, path)
-            if reason is not None:
-                raise WeightsRefusedError(reason)
-            self._open.clear()
-            try:
-                gap = await self._swap(path, version)
-            finally:
-                self._open.set()
-            return LoadReport(gap, time.perf_counter() - began)
+            return await self._load(path, version, reason, began)
 
-    async def _swap(self, path: Path, version: int) -> float:
+    async def receive_weights(
+        self, notice: WeightNotice, *, name: str, curve_keys: str | None = None
+    ) -> LoadReport | None:
+        """Replace the weights by the learner's broadcast; None: it offers none to this engine.
+
+        After a failure no other broadcast of that learner is tried."""
+        scheme = "nccl://" if self._settings.on_gpu else "gloo://"
+        source = next((text for text in notice.sources if text.startswith(scheme)), None)
+        if source in (None, self._given_up):
+            return None
+        async with self._loading:
+            began = time.perf_counter()
+            joined, self._joined, self._given_up = self._joined == source, "", source
+            request = BroadcastRequest(
+                version=notice.version, joined=joined, workers=self._settings.tensor_parallel_size
+            )
+            link = Link(source.replace(scheme, "tcp://"), 64 << 20, curve_keys)
+            reply = await request_broadcast(link, name, request, silence_s=_BROADCAST_S)
+            report = None
+            if reply is not None:
+                found = {tensor.name: tensor.shape for tensor in reply.tensors}
+                reason = self._layout.difference(source, found)
+                report = await self._load(reply, notice.version, reason, began)
+                joined = True
+            self._joined, self._given_up = source if joined else "", ""
+            return report
+
+    async def _load(
+        self, source: Path | BroadcastReply, version: int, reason: str | None, began: float
+    ) -> LoadReport:
+        if reason is not None:
+            raise WeightsRefusedError(reason)
+        self._open.clear()
+        try:
+            gap = await self._swap(source, version)
+        finally:
+            self._open.set()
+        return LoadReport(gap, time.perf_counter() - began)
+
+    async def _swap(self, source: Path | BroadcastReply, version: int) -> float:
         """Pause, replace, mark the boundary, resume; return the seconds of the pause."""
         while self._submitting:
             await asyncio.sleep(0)
         paused = time.perf_counter()
         await self._pause()
-        taken = await self._replace(path)
+        taken = await self._replace(source)
         if taken:
             # Every live request samples from it from its present token count on.
-            self.version, self._last_good = version, path
+            self.version, self._last_good = version, source if isinstance(source, Path) else None
             for state in self._states():
                 live = self._live.get(state.external_req_id)
                 if live is not None:
@@ -438,7 +476,7 @@ class VllmEngine:
         gap = time.perf_counter() - paused
         self._pause_s += gap
         if not taken:
-            raise WeightsRefusedError(f"{path} could not be loaded; version {self.version} is back")
+            raise WeightsRefusedError(f"{source} could not load; version {self.version} is back")
         return gap
 
     async def _pause(self) -> None:
@@ -460,13 +498,18 @@ class VllmEngine:
     def _states(self) -> list[Any]:
         return list(self._engine.output_processor.request_states.values())
 
-    async def _replace(self, path: Path) -> bool:
-        """Load `path`; failing that, the last good file (False), or stay paused."""
-        for attempt in (path, self._last_good):
+    async def _replace(self, source: Path | BroadcastReply) -> bool:
+        """Load `source`; failing that, the last good file (False), or stay paused."""
+        for attempt in (source, self._last_good):
             if attempt is None:
                 continue
             try:
-                if self._adapter is not None:
+                if isinstance(attempt, BroadcastReply):
+                    size = self._settings.tensor_parallel_size + 1
+                    tensors = msgspec.to_builtins(attempt.tensors)
+                    call = (attempt.rendezvous, size, tensors)
+                    await self._engine.collective_rpc("headrace_receive", args=call)
+                elif self._adapter is not None:
                     await self._engine.add_lora(self._adapter.request(attempt))
                 else:
                     await self._engine.collective_rpc("headrace_load", args=(str(attempt),))
@@ -479,9 +522,9 @@ class VllmEngine:
                 # The worker has dropped its images' embeddings; the scheduler still counts on them.
                 await self._engine.reset_encoder_cache()
             self._broken = False
-            return attempt is path
+            return attempt is source
         self._broken = True
-        raise WeightsBrokenError(f"{path} failed while loading and there is no way back")
+        raise WeightsBrokenError(f"{source} failed while loading and there is no way back")
 
     def stats(self) -> EngineStats:
         """Return the gauges."""

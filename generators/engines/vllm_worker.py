@@ -5,14 +5,15 @@ there are several, its workers load when they start. It ties their lives to the 
 when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
 otherwise stay as orphans with their memory. It also has them dump their stacks on request
 (`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
-`WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file.
+`WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file or
+from the learner's broadcast.
 """
 
 import contextlib
 import multiprocessing
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from generators.engines.vllm_gather import TOKENS_VARIABLE
@@ -85,6 +86,28 @@ class WeightLoader:
     """Extension of vLLM's worker, called by `collective_rpc` between steps."""
 
     def headrace_load(self: Any, path: str) -> None:
+        """Replace all weights by those of a safetensors file."""
+        self.headrace_replace(_tensors(path))
+
+    def headrace_receive(
+        self: Any, rendezvous: str, size: int, tensors: Sequence[tuple[str, str, list[int]]]
+    ) -> None:
+        """Replace all weights by the learner's broadcast of (name, dtype, shape), in this order.
+
+        `rendezvous`: host:port of a group of `size` ranks to join first, unless empty."""
+        import torch
+
+        from headrace.host.weight_group import WeightGroup, join_rendezvous
+
+        if rendezvous:
+            store = join_rendezvous(rendezvous)
+            self._headrace_group = WeightGroup(store, self.rank + 1, size, self.device)
+        group = self._headrace_group
+        self.headrace_replace(
+            (name, group.receive(getattr(torch, dtype), shape)) for name, dtype, shape in tensors
+        )
+
+    def headrace_replace(self: Any, tensors: Iterator[tuple[str, Any]]) -> None:
         """Replace all weights by vLLM's layer-wise reload, the only safe way in.
 
         A live linear layer on a CPU holds packed weights and no longer the plain ones."""
@@ -92,7 +115,7 @@ class WeightLoader:
         if not hasattr(self, "_headrace_tied"):
             self._headrace_tied = _tied_layers(model)
         _forget_failed_load(model)
-        self.reload_weights(weights_iterator=_tensors(path))
+        self.reload_weights(weights_iterator=tensors)
         for follower, owner in self._headrace_tied:
             follower.weight = owner.weight
             follower.quant_method.process_weights_after_loading(follower)

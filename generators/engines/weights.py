@@ -3,14 +3,15 @@
 Sources are tried in order: `file:/path` (same host: used in place) and `tcp://host:port` (the
 learner's ROUTER: fetched in pieces into the cache folder, and resumed where a broken transfer
 ended; generators that share the folder fetch a version once). A file counts only when its size and
-digest are those of the WeightNotice. `WeightLayout` checks, before a live model is touched, that
-names and shapes are those of the policy.
+digest are those of the WeightNotice. `request_broadcast` asks for a broadcast of them instead.
+`WeightLayout` checks, before a live model is touched, that names and shapes are those of the
+policy.
 """
 
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from filelock import AsyncFileLock
 
 from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.protocol.messages.control import (
+    BroadcastReply,
+    BroadcastRequest,
     WeightBytes,
     WeightNotice,
     WeightRequest,
@@ -68,12 +71,29 @@ async def fetch(
                 link = Link(source, max_bytes, curve_keys)
                 async with AsyncFileLock(folder.with_name(f"{folder.name}.lock")):
                     return await _download(notice, folder, Dealer(link, name), silence_s)
-            raise WeightsUnavailableError("only file: and tcp:// sources are known")
+            raise WeightsUnavailableError("no file: and no tcp:// source")
         except (WeightsUnavailableError, OSError) as error:
             failures.append(f"{source}: {error}")
     raise WeightsUnavailableError(
         f"no source of version {notice.version} works: " + "; ".join(failures or ["none given"])
     )
+
+
+async def request_broadcast(
+    link: Link, name: str, request: BroadcastRequest, *, silence_s: float
+) -> BroadcastReply | None:
+    """Return what the learner broadcasts from now on, None where it has that version no more.
+
+    WeightsUnavailableError where it does not answer."""
+    dealer = Dealer(link, name)
+    try:
+        await dealer.send(request)
+        reply = await dealer.receive_within(silence_s)
+        if not isinstance(reply, BroadcastReply):
+            raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
+        return reply if reply.tensors else None
+    finally:
+        dealer.close()
 
 
 async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_s: float) -> Path:
@@ -172,18 +192,19 @@ class WeightLayout:
     def mismatch(self, path: Path) -> str | None:
         """Return the reason why a file does not fit, or None."""
         try:
-            found = read_shapes(path)
+            return self.difference(str(path), read_shapes(path))
         except (ValueError, OSError) as error:
             return str(error)
+
+    def difference(self, source: str, found: Mapping[str, Sequence[int]]) -> str | None:
+        """Return the reason why a source's shapes by name are not the policy's, or None."""
         missing = sorted(self.shapes.keys() - found.keys() - self.tied)
         unknown = sorted(found.keys() - self.shapes.keys() - self.tied)
         if missing:
-            return f"{path} lacks {len(missing)} tensors, the first is {missing[0]}"
+            return f"{source} lacks {len(missing)} tensors, the first is {missing[0]}"
         if unknown:
-            return f"{path} has {len(unknown)} unknown tensors, the first is {unknown[0]}"
+            return f"{source} has {len(unknown)} unknown tensors, the first is {unknown[0]}"
         for name in found.keys() & self.shapes.keys():
-            if found[name] != self.shapes[name]:
-                return (
-                    f"{path}: {name} has shape {found[name]}, the policy's is {self.shapes[name]}"
-                )
+            if (shape := tuple(found[name])) != self.shapes[name]:
+                return f"{source}: {name} has shape {shape}, the policy's is {self.shapes[name]}"
         return None

@@ -26,6 +26,7 @@ from generators.engine import (
     NO_VERSION,
     Engine,
     GenerationRequest,
+    LoadReport,
     RequestError,
     WeightsBrokenError,
     WeightsRefusedError,
@@ -56,6 +57,15 @@ class CoordinatorChannel(Protocol):
         """Receive the next good message."""
 
 
+class Receive(Protocol):
+    """Loading of weights as the learner broadcasts them (`VllmEngine.receive_weights`)."""
+
+    async def __call__(
+        self, notice: m.WeightNotice, *, name: str, curve_keys: str | None
+    ) -> LoadReport | None:
+        """Load the announced version; None: not to be had."""
+
+
 class GeneratorLoop:
     """Event loop of one engine, for one coordinator and many leases."""
 
@@ -67,6 +77,7 @@ class GeneratorLoop:
         *,
         chunk_tokens: int,
         weights_folder: Path,
+        receive: Receive | None = None,
         curve_keys: str | None = None,
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
@@ -75,7 +86,7 @@ class GeneratorLoop:
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
-        self._curve_keys = curve_keys
+        self._receive_weights, self._curve_keys = receive, curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
         self._cores, self._work = cores or FrontCores(), work or ProgressReporter()
         self._outbox = Outbox(channel.send)
@@ -251,8 +262,12 @@ class GeneratorLoop:
                 break
             try:
                 name, keys = self._hello.name, self._curve_keys
-                path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
-                report = await self._engine.load_weights(path, notice.version)
+                report = None
+                if self._receive_weights is not None:
+                    report = await self._receive_weights(notice, name=name, curve_keys=keys)
+                if report is None:
+                    path = await fetch(notice, self._weights_folder, name=name, curve_keys=keys)
+                    report = await self._engine.load_weights(path, notice.version)
             except (WeightsUnavailableError, WeightsRefusedError, WeightsBrokenError) as error:
                 cause = str(error)
                 _LOG.error("weights %d: %s", notice.version, cause)

@@ -84,7 +84,7 @@ class ModelSet:
         """Load and build, or UserError; `read_image` returns an image's file by digest."""
         learner = config.learner
         self._config, self._device = config, device
-        on_its_own = config.schedule.publishes_behind or device.type == "cuda"
+        on_its_own = config.publishes_copies or device.type == "cuda"
         self._buffers: dict[str, Tensor] | None = {} if on_its_own else None
         models, self._lora = config.model, learner.lora
         if checkpoint and not self._lora:

@@ -214,8 +214,10 @@ class Trainer:
         # A version of a line that is given up is announced no more.
         self._is_reported &= not at_once
         with self.publishing():
-            if publisher is not None and (late := publisher.behind.written(None)) and not at_once:
-                self.send(late)
+            if publisher is not None:
+                if (late := publisher.behind.written(None)) and not at_once:
+                    self.send(late)
+                publisher.withdraw()
             weights = self.models.published_weights(update)
             ranker = None if self.models.ranker is None else self.models.ranker_weights()
             if not self.publication.goes_out(version, publisher is not None, at_once=at_once):

@@ -3,10 +3,11 @@
 A ranker that is trained along is published as folders that reward workers load.
 
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
-`tcp://` source. A thread writes the file, so that the learner may train on meanwhile. Promises: an
-announced file is complete and never changes; the last few versions stay; weights that are not
-finite never leave; where a disk has no room for a version it waits, and where shared memory has
-none it raises, since nothing clears that; the folder is removed when the publisher closes.
+`tcp://` source, and one for engines that take broadcasts. A thread writes the file, so that the
+learner may train on meanwhile. Promises: an announced file is complete and never changes; the last
+few versions stay; weights that are not finite never leave; where a disk has no room for a version
+it waits, and where shared memory has none it raises, since nothing clears that; the folder is
+removed when the publisher closes.
 """
 
 import logging
@@ -21,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -29,7 +31,11 @@ from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
 from headrace.host.hardware import SHARED_MEMORY, own_address
+from headrace.host.weight_group import WeightGroup, open_rendezvous
 from headrace.protocol.messages.control import (
+    BroadcastReply,
+    BroadcastRequest,
+    BroadcastTensor,
     ModelVersion,
     WeightBytes,
     WeightNotice,
@@ -85,8 +91,10 @@ class WeightPublisher:
         num_bytes: int,
         coordinator: str,
         tell: Tell = _LOG.warning,
+        broadcasts: torch.device | None = None,
     ) -> None:
-        """`num_bytes`: approximate size of a version, which decides on the folder.
+        """`num_bytes`: approximate size of a version, which decides on the folder. `broadcasts`:
+        the device from which engines get versions as well; None: from files alone.
 
         `coordinator` is the coordinator's address; it determines the name of this host on that
         network. `tell` receives what the disk lacks, and an empty text when it goes on, in the
@@ -94,11 +102,14 @@ class WeightPublisher:
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
         self.behind = WriteBehind[WeightNotice]("publisher", tell)
         self._kept: list[int] = []
-        self._server = _WeightServer(self._folder, transport)
         host, target = "127.0.0.1", urlsplit(coordinator)
         if not is_loopback(transport.host):
             host = own_address(target.hostname or host, target.port or 1)
-        self._remote = f"tcp://{host}:{self._server.port}"
+        self._server = _WeightServer(self._folder, transport, host, broadcasts)
+        self._sources = [f"tcp://{host}:{self._server.port}"]
+        if broadcasts is not None:
+            backend = "nccl" if broadcasts.type == "cuda" else "gloo"
+            self._sources.append(f"{backend}://{host}:{self._server.port}")
 
     def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
         """Write a version and wait for it. RunFailedError where shared memory has no room."""
@@ -108,7 +119,8 @@ class WeightPublisher:
         return notice
 
     def begin(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> None:
-        """Begin to write a version; the tensors must stay as they are until it is `written`."""
+        """Begin to write a version; the tensors must stay as they are until it is `written`, and
+        with broadcasts until `withdraw`."""
         self.behind.begin(lambda tell: self._write(weights, version, update, tell))
 
     def _write(
@@ -132,13 +144,18 @@ class WeightPublisher:
         for old in self._kept[:-KEPT_VERSIONS]:
             _file_of(self._folder, old).unlink(missing_ok=True)
         self._kept = self._kept[-KEPT_VERSIONS:]
+        self._server.offer(version, weights)
         return WeightNotice(
             version=version,
             update=update,
             digest=digest,
             num_bytes=path.stat().st_size,
-            sources=[f"file:{path}", self._remote],
+            sources=[f"file:{path}", *self._sources],
         )
+
+    def withdraw(self) -> None:
+        """Broadcast the last version no more; wait until nobody reads its tensors."""
+        self._server.offer(0, {})
 
     def __enter__(self) -> "WeightPublisher":
         return self
@@ -150,11 +167,18 @@ class WeightPublisher:
 
 
 class _WeightServer(threading.Thread):
-    """Thread that answers WeightRequests with pieces of the files, on its own ROUTER."""
+    """Thread that answers WeightRequests with pieces of the files, on its own ROUTER, and
+    BroadcastRequests one after the other."""
 
-    def __init__(self, folder: Path, transport: TransportConfig) -> None:
+    def __init__(
+        self, folder: Path, transport: TransportConfig, host: str, broadcasts: torch.device | None
+    ) -> None:
         super().__init__(name="weights", daemon=True)
         self._folder, self._transport = folder, transport
+        self._host, self._device = host, broadcasts
+        self._groups: dict[str, WeightGroup] = {}
+        self._reading = threading.Lock()
+        self._offered: tuple[int, Mapping[str, Tensor]] = (0, {})
         self._end = threading.Event()
         self._bound: Future[int] = Future()
         self.start()
@@ -174,10 +198,47 @@ class _WeightServer(threading.Thread):
         try:
             while not self._end.is_set():
                 arrival = router.receive(_POLL_S)
-                if arrival is not None and isinstance(arrival[1], WeightRequest):
-                    router.send(arrival[0], _piece(self._folder, arrival[1], piece))
+                match arrival:
+                    case (name, WeightRequest() as request):
+                        router.send(name, _piece(self._folder, request, piece))
+                    case (name, BroadcastRequest() as request) if self._device is not None:
+                        with self._reading:
+                            self._broadcast(router, name, request, self._device)
         finally:
             router.close()
+
+    def offer(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Broadcast these weights from now on, once the last ones are no longer being read."""
+        with self._reading:
+            self._offered = (version, weights if self._device is not None else {})
+
+    def _broadcast(
+        self, router: BlockingRouter, name: str, request: BroadcastRequest, device: torch.device
+    ) -> None:
+        version, weights = self._offered
+        reply = BroadcastReply(version=request.version, tensors=[])
+        if version != request.version:
+            router.send(name, reply)
+            return
+        reply.tensors.extend(
+            BroadcastTensor(key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            for key, tensor in weights.items()
+        )
+        group = self._groups.pop(name, None) if request.joined else None
+        if group is None:
+            store = open_rendezvous(self._host)
+            reply = replace(reply, rendezvous=f"{self._host}:{store.port}")
+        if not router.send(name, reply):
+            return
+        try:
+            group = group or WeightGroup(store, 0, request.workers + 1, device)
+            for tensor in weights.values():
+                group.send(tensor)
+        except RuntimeError as error:
+            _LOG.warning("version %d did not reach %s: %s", version, name, error)
+        else:
+            self._groups[name] = group
+            _LOG.info("version %d reached %s by broadcast", version, name)
 
     def close(self) -> None:
         """End the thread."""

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from generators.engine import (
     Engine,
     GenerationRequest,
+    LoadReport,
     RequestError,
     TokenDelta,
     WeightsBrokenError,
@@ -27,7 +28,10 @@ from generators.engines.vllm_adapter import PREFIX, adapter_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
 from generators.engines.weights import WeightLayout
 from headrace.config.sections.learner import AdapterConfig
-from headrace.protocol.messages.control import FireSampling
+from headrace.config.sections.process import TransportConfig
+from headrace.host.weight_group import WeightGroup
+from headrace.protocol.messages.control import FireSampling, WeightNotice
+from learner.process.weight_publishing import WeightPublisher
 from tests.generators.conftest import END_TOKEN, VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,9 +44,39 @@ KINDS = [
     "torch",
     pytest.param("vllm", marks=VLLM),
     pytest.param("vllm with an adapter", marks=VLLM),
+    pytest.param("vllm by broadcast", marks=VLLM),
     pytest.param("vllm on a GPU", marks=ON_GPU),
     pytest.param("vllm on a GPU with fire", marks=ON_GPU),
 ]
+
+
+class Receiver(VllmEngine):
+    """Gets the tensors of a good file by broadcast, from a publisher of its own."""
+
+    def __init__(self, settings: VllmSettings, layout: WeightLayout, folder: Path) -> None:
+        super().__init__(settings, layout)
+        self.publisher = WeightPublisher(
+            "contract", folder, TransportConfig(), num_bytes=1 << 20,
+            coordinator="tcp://127.0.0.1:1", broadcasts=torch.device("cpu"),
+        )  # fmt: skip
+
+    async def publish(self, path: Path, version: int) -> WeightNotice:
+        self.publisher.withdraw()
+        tensors = load_file(path)
+        return await asyncio.to_thread(
+            self.publisher.publish, tensors, version=version, update=version
+        )
+
+    async def load_weights(self, path: Path, version: int) -> LoadReport:
+        if self._layout.mismatch(path) is not None:
+            return await super().load_weights(path, version)
+        report = await self.receive_weights(await self.publish(path, version), name="generator-0")
+        assert report is not None
+        return report
+
+    async def stop(self) -> None:
+        await super().stop()
+        self.publisher.__exit__()
 
 
 def build(kind: str, model: Path) -> Engine:
@@ -61,6 +95,8 @@ def build(kind: str, model: Path) -> Engine:
     )
     if kind == "vllm with an adapter":
         return VllmEngine(replace(settings, adapter=ADAPTER), adapter_layout(layout, ADAPTER))
+    if kind == "vllm by broadcast":
+        return Receiver(settings, layout, model.parent)
     if kind != "vllm":
         # Compiled, with CUDA graphs and, without hot tokens, vLLM's second model runner.
         hot = kind.endswith("fire")
@@ -417,7 +453,7 @@ async def test_a_failure_while_loading_goes_back_to_the_last_good_weights(
     weight_files: list[Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not kind.startswith("vllm"):
+    if not kind.startswith("vllm") or kind == "vllm by broadcast":
         return
     before = flat(await collect(engine, ask(seed=3)))
     bad = tmp_path / "bad.safetensors"
@@ -436,6 +472,35 @@ async def test_a_failure_while_loading_goes_back_to_the_last_good_weights(
     waiting = asyncio.create_task(collect(engine, ask(seed=3)))
     await engine.load_weights(weight_files[0], engine.version + 1)
     assert flat(await waiting)[:2] == before[:2]
+
+
+async def test_a_broadcast_that_breaks_off_is_followed_by_files(
+    engine: Engine, weight_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine waits for a good load: no file of its last version is there to go back to."""
+    if not isinstance(engine, Receiver):
+        return
+    before = flat(await collect(engine, ask(seed=3)))
+    send, sent = WeightGroup.send, 0
+
+    def send_some(group: WeightGroup, tensor: torch.Tensor) -> None:
+        nonlocal sent
+        sent += 1
+        if sent > 5:
+            raise RuntimeError("the learner is gone")
+        send(group, tensor)
+
+    notice = await engine.publish(weight_files[1], engine.version + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(WeightGroup, "send", send_some)
+        with pytest.raises(WeightsBrokenError, match="broadcast"):
+            await engine.receive_weights(notice, name="generator-0")
+    assert sent > 5
+    waiting = asyncio.create_task(collect(engine, ask(seed=3)))
+    assert await engine.receive_weights(notice, name="generator-0") is None
+    await VllmEngine.load_weights(engine, weight_files[0], notice.version)
+    assert flat(await waiting)[:2] == before[:2]
+    engine._given_up = ""
 
 
 async def test_a_bad_file_is_refused_and_changes_nothing(

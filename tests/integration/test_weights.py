@@ -1,14 +1,21 @@
 """A whole run whose coordinator stands still and is killed, and whose learner is killed: what the
-learner has in its weights is what the journal says, and nothing that was sampled is lost."""
+learner has in its weights is what the journal says, and nothing that was sampled is lost. One whose
+vLLM gets its weights by broadcast, and whose learner and generator are killed."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from headrace.protocol.records.record_types import LineageBegan, ProcessChanged, TokensLost
+from headrace.protocol.records.record_types import (
+    LineageBegan,
+    ProcessChanged,
+    TokensLost,
+    VersionPublished,
+)
 from headrace.run_files.update_log import compare
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run
@@ -44,3 +51,27 @@ def test_what_the_weights_hold_is_what_the_journal_says(tmp_path: Path) -> None:
     assert {r.name for r in lost} <= {"learner-0"}
     assert sum(isinstance(r, LineageBegan) for r in records) == 1
     assert [r for r in records if isinstance(r, TokensLost) and r.reason != "held"] == []
+
+
+@pytest.mark.vllm
+def test_broadcasts_go_on_after_the_death_of_either_end(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "runs", "generator.weights=broadcast", "stop.updates=12",
+        "checkpoint.every_updates=3", "evaluation.before=false", "evaluation.after=false",
+        "transport.heartbeat_timeout_s=3",
+    )  # fmt: skip
+    try:
+        run.until(lambda: run.root.is_dir() and any(p.is_dir() for p in run.root.iterdir()))
+        run.until(lambda: run.applied() >= 3)
+        os.kill(run.supervised("learner-0"), signal.SIGKILL)
+        run.until(lambda: run.applied() >= 7)
+        os.kill(run.supervised("generator-0"), signal.SIGKILL)
+        assert run.wait() == 0, run.text()
+    finally:
+        run.end()
+    assert compare(run.run_dir).problems == []
+    assert_trained_once(run.run_dir)
+    logs = {path.name: path.read_text() for path in (run.run_dir / "logs").glob("*.log")}
+    reached = re.findall(r"version (\d+) reached \S+ by broadcast", "".join(logs.values()))
+    versions = [r.version for r in records_of(run.run_dir) if isinstance(r, VersionPublished)]
+    assert len(set(reached)) >= len(set(versions)) - 2, logs

@@ -158,7 +158,7 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Memory
             numbers = shape.adapter_parameters(adapter.rank, adapter.targets)
             published = numbers * DTYPE_BYTES[generator.dtype]
         parts["published weights"] = (KEPT_VERSIONS + 1) * published
-        copies = on_gpu or config.schedule.publishes_behind
+        copies = on_gpu or config.publishes_copies
         parts["copy to publish"] = published if copies else 0
         rank = trained_bytes(config, shape, on_gpu=not on_cpu)
         if copies:

@@ -83,6 +83,11 @@ class GeneratorConfig(StrictModel):
     """Keys and values when new weights arrive in streaming mode: keep them (versions mix), or
     prefill live prefixes again."""
 
+    weights: Literal["file", "broadcast"] = "file"
+    """Transport of new weights. file: a file in shared memory, over ZeroMQ to other hosts.
+    broadcast: from the learner's GPU into vLLM's by NCCL (from CPU to CPU by gloo), neither
+    encrypted nor authenticated; the file where that fails."""
+
     batch_invariant: bool = False
     """Compute every trajectory by itself (slower): its tokens do not depend on what runs beside it,
     to the bit. For `engine = "torch"`; with rounds a resumed run equals an uninterrupted one."""

@@ -89,6 +89,11 @@ class RunConfig(StrictModel):
         return self.schedule.window
 
     @property
+    def publishes_copies(self) -> bool:
+        """Return whether published weights are copies on every device, which stay as they are."""
+        return self.schedule.publishes_behind or self.generator.weights == "broadcast"
+
+    @property
     def chunk_tokens(self) -> int:
         """Maximum number of tokens per chunk."""
         return self.generator.chunk_tokens or min(self.window, 256)

@@ -492,6 +492,12 @@ RULES: tuple[Rule, ...] = (
         'is "merged" where generator.engine is not "vllm"',
     ),
     Rule(
+        "generator.weights",
+        lambda c: c.generator.weights == "broadcast"
+        and (c.generator.engine != "vllm" or c.learner.published_adapter is not None),
+        'is "file" where generator.engine is not "vllm", and where vLLM loads an adapter',
+    ),
+    Rule(
         "learner.lora.rank",
         lambda c: (own := c.learner.published_adapter) is not None and own.rank > 512,
         'is at most 512 where vLLM loads adapters: learner.lora.publish = "merged" has no limit',

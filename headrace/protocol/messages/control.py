@@ -17,7 +17,7 @@ from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.protocol.messages.environments import StepAsk, StepReply
 from headrace.protocol.token_spans import Float32, Int32, MediaRun, Reward, Span, Streams
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 Role = Literal["generator", "reward", "environment", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -259,7 +259,9 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
     """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
-    order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
+    order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER). An
+    engine on the same kind of device tries `nccl://host:port` or `gloo://host:port` before them
+    (that ROUTER, by a BroadcastRequest)."""
 
     version: fields.Count
     update: fields.Count
@@ -301,6 +303,35 @@ class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
     version: int
     offset: int
     data: bytes
+
+
+class BroadcastRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to the learner's weight ROUTER: broadcast `version` to my engine's `workers`.
+    `joined`: they are in the group of an earlier broadcast."""
+
+    version: fields.Count
+    workers: fields.Position
+    joined: bool
+
+
+class BroadcastTensor(msgspec.Struct, frozen=True, array_like=True):
+    """Name, dtype (torch's) and shape of one broadcast tensor."""
+
+    name: fields.Line
+    dtype: fields.Label
+    shape: list[fields.Count]
+
+
+class BroadcastReply(Message, frozen=True, kw_only=True, tag=True):
+    """Answer: the tensors follow in this order; none: the version is gone. `rendezvous`: host:port
+    of the group to join first; empty: that of an earlier broadcast goes on."""
+
+    version: fields.Count
+    tensors: list[BroadcastTensor]
+    rendezvous: fields.Line = ""
+
+    def __str__(self) -> str:
+        return f"the broadcast of version {self.version}"
 
 
 # -- rewards ---------------------------------------------------------------------------------------
@@ -515,7 +546,7 @@ AnyMessage = (
     Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Progress | Missing | Shutdown
     | Goodbye
     | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
-    | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
+    | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes | BroadcastRequest | BroadcastReply
     | ScoreRequest | Scores | StepRequest | StepReplies
     | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone
     | Command | StatusRequest | Status

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.kit.arms import key
 from benchmarks.kit.rows import ResultFile
@@ -49,11 +50,11 @@ def test_every_arm_is_tuned_on_half_the_prompts_half_as_often(tmp_path: Path) ->
         assert {name.partition(".")[0] for name in changed} == {"evaluation", "stop"}
 
 
-def followed(*qualities: Mapping[tuple[int, int], int]) -> list[tuple[float, float, int]]:
+def followed(*qualities: Mapping[tuple[int, int], int]) -> list[tuple[Any, Any, int]]:
     """The runs that the pass asks for one after the other, (a, b, seed), and at last the best with
     -1. `qualities`: seconds at each point, seed by seed."""
-    known: dict[tuple[float, float, int], float] = {}
-    order: list[tuple[float, float, int]] = []
+    known: dict[tuple[Any, Any, int], float] = {}
+    order: list[tuple[Any, Any, int]] = []
 
     def at(point: Point, seeds: Sequence[int]) -> Score | None:
         found = [known.get((point["a"], point["b"], seed)) for seed in seeds]

@@ -13,14 +13,20 @@ from headrace.config.estimates.memory import KEPT_VERSIONS
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
-from headrace.protocol.messages.control import weights_digest
+from headrace.host.weight_group import WeightGroup, join_rendezvous
+from headrace.protocol.messages.control import BroadcastReply, BroadcastRequest, weights_digest
+from headrace.protocol.transport.sockets import BlockingDealer, Link
 from learner.process import weight_publishing
 from learner.process.weight_publishing import WeightPublisher, weights_of
 from tests.small_disk import small_disk
 
 
 def publisher(
-    tmp_path: Path, *, num_bytes: int = 64, tell: Callable[[str], None] = print
+    tmp_path: Path,
+    *,
+    num_bytes: int = 64,
+    tell: Callable[[str], None] = print,
+    broadcasts: torch.device | None = None,
 ) -> WeightPublisher:
     return WeightPublisher(
         tmp_path.name,
@@ -29,6 +35,7 @@ def publisher(
         num_bytes=num_bytes,
         coordinator="tcp://127.0.0.1:1",
         tell=tell,
+        broadcasts=broadcasts,
     )
 
 
@@ -120,6 +127,37 @@ def test_a_version_is_written_while_its_owner_goes_on(
         may.set()
         notices = [weights.behind.written(None) for _ in range(2)]
         assert [notice and notice.version for notice in notices] == [1, None], "it is given once"
+
+
+def test_tensors_may_change_once_a_broadcast_is_withdrawn(tmp_path: Path) -> None:
+    """A slow reader gets the version it asked for, whole; a later one gets none."""
+    tensors = {name: torch.full((1 << 20,), 7.0) for name in "abc"}
+    with publisher(tmp_path, broadcasts=torch.device("cpu")) as weights:
+        source = weights.publish(tensors, version=4, update=4).sources[-1]
+        dealer = BlockingDealer(Link(source.replace("gloo:", "tcp:")), "generator-0")
+
+        def ask() -> BroadcastReply:
+            dealer.send(BroadcastRequest(version=4, workers=1, joined=False))
+            reply = dealer.receive(10.0)
+            assert isinstance(reply, BroadcastReply)
+            return reply
+
+        def withdraw() -> None:
+            weights.withdraw()
+            for tensor in tensors.values():
+                tensor.zero_()
+
+        reply = ask()
+        group = WeightGroup(join_rendezvous(reply.rendezvous), 1, 2, torch.device("cpu"))
+        withdrawing = threading.Thread(target=withdraw)
+        withdrawing.start()
+        for tensor in reply.tensors:
+            time.sleep(0.2)
+            assert (tensor.dtype, tensor.shape) == ("float32", [1 << 20])
+            assert bool((group.receive(torch.float32, tensor.shape) == 7.0).all())
+        withdrawing.join()
+        assert ask().tensors == []
+        dealer.close()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -194,7 +194,7 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
     shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
     part = BatchPart(batch_id=1, rank=0, index=2, shard=shard)
     header, raw = message_codec(max_bytes=LIMIT).encode(part)
-    assert PROTOCOL_VERSION == 13
+    assert PROTOCOL_VERSION == 14
     assert msgspec.msgpack.decode(header[3:]) == {
         "type": "BatchPart",
         "batch_id": 1,
@@ -317,7 +317,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == "protocol version 14, this is 13"
+    assert rejected(other, raw) == "protocol version 15, this is 14"
 
 
 def test_frames_that_are_no_message() -> None:
