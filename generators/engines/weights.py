@@ -89,7 +89,7 @@ async def request_broadcast(
     try:
         await dealer.send(request)
         reply = await dealer.receive_within(silence_s)
-        if not isinstance(reply, BroadcastReply):
+        if not isinstance(reply, BroadcastReply) or reply.version != request.version:
             raise WeightsUnavailableError(f"{link.address} does not answer for a broadcast")
         return reply if reply.tensors else None
     finally:

@@ -155,7 +155,7 @@ class WeightPublisher:
 
     def withdraw(self) -> None:
         """Broadcast the last version no more; wait until nobody reads its tensors."""
-        self._server.offer(0, {})
+        self._server.offer(-1, {})
 
     def __enter__(self) -> "WeightPublisher":
         return self
@@ -178,7 +178,7 @@ class _WeightServer(threading.Thread):
         self._host, self._device = host, broadcasts
         self._groups: dict[str, WeightGroup] = {}
         self._reading = threading.Lock()
-        self._offered: tuple[int, Mapping[str, Tensor]] = (0, {})
+        self._offered: tuple[int, Mapping[str, Tensor]] = (-1, {})
         self._end = threading.Event()
         self._bound: Future[int] = Future()
         self.start()

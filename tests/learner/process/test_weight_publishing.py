@@ -133,11 +133,11 @@ def test_tensors_may_change_once_a_broadcast_is_withdrawn(tmp_path: Path) -> Non
     """A slow reader gets the version it asked for, whole; a later one gets none."""
     tensors = {name: torch.full((1 << 20,), 7.0) for name in "abc"}
     with publisher(tmp_path, broadcasts=torch.device("cpu")) as weights:
-        source = weights.publish(tensors, version=4, update=4).sources[-1]
+        source = weights.publish(tensors, version=0, update=0).sources[-1]
         dealer = BlockingDealer(Link(source.replace("gloo:", "tcp:")), "generator-0")
 
         def ask() -> BroadcastReply:
-            dealer.send(BroadcastRequest(version=4, workers=1, joined=False))
+            dealer.send(BroadcastRequest(version=0, workers=1, joined=False))
             reply = dealer.receive(10.0)
             assert isinstance(reply, BroadcastReply)
             return reply
@@ -156,7 +156,7 @@ def test_tensors_may_change_once_a_broadcast_is_withdrawn(tmp_path: Path) -> Non
             assert (tensor.dtype, tensor.shape) == ("float32", [1 << 20])
             assert bool((group.receive(torch.float32, tensor.shape) == 7.0).all())
         withdrawing.join()
-        assert ask().tensors == []
+        assert [ask().tensors for _ in range(2)] == [[], []]
         dealer.close()
 
 
