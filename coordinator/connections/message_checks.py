@@ -76,8 +76,7 @@ def chunk_problem(
     # Read as unsigned, a negative token is a large one.
     if size and int(chunk.token_ids.view(np.uint32).max()) >= limits.vocabulary:
         return f"a token is not in the vocabulary of {limits.vocabulary}"
-    above = (chunk.logprobs > LOGPROB_ROUNDING) & np.isfinite(chunk.logprobs)
-    if above.any():
+    if size and not chunk.logprobs.max() <= LOGPROB_ROUNDING and _above_rounding(chunk):
         return "a logprob is above 0"
     for span in chunk.spans:
         if not versions.knows(span.version):
@@ -107,6 +106,11 @@ def end_record(
     """Return the record of a trajectory's end; `error`: its reason, or the limit."""
     key, length = trajectory.trajectory_id, trajectory.length
     return TrajectoryEnded(trajectory_id=key, status=status, length=length, error=cut(error))
+
+
+def _above_rounding(chunk: TrajectoryChunk) -> bool:
+    logprobs = chunk.logprobs[np.isfinite(chunk.logprobs)]
+    return bool((logprobs > LOGPROB_ROUNDING).any())
 
 
 def sound_score(score: Score) -> Score:
