@@ -435,7 +435,7 @@ class VllmEngine:
             request = BroadcastRequest(
                 version=notice.version, joined=joined, workers=self._settings.tensor_parallel_size
             )
-            link = Link(source.replace(scheme, "tcp://"), 64 << 20, curve_keys)
+            link = Link(source.replace(scheme, "tcp://"), curve_keys=curve_keys)
             reply = await request_broadcast(link, name, request, silence_s=_BROADCAST_S)
             report = None
             if reply is not None:
@@ -476,7 +476,9 @@ class VllmEngine:
         gap = time.perf_counter() - paused
         self._pause_s += gap
         if not taken:
-            raise WeightsRefusedError(f"{source} could not load; version {self.version} is back")
+            raise WeightsRefusedError(
+                f"{source} could not be loaded; version {self.version} is back"
+            )
         return gap
 
     async def _pause(self) -> None:

@@ -225,16 +225,16 @@ class _WeightServer(threading.Thread):
             for key, tensor in weights.items()
         )
         group = self._groups.pop(name, None) if request.joined else None
-        if group is None:
-            store = open_rendezvous(self._host)
-            reply = replace(reply, rendezvous=f"{self._host}:{store.port}")
-        if not router.send(name, reply):
-            return
         try:
+            if group is None:
+                store = open_rendezvous(self._host)
+                reply = replace(reply, rendezvous=f"{self._host}:{store.port}")
+            if not router.send(name, reply):
+                return
             group = group or WeightGroup(store, 0, request.workers + 1, device)
             for tensor in weights.values():
                 group.send(tensor)
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             _LOG.warning("version %d did not reach %s: %s", version, name, error)
         else:
             self._groups[name] = group

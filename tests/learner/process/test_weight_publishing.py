@@ -14,7 +14,13 @@ from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
 from headrace.host.weight_group import WeightGroup, join_rendezvous
-from headrace.protocol.messages.control import BroadcastReply, BroadcastRequest, weights_digest
+from headrace.protocol.messages.control import (
+    BroadcastReply,
+    BroadcastRequest,
+    WeightBytes,
+    WeightRequest,
+    weights_digest,
+)
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from learner.process import weight_publishing
 from learner.process.weight_publishing import WeightPublisher, weights_of
@@ -157,6 +163,22 @@ def test_tensors_may_change_once_a_broadcast_is_withdrawn(tmp_path: Path) -> Non
             assert bool((group.receive(torch.float32, tensor.shape) == 7.0).all())
         withdrawing.join()
         assert [ask().tensors for _ in range(2)] == [[], []]
+        dealer.close()
+
+
+def test_pieces_are_served_where_no_group_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(host: str) -> None:
+        raise OSError(f"{host} is not an address of this host")
+
+    monkeypatch.setattr(weight_publishing, "open_rendezvous", refuse)
+    with publisher(tmp_path, broadcasts=torch.device("cpu")) as weights:
+        source = weights.publish({"w": torch.ones(1)}, version=0, update=0).sources[-1]
+        dealer = BlockingDealer(Link(source.replace("gloo:", "tcp:")), "generator-0")
+        dealer.send(BroadcastRequest(version=0, workers=1, joined=False))
+        dealer.send(WeightRequest(version=0, offset=0))
+        assert isinstance(dealer.receive(10.0), WeightBytes)
         dealer.close()
 
 
