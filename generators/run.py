@@ -199,10 +199,7 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
     """Say Hello until the coordinator answers."""
     for _ in range(int(_FIRST_ANSWER_S / _GREETING_S)):
         await dealer.send(hello)
-        try:
-            message = await asyncio.wait_for(dealer.receive(), _GREETING_S)
-        except TimeoutError:
-            continue
+        message = await dealer.receive_within(_GREETING_S)
         if isinstance(message, Welcome):
             return message
         if isinstance(message, Refused):

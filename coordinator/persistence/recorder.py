@@ -94,7 +94,8 @@ class Recorder:
         while True:
             await self._wake.wait()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await self._hurry.wait()
             await self._commit()
 
     async def flush(self) -> None:

@@ -86,7 +86,8 @@ class Outbox:
             await self._wake.wait()
             await asyncio.sleep(self._gather_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._goes.wait(), ACK_S)
+                async with asyncio.timeout(ACK_S):
+                    await self._goes.wait()
             await self.flush()
 
     async def flush(self) -> None:
@@ -113,7 +114,8 @@ class Outbox:
         """Flush and wait for all acknowledgements; False when time is over first."""
         await self.flush()
         try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
         except TimeoutError:
             return False
         return True

@@ -133,3 +133,18 @@ def test_troubles_are_told_once_and_bounded() -> None:
         troubles.set_wait("learner-0", "disk", "room" if number % 2 else "")
     assert len(written) == MOST
     assert len(troubles.newest) == KEPT
+
+
+@pytest.mark.parametrize("ticks", range(5))
+async def test_a_cancellation_right_behind_a_hurry_ends_it(ticks: int) -> None:
+    """`asyncio.wait_for` of Python 3.11 drops one that comes just as its own wait ends."""
+    recorder = Recorder(Disk(), interval_s=60.0)
+    task = asyncio.create_task(recorder.run())
+    recorder.write(incident("one"))
+    await asyncio.sleep(0.02)
+    recorder.after(lambda: asyncio.sleep(0), hurry=True)
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    task.cancel()
+    ended, _ = await asyncio.wait((task,), timeout=10)
+    assert ended
