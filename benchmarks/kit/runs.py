@@ -1,20 +1,24 @@
 """Whole runs for benchmarks: a recipe with overrides in, the run's figures out.
 
-Every run is `headrace train` in a process of its own, as a user starts it.
+Every run is `headrace train` in a process of its own, as a user starts it; it is asked to end when
+the benchmark's process has, however that ended.
 """
 
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.machine_state import MachineWatch, roles_in
 from headrace.errors import RunFailedError
 from headrace.host.install import ROOT
+from headrace.host.process_reaper import die_with
 from storage.queries import metric_series
 
 Summary = dict[str, Any]
@@ -40,8 +44,9 @@ def train(
     ]  # fmt: skip
     with log.open("wb") as file, MachineWatch() as watch:
         code = subprocess.run(
-            command, cwd=tree, stdout=file, stderr=subprocess.STDOUT, env=variables
-        ).returncode
+            command, cwd=tree, stdout=file, stderr=subprocess.STDOUT, env=variables,
+            preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
+        ).returncode  # fmt: skip
     if code == INTERRUPTED:
         # The user stopped the run: that says nothing about its settings.
         raise KeyboardInterrupt

@@ -20,11 +20,11 @@ GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent's thread that started this process ends."""
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for this signal when the parent's thread that started this process ends."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     # It may have died before the request was made.
     if os.getppid() != parent:
