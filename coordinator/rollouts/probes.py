@@ -62,7 +62,6 @@ def probe_group(
     return group.issued_again(
         group_id=group_id, position=number, purpose="probe", prefix=prefix,
         prompt_ids=np.concatenate([answer.opening, answer.tokens[:prefix]]),
-        media=group.media, processor=group.processor,
         trajectory_ids=[first + i for i in members],
         seeds=[trajectory_seed(seed, "probe", number, i) for i in members],
     )  # fmt: skip

@@ -325,6 +325,7 @@ class Group:
         prompt = {
             "prompt_id": self.prompt_id, "purpose": self.purpose, "prompt": self.prompt,
             "answer": self.answer, "info": self.info, "messages": self.messages,
-            "aside": self.aside, "domain": self.domain,
+            "aside": self.aside, "domain": self.domain, "media": self.media,
+            "processor": self.processor,
         }  # fmt: skip
         return GroupIssued(**prompt | its_own)
