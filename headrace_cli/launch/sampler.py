@@ -103,7 +103,8 @@ class Sampler:
         """Let the process end by itself, or kill it with all it started."""
         self._to.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), END_TIMEOUT_S)
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
