@@ -6,6 +6,7 @@ Promises: outputs are in the order of the reads; logits exist for `logits_chunk`
 values are float32 (float64 for a float64 model) whatever the model's precision.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from learner.models.images import PackImages, VisionTower
 
 NEVER = -1e9
 """The logit of a token that is never sampled: finite, so that no gradient is NaN."""
+CACHED_LOGITS = 1 << 20
+"""Logits scored at once on a CPU: 4 MiB in float32 stay in its cache from step to step."""
 
 
 class Pack(NamedTuple):
@@ -109,25 +112,28 @@ class PolicyNetwork(PackNetwork):
             hidden = _hidden(self.model, pack, self.vision)
             if hidden.shape[0] <= self._chunk:
                 return TokenScores(*self._head(hidden, pack.targets, entropy_gradient))
-            parts = [
-                checkpoint(self._head, h, t, entropy_gradient, use_reentrant=False)
-                for h, t in zip(
-                    hidden.split(self._chunk), pack.targets.split(self._chunk), strict=True
-                )
-            ]
-        logprobs, entropies = zip(*parts, strict=True)
-        return TokenScores(torch.cat(logprobs), torch.cat(entropies))
+            parts = _in_parts(self._head, self._chunk, hidden, pack.targets, entropy_gradient)
+        return TokenScores(*parts)
 
     def _head(
         self, hidden: Tensor, targets: Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(self._logits(hidden), dim=-1)
-        entropy = token_entropy(log_p if entropy_gradient else log_p.detach())
-        return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy
+        logits: Tensor = self.model.get_output_embeddings()(hidden)  # type: ignore[operator]
+        rows = len(hidden) if hidden.is_cuda else max(1, CACHED_LOGITS // logits.shape[1])
+        if len(hidden) <= rows:
+            return self._score(logits, targets, entropy_gradient)
+        return _in_parts(self._score, rows, logits, targets, entropy_gradient)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """[n, V] at the sampler's temperature; the caller keeps none of them."""
-        logits = _wide(self.model.get_output_embeddings()(hidden))  # type: ignore[operator]
+    def _score(
+        self, logits: Tensor, targets: Tensor, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(self._at_temperature(_wide(logits)), dim=-1)
+        chosen = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+        # Last: what no gradient needs is not recomputed.
+        return chosen, token_entropy(log_p if entropy_gradient else log_p.detach())
+
+    def _at_temperature(self, logits: Tensor) -> Tensor:
+        """[n, V] logits of the sampler's distribution."""
         if self._factor != 1.0:
             logits = logits * self._factor
         if self._cap is not None:
@@ -150,6 +156,22 @@ class ValueNetwork(PackNetwork):
         """[N] values of the pack's reads."""
         with self.in_its_precision(pack.token_ids.device):
             return _wide(self.model.score(_hidden(self.model, pack, self.vision))).squeeze(1)  # type: ignore[operator]
+
+
+def _in_parts(
+    score: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]],
+    rows: int,
+    x: Tensor,
+    targets: Tensor,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Score so many rows of x at a time; the backward pass recomputes each part."""
+    parts = [
+        checkpoint(score, part, aim, entropy_gradient, use_reentrant=False)
+        for part, aim in zip(x.split(rows), targets.split(rows), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _after_the_head(config: Any) -> tuple[float, float | None]:

@@ -31,6 +31,7 @@ from headrace.host.hardware import GIB, MIB, Hardware, free_port
 from headrace_cli.launch.plan import plan_processes
 from learner.algorithms.registry import build_algorithm
 from learner.device import RankContext
+from learner.models import forward
 from learner.models.attention import EXPLICIT_LENGTH
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -105,9 +106,16 @@ def updater_of(config: RunConfig) -> Updater:
     ("shape", "tokens"), [(NARROW, 1024), (NARROW, 4096), (WIDE, 1024), (MANY_WORDS, 1024)]
 )
 def test_the_formula_is_what_tensors_take(
-    tmp_path: Path, shape: dict[str, Any], tokens: int, precision: str, checkpointing: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: dict[str, Any],
+    tokens: int,
+    precision: str,
+    checkpointing: bool,
 ) -> None:
     """Whatever the width, the length, the vocabulary and the precision, within a quarter."""
+    for module in (activations, forward):
+        monkeypatch.setattr(module, "CACHED_LOGITS", 1 << 16)  # a fifteenth of MANY_WORDS'
     config = recipe(
         tmp_path, shape, tokens=tokens, precision=precision, gradient_checkpointing=checkpointing
     )
@@ -156,5 +164,6 @@ def test_a_trajectory_of_32k_tokens_takes_what_is_stated(
         assert least * said <= peak / MIB <= 1.25 * said, half
 
 
-def test_the_length_up_to_which_scores_are_kept_is_that_of_attention() -> None:
+def test_the_estimate_counts_with_the_learners_constants() -> None:
     assert activations.EXPLICIT_LENGTH == EXPLICIT_LENGTH
+    assert activations.CACHED_LOGITS == forward.CACHED_LOGITS

@@ -19,8 +19,11 @@ from headrace.host.hardware import MIB
 EXPLICIT_LENGTH = 512
 """Maximum length of CPU attention in bfloat16 that keeps scores (`learner.models.attention`)."""
 LOGITS_BYTES = 16
-"""For each read token and entry of the vocabulary: the log-probability that is kept, and at most
-three float32 numbers beside it while its entropy is computed."""
+"""On a GPU, for each read token and entry of the vocabulary: the log-probability that is kept, and
+at most three float32 numbers beside it while its entropy is computed."""
+CACHED_LOGITS = 1 << 20
+"""Logits scored at once on a CPU (`learner.models.forward`). Of more it keeps logits, then their
+gradient in parts and as a whole."""
 ENTROPY_GRADIENT_BYTES = 8
 """Two more where the entropy is part of the loss."""
 STREAM_BYTES = 200
@@ -143,7 +146,10 @@ def policy_activations(
     each = LOGITS_BYTES
     if config.algorithm.penalties.entropy_coef:
         each += ENTROPY_GRADIENT_BYTES
-    logits = min(pack.reads, config.learner.logits_chunk_tokens) * shape.vocabulary * each
+    numbers = min(pack.reads, config.learner.logits_chunk_tokens) * shape.vocabulary
+    logits = numbers * each
+    if not on_gpu and numbers > CACHED_LOGITS:
+        logits = CACHED_LOGITS * each + numbers * 2 * WIDTHS[config.learner.precision].product
     return _activations(config, shape, pack, logits=logits, on_gpu=on_gpu)
 
 

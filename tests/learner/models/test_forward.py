@@ -13,6 +13,7 @@ from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import PolicyWindow, Shard
 from learner.batching.token_reads import TokenReads, reads_of, sampled_windows
 from learner.device import RankContext
+from learner.models import forward
 from learner.models.forward import Pack, PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
 from learner.models.microbatches import micro_batches
@@ -65,10 +66,15 @@ def critics(model: ModelConfig) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("make", [policies, warm_policies, critics])
+@pytest.mark.parametrize("cached", [forward.CACHED_LOGITS, 2 * VOCABULARY])
 def test_packed_is_padded(
-    model: ModelConfig, make: Callable[[ModelConfig], list[nn.Module]]
+    model: ModelConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[ModelConfig], list[nn.Module]],
+    cached: int,
 ) -> None:
     """Logprobs, entropies and values, and the gradients of a weighted sum of them."""
+    monkeypatch.setattr(forward, "CACHED_LOGITS", cached)
     pack, results = pack_of(seed=1), []
     for network in make(model):
         arguments = {} if make is critics else {"entropy_gradient": True}
