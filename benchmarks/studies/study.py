@@ -14,6 +14,7 @@ twentieth of a core is repeated, three times at most, where a study's figures ar
 import argparse
 import importlib
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ from benchmarks.kit.study_table import arms_table, lines_of
 from benchmarks.studies import comparison_figures as figures
 from headrace.errors import UserError
 from headrace.host.hardware import detect
+
+UNTUNED = "not tuned with these settings: runs at its first point, which no claim counts (--tune)"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,6 +123,10 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
     if part == "tune":
         runner.tune(study.tuning(rows), modes)
     else:
+        tuning = study.tuning()
+        for mode in modes if part is None else ():
+            if file.arms[mode].grid and tuning.walk(mode).missing:
+                print(f"{mode}: {UNTUNED}", file=sys.stderr, flush=True)
         failed = runner.run_all(plan)
     result = report(study, rows, part, modes, seeds)
     if options.json:

@@ -110,18 +110,14 @@ class PolicyNetwork(PackNetwork):
         """Score the pack's reads; entropy has a gradient only if `entropy_gradient`."""
         with self.in_its_precision(pack.token_ids.device):
             hidden = _hidden(self.model, pack, self.vision)
-            if hidden.shape[0] <= self._chunk:
-                return TokenScores(*self._head(hidden, pack.targets, entropy_gradient))
-            parts = _in_parts(self._head, self._chunk, hidden, pack.targets, entropy_gradient)
-        return TokenScores(*parts)
+            given = hidden, pack.targets, entropy_gradient
+            return TokenScores(*_in_parts(self._head, self._chunk, *given))
 
     def _head(
         self, hidden: Tensor, targets: Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         logits: Tensor = self.model.get_output_embeddings()(hidden)  # type: ignore[operator]
         rows = len(hidden) if hidden.is_cuda else max(1, CACHED_LOGITS // logits.shape[1])
-        if len(hidden) <= rows:
-            return self._score(logits, targets, entropy_gradient)
         return _in_parts(self._score, rows, logits, targets, entropy_gradient)
 
     def _score(
@@ -165,7 +161,9 @@ def _in_parts(
     targets: Tensor,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Score so many rows of x at a time; the backward pass recomputes each part."""
+    """Score so many rows of x at a time; the backward pass recomputes each part of several."""
+    if len(x) <= rows:
+        return score(x, targets, entropy_gradient)
     parts = [
         checkpoint(score, part, aim, entropy_gradient, use_reentrant=False)
         for part, aim in zip(x.split(rows), targets.split(rows), strict=True)

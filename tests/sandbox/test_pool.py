@@ -154,9 +154,11 @@ def test_a_launcher_that_is_killed_is_replaced() -> None:
     async def kill_and_run() -> ProgramResult:
         async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
             await sandbox.run(Program("pass"))
-            (launcher,) = family() & set(psutil.Process().children())
+            made = family()
+            (launcher,) = made & set(psutil.Process().children())
             launcher.kill()
-            assert await asyncio.to_thread(eventually, lambda: not family())
+            # Its cells are no descendants any more while they end.
+            assert await asyncio.to_thread(eventually, lambda: not any(map(alive, made | family())))
             return await sandbox.run(Program("print(1)"))
 
     assert asyncio.run(kill_and_run()).stdout == "1\n"

@@ -108,6 +108,18 @@ def test_listing_a_study_prepares_nothing(
     assert first.startswith("missing  seed 0, turn 0  low: recipes/algorithms/ppo.toml")
 
 
+def test_an_arm_that_is_not_tuned_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A changed recipe makes other runs of its arms: their tuning is no longer theirs."""
+    tuning, nothing = Study.tuning, ResultFile(tmp_path / "tuning.jsonl")
+    monkeypatch.setattr(Study, "tuning", lambda study, rows=None: tuning(study, nothing))
+    monkeypatch.setattr(Runner, "run_all", lambda *_: [])
+    monkeypatch.setattr("benchmarks.studies.study.prepare", lambda _: None)
+    main(["real-model", "--arms", "grpo", "--rows", str(tmp_path / "rows.jsonl")])
+    assert "grpo: not tuned" in capsys.readouterr().err
+
+
 def test_what_runs_need_is_made_once_and_a_failure_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
