@@ -125,7 +125,7 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
     else:
         tuning = study.tuning()
         for mode in modes if part is None else ():
-            if file.arms[mode].grid and tuning.walk(mode).missing:
+            if mode in tuning.grids and tuning.walk(mode).missing:
                 print(f"{mode}: {UNTUNED}", file=sys.stderr, flush=True)
         failed = runner.run_all(plan)
     result = report(study, rows, part, modes, seeds)

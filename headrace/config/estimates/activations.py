@@ -19,11 +19,11 @@ from headrace.host.hardware import MIB
 EXPLICIT_LENGTH = 512
 """Maximum length of CPU attention in bfloat16 that keeps scores (`learner.models.attention`)."""
 LOGITS_BYTES = 16
-"""On a GPU, for each read token and entry of the vocabulary: the log-probability that is kept, and
-at most three float32 numbers beside it while its entropy is computed."""
+"""For each read token and entry of the vocabulary: the log-probability that is kept, and at most
+three float32 numbers beside it while its entropy is computed."""
 CACHED_LOGITS = 1 << 20
-"""Logits scored at once on a CPU (`learner.models.forward`). Of more it keeps logits, then their
-gradient in parts and as a whole."""
+"""Logits scored at once on a CPU (`learner.models.forward`). Only these take `LOGITS_BYTES` there;
+of all it keeps the logits, then their gradient in parts and as a whole."""
 ENTROPY_GRADIENT_BYTES = 8
 """Two more where the entropy is part of the loss."""
 STREAM_BYTES = 200
