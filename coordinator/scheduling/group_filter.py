@@ -5,16 +5,20 @@ trajectories all have the same score, which teach nothing (DAPO section 3.2), or
 is a critic (the soft selection of T-PPO's recipe): then only as far as others fill the next batch,
 so that the learner never waits for choice. Promises: only complete groups are judged, by the
 verifier's scores before any shaping; dropped windows leave the staleness bound at once, so that
-others are issued in their place; judging twice changes nothing.
+others are issued in their place; the value model does not train on what is dropped with them;
+judging twice changes nothing.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from coordinator.scheduling.window_lifecycle import drop_windows
 from headrace.protocol.records.record_types import WindowsDropped
 from headrace.trajectory.account import Account
 from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import trajectory_of
 
 
 @dataclass
@@ -31,8 +35,10 @@ class GroupFilter:
     _equal: dict[int, None] = field(default_factory=dict)
     """Groups with equal scores that have not been dropped, the oldest first."""
 
-    def judge(self, scored: list[Trajectory]) -> Iterator[WindowsDropped]:
-        """Judge the groups that these complete; yield records that drop groups."""
+    def judge(self, scored: list[Trajectory], *, warming: bool) -> Iterator[WindowsDropped]:
+        """Judge the groups that these complete; yield records that drop groups.
+
+        `warming`: the value model trains alone, on all answers."""
         seen = {t.group_id for t in scored if t.purpose == "train"}
         for group_id in sorted(seen):
             members = self.account.members(group_id)
@@ -44,9 +50,9 @@ class GroupFilter:
             elif group_id not in self._equal:
                 self.in_a_row += 1
                 self._equal[group_id] = None
-        yield from self._surplus()
+        yield from self._surplus(warming=warming)
 
-    def _surplus(self) -> Iterator[WindowsDropped]:
+    def _surplus(self, *, warming: bool) -> Iterator[WindowsDropped]:
         """Yield records that drop groups with equal scores; each is applied before the next.
 
         Batches that came back are trained again as they were."""
@@ -59,7 +65,11 @@ class GroupFilter:
                 return
             del self._equal[group_id]
             self.filtered += bool(ready)
-            yield from drop_windows(members, "filtered")
+            for drop in drop_windows(members, "filtered"):
+                of = {trajectory_of(window_id)[0] for window_id in drop.window_ids}
+                waiting = [m.trajectory_id for m in members if m.value == "waiting"]
+                values = [] if warming else [key for key in waiting if key in of]
+                yield msgspec.structs.replace(drop, value_trajectories=values)
 
     def unjudged(self) -> list[Trajectory]:
         """Return a trajectory of each group that a replay has to judge again."""

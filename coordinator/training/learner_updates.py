@@ -126,7 +126,7 @@ class LearnerUpdates:
         hub = self._hub
         if hub.rules.filter_keeps is None:
             return
-        for drop in self._filter.judge(ended):
+        for drop in self._filter.judge(ended, warming=hub.scheduler.warming):
             hub.record_event(drop)
         schedule = hub.config.schedule
         many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)

@@ -69,6 +69,9 @@ def moves(record: r.Record) -> Iterator[WindowMove]:
 def value_moves(record: r.Record) -> Iterator[ValueMove]:
     """Yield a record's moves of trajectories for the value model, in its order."""
     match record:
+        case r.WindowsDropped():
+            for trajectory_id in record.value_trajectories:
+                yield ValueMove(trajectory_id, "dropped")
         case r.BatchTaken():
             for trajectory_id in record.value_trajectories:
                 yield ValueMove(trajectory_id, "taken", record.update)

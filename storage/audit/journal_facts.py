@@ -61,7 +61,7 @@ class TrajectoryFacts:
         chunk by chunk. steps: answers of its environment, the reset's included. rewards: what was
         earned where, as SQL has it; None: nothing yet. line_ends: where the lines end that have a
         score. lines_through: a source has answered for the lines before this position. value: where
-        it is for the value model; None: it has no good reward. value_taken: whether a batch has
+        it is for the value model; None: it has no good reward. value_moved: whether a batch has
         ever taken it for the value model. value_trained: (lineage, update) as for windows.
     """
 
@@ -88,7 +88,7 @@ class TrajectoryFacts:
     lines_through: int = 0
     windows: list[WindowFacts] = field(default_factory=list)
     value: str | None = None
-    value_taken: bool = False
+    value_moved: bool = False
     value_lineage: int | None = None
     value_update: int | None = None
     value_trained: list[tuple[int, int]] = field(default_factory=list)

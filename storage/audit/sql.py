@@ -182,7 +182,7 @@ class SqlRowChecks:
         """Look at all tables that say what the account says."""
         self._rows(Trajectory, ("trajectory_id",), facts.trajectories, _trajectory_row)
         self._rows(Window, ("window_id",), facts.windows, _window_row)
-        taken = {key: t for key, t in facts.trajectories.items() if t.value_taken}
+        taken = {key: t for key, t in facts.trajectories.items() if t.value_moved}
         self._rows(ValueUse, ("trajectory_id",), taken, _value_row)
         self._rows(Update, ("lineage", "update"), facts.updates, partial(_row, names=_UPDATE))
         self._rows(WeightVersion, ("version",), facts.published, _version_row)

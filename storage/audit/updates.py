@@ -39,6 +39,11 @@ class UpdateChecks(RecordChecks):
             case r.WindowsDropped() as record:
                 for window in self._moved(record.window_ids, "dropped"):
                     window.state, window.reason = "dropped", record.reason
+                for trajectory in self._values(record.value_trajectories):
+                    if trajectory.value != "waiting":
+                        name = f"trajectory {trajectory.trajectory_id}"
+                        self._say("value", f"{name} was dropped and is {trajectory.value}")
+                    trajectory.value, trajectory.value_moved = "dropped", True
             case r.BatchTaken() as record:
                 self._take(record)
             case r.BatchReturned() as record:
@@ -162,7 +167,7 @@ class UpdateChecks(RecordChecks):
                 "critic_saw_outcome",
                 f"{name} went to the value model while its last window was {last and last.state}",
             )
-        trajectory.value, trajectory.value_taken = "taken", True
+        trajectory.value, trajectory.value_moved = "taken", True
         trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
 
     def _out(self, record: r.BatchReturned | r.UpdateCommitted) -> r.BatchTaken | None:

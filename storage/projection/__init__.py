@@ -28,7 +28,14 @@ from storage.database.tables import (
 )  # fmt: skip
 from storage.projection import history, trajectories
 from storage.projection.rows import PlacedRecord, add_metrics, insert_records, upsert
-from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
+from storage.projection.windows import (
+    BATCHES,
+    VALUES,
+    WINDOWS,
+    move_updates,
+    move_values,
+    move_windows,
+)
 
 Project = Callable[[Connection, int, list[PlacedRecord]], None]
 
@@ -47,7 +54,7 @@ _PROJECTIONS: tuple[tuple[tuple[type[r.Record], ...], Project], ...] = (
     ((r.LinesScored,), trajectories.add_line_scores),
     ((r.AuditArrived,), trajectories.audit_trajectories),
     (WINDOWS, move_windows),
-    (BATCHES, move_values),
+    (VALUES, move_values),
     (BATCHES, move_updates),
     ((r.TokensLost,), history.add_losses),
     ((r.VersionPublished,), history.add_versions),

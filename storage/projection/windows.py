@@ -35,7 +35,9 @@ from storage.projection.rows import (
 
 BATCHES = (BatchTaken, BatchReturned, UpdateCommitted, LineageBegan)
 """Records that say what became of batches."""
-WINDOWS = (WindowsClosed, WindowsReady, WindowsRecalled, WindowsDropped, *BATCHES)
+VALUES = (WindowsDropped, *BATCHES)
+"""Records that move value trajectories."""
+WINDOWS = (WindowsClosed, WindowsReady, WindowsRecalled, *VALUES)
 """Records that move windows."""
 
 

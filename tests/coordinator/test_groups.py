@@ -130,7 +130,9 @@ def test_soft_selection_drops_equal_groups_while_others_fill_a_batch() -> None:
 
 
 def test_soft_selection_drops_windows_that_wait_and_keeps_those_in_training() -> None:
-    """Windows of an answer that goes on train before its group is judged; the rest is dropped."""
+    """Windows of an answer that goes on train before its group is judged; the rest is dropped.
+
+    The value model trains on answers whose last window the policy trains, and on no others."""
     world = group_world(
         "streaming", batch=4, admit="mixed_first", unit="window", window=3, max_staleness=4,
         advantages={"kind": "egae"}, value={},
@@ -146,7 +148,50 @@ def test_soft_selection_drops_windows_that_wait_and_keeps_those_in_training() ->
     assert groups_of(world, list(world.account.ready)) == [1]
     assert {w.state for t in equal for w in t.windows[:1]} == {"taken"}
     assert filtered(world) == [0]
-    assert world.account.ledger.balance() == 0
+    assert {t.value for t in equal} == {"dropped"}
+    assert list(world.account.values) == [t.trajectory_id for t in mixed]
+    ledger = world.account.ledger
+    assert ledger.value_accounts.total() == ledger.value_finished == 4 * 6 + 4 * 3
+    assert ledger.balance() == 0
+    world.commit()
+    prepared = world.take()
+    assert prepared is not None
+    assert prepared.taken.value_trajectories == [t.trajectory_id for t in mixed]
+    world.commit()
+    assert_books_match(world)
+
+
+def test_a_warm_up_keeps_the_answers_of_equal_groups() -> None:
+    """The value model is warmed up on all answers to its prompts, those of dropped groups too."""
+    world = group_world(
+        "streaming", batch=4, admit="mixed_first", unit="window", window=3, max_staleness=4,
+        advantages={"kind": "egae"}, value={"warmup_updates": 1, "warmup_prompts": 2},
+    )  # fmt: skip
+    world.fill(8)
+    for group_id in (0, 1):
+        play_group(world, world.account.members(group_id), right=2 * group_id)
+    assert filtered(world) == [0]
+    prepared = world.take()
+    assert prepared is not None
+    assert len(prepared.taken.value_trajectories) == 2 * SIZE
+
+
+def test_an_answer_whose_windows_all_train_goes_to_the_value_model() -> None:
+    """Its group is judged afterwards, and drops the other answers alone."""
+    world = group_world(
+        "streaming", batch=1, admit="mixed_first", unit="window", window=3, max_staleness=8,
+        advantages={"kind": "egae"}, value={},
+    )  # fmt: skip
+    world.fill(8)
+    first, *others = world.account.members(0)
+    answer(world, first, 0.0)
+    prepared = world.take()
+    assert prepared is not None
+    assert prepared.taken.value_trajectories == [first.trajectory_id]
+    play_group(world, [*others, *world.account.members(1)], right=0)
+    assert [t.value for t in others] == ["dropped"] * 3
+    world.commit()
+    assert first.value == "trained"
 
 
 def test_soft_selection_outlives_groups_that_were_trained_and_forgotten() -> None:
@@ -189,7 +234,7 @@ def test_what_a_dead_coordinator_had_not_judged_is_judged_after_the_replay() -> 
     world.records = kept
     world.restart()
     assert world.account.ready
-    for drop in list(world.admission.judge(world.admission.unjudged())):
+    for drop in list(world.admission.judge(world.admission.unjudged(), warming=False)):
         world.note(drop)
     assert not world.account.ready
     assert world.admission.unjudged() == []

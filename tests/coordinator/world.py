@@ -275,7 +275,7 @@ class World:
         )
         self.settle([trajectory])
         if self.config.algorithm.admit != "all":
-            for drop in self.admission.judge([trajectory]):
+            for drop in self.admission.judge([trajectory], warming=self.scheduler.warming):
                 self.note(drop)
 
     # -- updates ----------------------------------------------------------------------------------

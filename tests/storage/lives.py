@@ -394,7 +394,11 @@ class Life:
     def drop(self) -> None:
         ended = [t for t in self.account.trajectories.values() if t.ended and t.windows]
         if ended:
-            for record in self.settlement.discard(self.random.choice(ended), "filtered"):
+            trajectory = self.random.choice(ended)
+            for record in self.settlement.discard(trajectory, "filtered"):
+                if isinstance(record, WindowsDropped) and trajectory.value == "waiting":
+                    values = [trajectory.trajectory_id]
+                    record = msgspec.structs.replace(record, value_trajectories=values)
                 self.write(record)
 
     def roll_back(self) -> None:

@@ -198,10 +198,11 @@ class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
 
 
 class WindowsDropped(Record, frozen=True, kw_only=True, tag=True):
-    """No update will train these windows."""
+    """No update will train these windows, nor the value model these trajectories."""
 
     window_ids: list[int]
     reason: DropReason
+    value_trajectories: list[int] = []
 
 
 class MaskedRun(msgspec.Struct, frozen=True, array_like=True):
