@@ -61,8 +61,8 @@ class TrajectoryFacts:
         chunk by chunk. steps: answers of its environment, the reset's included. rewards: what was
         earned where, as SQL has it; None: nothing yet. line_ends: where the lines end that have a
         score. lines_through: a source has answered for the lines before this position. value: where
-        it is for the value model; None: it has no good reward. value_moved: whether a batch has
-        ever taken it for the value model. value_trained: (lineage, update) as for windows.
+        it is for the value model; None: it has no good reward. value_moved: whether a batch took
+        it, or a record dropped it. value_trained: (lineage, update) as for windows.
     """
 
     trajectory_id: int
