@@ -2,9 +2,10 @@
 
 They never wait for the learner itself. Promises: windows in play (being generated, waiting, ready,
 or with the learner) never exceed `ScheduleConfig.bound` except by windows that were already under
-way when their trajectory was held; a stream of staleness 0 makes the same batches in any order of
-arrival. Each event costs constant time, but for the prompts that a warm-up waits for; only a batch
-that is about to leave looks at all windows.
+way when their trajectory was held, and by those of a group whose scores the learner waits for; a
+stream of staleness 0 makes the same batches in any order of arrival. Each event costs constant
+time, but for the prompts that a warm-up waits for; only a batch that is about to leave looks at all
+windows.
 """
 
 from collections.abc import Iterable
@@ -50,9 +51,10 @@ class StreamingScheduler(Scheduler):
         while len(chosen) < free and (key := self._leases.next_inside()) is not None:
             chosen.append(key)
         in_play = self.in_play()
-        while len(chosen) < free and self._may_begin(in_play):
-            key = self._leases.next_at_border()
-            if key is None:
+        while len(chosen) < free and (key := self._leases.next_at_border()) is not None:
+            trajectory = self._account.trajectories[key]
+            if not self._may_begin(in_play) and not self._is_first(trajectory):
+                self._leases.put_back([key])
                 break
             self._leases.may_begin(key)
             chosen.append(key)
@@ -62,6 +64,16 @@ class StreamingScheduler(Scheduler):
             groups += 1
             in_play += size
         return [self._account.trajectories[key] for key in chosen], groups
+
+    def _is_first(self, trajectory: Trajectory) -> bool:
+        """Return whether windows that wait for scores wait for its group first.
+
+        It goes on while the learner waits: they may fill the bound."""
+        account = self._account
+        if self._config.algorithm.admit == "all" or account.taken or not account.active:
+            return False
+        first = next(iter(account.active.values()))
+        return trajectory.group_id == first.group_id
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
         """Count a window for each new trajectory from now on."""
@@ -74,7 +86,8 @@ class StreamingScheduler(Scheduler):
         """Return whether a generating trajectory at a border may begin the next window."""
         if trajectory.trajectory_id in self._leases.open:
             return True
-        if not self._may_begin(self.in_play()) or self.selector.is_behind():
+        may_begin = self._may_begin(self.in_play()) or self._is_first(trajectory)
+        if not may_begin or self.selector.is_behind():
             return False
         self._leases.may_begin(trajectory.trajectory_id)
         return True

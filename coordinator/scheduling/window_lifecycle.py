@@ -7,7 +7,8 @@ records need none of them; calling twice gives no record twice.
 A window closes after `window` sampled tokens, or where its trajectory ends, or a turn of it where
 windows do not go across turns. It is ready as soon as its training unit is scored: with `window`
 only the answer's last one needs a reward, with `trajectory` each its own reward, with `group` those
-of the whole group. Where a source scores lines, a window that goes on waits for those that end in
+of the whole group. Where only mixed groups train, none is ready before two scores of its group
+differ. Where a source scores lines, a window that goes on waits for those that end in
 it, until their deadline. A window that ends with a turn waits for the environment's answer. Windows
 of a trajectory get ready in order.
 """
@@ -30,6 +31,7 @@ class WindowLifecycle:
     ) -> None:
         self._size = config.window
         self._unit, self._across_turns = config.schedule.unit, config.schedule.across_turns
+        self._mixed = config.algorithm.admit == "mixed_groups"
         self._account = account
         self._lines = lines
 
@@ -42,7 +44,7 @@ class WindowLifecycle:
         recalled = [w.window_id for t in known.values() for w in _recalls(t)]
         if recalled:
             yield r.WindowsRecalled(window_ids=recalled)
-        if self._unit == "group":
+        if self._unit == "group" or self._mixed:
             groups = {t.group_id for t in known.values()}
             members = (t for group in sorted(groups) for t in self._account.members(group))
             known = {t.trajectory_id: t for t in members}
@@ -124,14 +126,21 @@ class WindowLifecycle:
 
     def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
         """Return whether the window has all its rewards; `waits`: lines may still come."""
+        members = self._account.members(trajectory.group_id)
+        if self._mixed and not is_mixed(members):
+            return False
         if self._unit == "window" and not window.final:
             return not waits
         if trajectory.reward_status != "ok":
             return False
         return self._unit != "group" or all(
-            member.reward_status is not None or member.status == "failed"
-            for member in self._account.members(trajectory.group_id)
+            member.reward_status is not None or member.status == "failed" for member in members
         )
+
+
+def is_mixed(members: list[Trajectory]) -> bool:
+    """Return whether the scored members differ; fewer than two scores do not."""
+    return len({m.reward for m in members if m.reward_status == "ok"}) > 1
 
 
 def drop_windows(

@@ -47,7 +47,7 @@ class LearnerUpdates:
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
         self.line = Lineage(hub)
-        self._filter = GroupFilter(hub.account, keep=hub.rules.filter_keeps or 0)
+        self._filter = GroupFilter(hub.account)
         self._shares = DropRatesByLength()
         self.orders = OutstandingRequests()
         self.ready = False
@@ -124,7 +124,7 @@ class LearnerUpdates:
     def admit(self, ended: list[Trajectory]) -> None:
         """Drop groups of these ended trajectories that teach nothing (dynamic sampling)."""
         hub = self._hub
-        if hub.rules.filter_keeps is None:
+        if hub.config.algorithm.admit == "all":
             return
         for drop in self._filter.judge(ended, warming=hub.scheduler.warming):
             hub.record_event(drop)
@@ -213,8 +213,8 @@ class LearnerUpdates:
                 trained=window.tokens - left_out.total(),
                 left_out=left_out,
             )
-        judged = self._filter.pop_metrics() if self._hub.rules.filter_keeps is not None else {}
-        return self._shares.pop_metrics() | judged
+        chooses = self._hub.config.algorithm.admit != "all"
+        return self._shares.pop_metrics() | (self._filter.pop_metrics() if chooses else {})
 
     async def _send(self, name: str, batch: m.Batch, parts: list[m.BatchPart]) -> None:
         taken = self._hub.account.taken

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.scheduling.group_filter import is_mixed
+from coordinator.scheduling.window_lifecycle import is_mixed
 from coordinator.training.learner_updates import DropRatesByLength
 from headrace.metrics.registry import METRICS
 from headrace.protocol.messages.batches import GroupScores, PolicyWindow
@@ -105,68 +105,72 @@ def test_dynamic_sampling_golden_case_8_in_a_stream() -> None:
     assert groups_of(world, list(world.account.ready)) == [5]
 
 
-def test_soft_selection_drops_equal_groups_while_others_fill_a_batch() -> None:
-    """Golden case G8 again: with six groups the same choice, with three no group is left out."""
-    world = group_world("streaming", admit="mixed_first")
+def test_a_stream_makes_the_same_choice() -> None:
+    """Golden case G8 again."""
+    world = group_world("streaming", admit="mixed_groups")
     world.fill(100)
     for group_id, right in enumerate(RIGHT):
         play_group(world, world.account.members(group_id), right)
-        assert len(world.account.ready) == SIZE * min(group_id + 1, 3 if group_id < 5 else 4)
     prepared = world.take()
     assert prepared is not None
     assert groups_of(world, [w.window_id for w in prepared.taken.windows]) == [1, 3, 4]
     assert filtered(world) == [0, 2]
-    few = group_world("streaming", admit="mixed_first")
-    few.fill(100)
-    for group_id, right in enumerate(RIGHT[:3]):
-        play_group(few, few.account.members(group_id), right)
-    prepared = few.take()
-    assert prepared is not None
-    assert groups_of(few, [w.window_id for w in prepared.taken.windows]) == [0, 1, 2]
-    assert few.admission.pop_metrics() == {
-        "schedule/filtered_groups": 0.0,
-        "schedule/admitted_share": 1.0,
-    }
+    assert groups_of(world, list(world.account.ready)) == [5]
 
 
-def test_soft_selection_drops_windows_that_wait_and_keeps_those_in_training() -> None:
-    """Windows of an answer that goes on train before its group is judged; the rest is dropped.
+def stream_of_windows(**changes: object) -> World:
+    given: dict[str, object] = {
+        "unit": "window", "window": 3, "max_staleness": 4, "admit": "mixed_groups",
+        "advantages": {"kind": "egae"}, "value": {},
+    }  # fmt: skip
+    return group_world("streaming", batch=4, **given | changes)
 
-    The value model trains on answers whose last window the policy trains, and on no others."""
-    world = group_world(
-        "streaming", batch=4, admit="mixed_first", unit="window", window=3, max_staleness=4,
-        advantages={"kind": "egae"}, value={},
-    )  # fmt: skip
-    equal, mixed = (
+
+def test_windows_of_a_stream_train_once_two_scores_of_their_group_differ() -> None:
+    """Those of answers that go on, too; those of equal groups are dropped, for both models."""
+    world = stream_of_windows()
+    mixed, equal = (
         world.account.members(key) for key in sorted({t.group_id for t in world.fill(8)})
     )
-    for trajectory in equal:
+    for trajectory in (*mixed, *equal):
         world.chunk(trajectory, 3, None)
-    assert world.take() is not None
-    for i, trajectory in enumerate([*equal, *mixed]):
-        answer(world, trajectory, float(i == 7))
-    assert groups_of(world, list(world.account.ready)) == [1]
-    assert {w.state for t in equal for w in t.windows[:1]} == {"taken"}
-    assert filtered(world) == [0]
+    answer(world, mixed[0], 0.0)
+    assert not world.account.ready
+    answer(world, mixed[1], 1.0)
+    assert {w.state for t in mixed for w in t.windows} == {"ready"}
+    assert not mixed[2].ended
+    assert len(world.account.ready) == 4 + 2
+    for trajectory in equal:
+        answer(world, trajectory, 0.0)
+    assert filtered(world) == [1]
+    assert {w.state for t in equal for w in t.windows} == {"dropped"}
     assert {t.value for t in equal} == {"dropped"}
-    assert list(world.account.values) == [t.trajectory_id for t in mixed]
+    assert list(world.account.values) == [t.trajectory_id for t in mixed[:2]]
     ledger = world.account.ledger
-    assert ledger.value_accounts.total() == ledger.value_finished == 4 * 6 + 4 * 3
+    assert ledger.value_accounts.total() == ledger.value_finished == (4 + 2) * 6
     assert ledger.balance() == 0
-    world.commit()
-    prepared = world.take()
-    assert prepared is not None
-    assert prepared.taken.value_trajectories == [t.trajectory_id for t in mixed]
-    world.commit()
     assert_books_match(world)
+
+
+def test_the_first_group_goes_on_where_the_learner_waits_and_the_bound_is_full() -> None:
+    """Eight windows fill the bound, and none is judged: the older group's answers may end."""
+    world = stream_of_windows(max_staleness=1)
+    leased = world.fill(8)
+    assert len(leased) == 8
+    for trajectory in leased:
+        world.chunk(trajectory, 3, None)
+        assert world.must_hold(trajectory) == (trajectory.group_id == 1)
+        if trajectory.group_id == 1:
+            world.chunk(trajectory, 0, "held")
+    assert world.take() is None
+    play_group(world, world.account.members(0), right=1)
+    assert world.take() is not None
+    assert world.fill(8) == []
 
 
 def test_a_warm_up_keeps_the_answers_of_equal_groups() -> None:
     """The value model is warmed up on all answers to its prompts, those of dropped groups too."""
-    world = group_world(
-        "streaming", batch=4, admit="mixed_first", unit="window", window=3, max_staleness=4,
-        advantages={"kind": "egae"}, value={"warmup_updates": 1, "warmup_prompts": 2},
-    )  # fmt: skip
+    world = stream_of_windows(value={"warmup_updates": 1, "warmup_prompts": 2})
     world.fill(8)
     for group_id in (0, 1):
         play_group(world, world.account.members(group_id), right=2 * group_id)
@@ -174,38 +178,6 @@ def test_a_warm_up_keeps_the_answers_of_equal_groups() -> None:
     prepared = world.take()
     assert prepared is not None
     assert len(prepared.taken.value_trajectories) == 2 * SIZE
-
-
-def test_an_answer_whose_windows_all_train_goes_to_the_value_model() -> None:
-    """Its group is judged afterwards, and drops the other answers alone."""
-    world = group_world(
-        "streaming", batch=1, admit="mixed_first", unit="window", window=3, max_staleness=8,
-        advantages={"kind": "egae"}, value={},
-    )  # fmt: skip
-    world.fill(8)
-    first, *others = world.account.members(0)
-    answer(world, first, 0.0)
-    prepared = world.take()
-    assert prepared is not None
-    assert prepared.taken.value_trajectories == [first.trajectory_id]
-    play_group(world, [*others, *world.account.members(1)], right=0)
-    assert [t.value for t in others] == ["dropped"] * 3
-    world.commit()
-    assert first.value == "trained"
-
-
-def test_soft_selection_outlives_groups_that_were_trained_and_forgotten() -> None:
-    world = group_world("streaming", batch=4, admit="mixed_first")
-    world.fill(100)
-    play_group(world, world.account.members(0), right=0)
-    assert world.take() is not None
-    world.commit()
-    world.note(Forgotten(at=0.0, update=1))
-    assert 0 not in world.account.groups
-    world.fill(100)
-    for group_id in (1, 2):
-        play_group(world, world.account.members(group_id), right=0)
-    assert filtered(world) == [1]
 
 
 def test_groups_are_judged_by_scores_before_shaping() -> None:
@@ -233,17 +205,17 @@ def test_what_a_dead_coordinator_had_not_judged_is_judged_after_the_replay() -> 
     kept = [r for r in world.records if not isinstance(r, WindowsDropped)]
     world.records = kept
     world.restart()
-    assert world.account.ready
+    assert world.account.closed
     for drop in list(world.admission.judge(world.admission.unjudged(), warming=False)):
         world.note(drop)
-    assert not world.account.ready
+    assert not world.account.closed
     assert world.admission.unjudged() == []
 
 
 @settings(deadline=None, max_examples=30)
 @given(
     st.integers(0, 10_000), st.sampled_from(["mask", "wait"]),
-    st.sampled_from(["all", "mixed_groups", "mixed_first"]),
+    st.sampled_from(["all", "mixed_groups"]),
 )  # fmt: skip
 def test_a_stream_of_groups_never_stalls(seed: int, stale: str, admit: str) -> None:
     """Whatever the scores, lengths and failures: batches keep coming, whole groups, books even."""

@@ -36,7 +36,6 @@ def rules(**changes: Any) -> BatchRules:
         compares="group",
         value_logprobs=True,
         value_statistics=False,
-        filter_keeps=None,
         masked_marks=frozenset({"hot"}),
     )
     return replace(usual, **changes)

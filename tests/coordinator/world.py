@@ -99,8 +99,7 @@ class World:
             StreamingScheduler if self.config.schedule.mode == "streaming" else SynchronousScheduler
         )
         self.scheduler: Scheduler = kind(self.config, state, self.leases)
-        keep = batch_rules(self.config).filter_keeps or 0
-        self.admission = GroupFilter(state.account, keep=keep)
+        self.admission = GroupFilter(state.account)
 
     @property
     def account(self) -> Account:

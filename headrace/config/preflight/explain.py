@@ -152,8 +152,7 @@ def _groups(config: RunConfig) -> list[Fact]:
         meaning = "of a right answer alone in its group, reward 1 against 0"
         found.append(Fact("largest advantage", round(_lone(advantages, size), 4), "", meaning))
     if config.algorithm.admit != "all":
-        surplus = " where others fill a batch" if config.algorithm.admit == "mixed_first" else ""
-        meaning = f"groups of equal scores are dropped{surplus} and others issued in their place"
+        meaning = "groups of equal scores are dropped and others issued in their place"
         found.append(Fact("dynamic sampling", "mixed groups", "", meaning))
     return found
 

@@ -251,9 +251,9 @@ class AlgorithmConfig(StrictModel):
     turns: Literal["episode", "turn"] = "episode"
     """Credit over turns. episode: over all sampled tokens. turn: each turn is an answer (PAG)."""
 
-    admit: Literal["all", "mixed_groups", "mixed_first"] = "all"
-    """mixed_groups: drop groups with equal scores, before shaping, and issue others (DAPO).
-    mixed_first: only while others fill a batch (T-PPO's recipe, 'soft selection')."""
+    admit: Literal["all", "mixed_groups"] = "all"
+    """mixed_groups: drop groups with equal scores, before shaping, and issue others (DAPO). A
+    stream's windows train as soon as two ended answers of their group differ."""
 
     overlong: OverlongConfig | None = None
     """Penalty of long responses. None: none."""

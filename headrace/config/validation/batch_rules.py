@@ -33,8 +33,7 @@ class BatchRules:
         compares: whose scores an advantage needs beside its own: nobody's, the whole group's, or a
         group of the trajectory alone. value_logprobs: the value model's half needs the sampler's
         logprobs. value_statistics: windows bring statistics of the sampler's logprobs before them.
-        filter_keeps: groups in which all scores are equal are dropped while this number of windows
-        stays ready; None: never. masked_marks: tokens with such a mark are kept out of the loss.
+        masked_marks: tokens with such a mark are kept out of the loss.
         by_turn: credit ends with a turn.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
         sends_outcomes: cut windows whose answer has ended bring the reward that came.
@@ -48,7 +47,6 @@ class BatchRules:
     compares: Literal["nobody", "itself", "group"]
     value_logprobs: bool
     value_statistics: bool
-    filter_keeps: int | None
     masked_marks: frozenset[MarkName] = frozenset()
     by_turn: bool = False
     stays_with_rank: bool = False
@@ -64,7 +62,6 @@ def batch_rules(config: RunConfig) -> BatchRules:
     if isinstance(advantages, GroupAdvantageConfig):
         compares = "group" if config.schedule.unit == "group" else "itself"
     fire = config.generator.fire
-    kept = {"all": None, "mixed_groups": 0, "mixed_first": config.schedule.batch_windows}
     masks_hot = fire is not None and fire.correction == "mask"
     return BatchRules(
         boundary_mask=advantages.boundary_mask if isinstance(advantages, EgaeConfig) else 0,
@@ -74,7 +71,6 @@ def batch_rules(config: RunConfig) -> BatchRules:
         value_logprobs=algorithm.fits_value
         or (algorithm.kl is not None and algorithm.kl.where == "reward"),
         value_statistics=algorithm.fits_value,
-        filter_keeps=kept[algorithm.admit],
         masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
         by_turn=algorithm.turns == "turn",
         stays_with_rank=config.learner.context == "carried",

@@ -277,14 +277,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.admit",
-        lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.unit != "group",
-        '"mixed_groups" judges complete groups; use schedule.unit = "group", or "mixed_first"',
-    ),
-    Rule(
-        "algorithm.admit",
-        lambda c: c.algorithm.admit == "mixed_first" and c.schedule.mode != "streaming",
-        '"mixed_first" chooses from what generators make while the learner trains, which '
-        '{c.schedule.mode} has not; use schedule.mode = "streaming", or "mixed_groups"',
+        lambda c: c.algorithm.admit == "mixed_groups"
+        and c.schedule.unit != "group"
+        and c.schedule.mode != "streaming",
+        '"mixed_groups" judges complete groups in rounds; use schedule.unit = "group"',
     ),
     Rule(
         "algorithm.advantages.scale",

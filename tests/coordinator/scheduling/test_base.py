@@ -338,7 +338,7 @@ STREAMS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=40)
 @given(
-    STREAMS, st.sampled_from(["all", "mixed_first"]), st.integers(0, 3),
+    STREAMS, st.sampled_from(["all", "mixed_groups"]), st.integers(0, 3),
     st.sampled_from([0.0, 0.3]), st.integers(0, 10_000),
 )  # fmt: skip
 def test_what_the_rules_accept_never_stalls(

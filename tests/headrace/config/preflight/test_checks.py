@@ -38,7 +38,6 @@ GROUP = (
     "schedule.window=null",
 )  # fmt: skip
 MIXED = ("algorithm.admit=mixed_groups",)
-FIRST = ("algorithm.admit=mixed_first", "schedule.mode=windowed")
 TIS = ("algorithm.ratio.kind=tis",)
 CARRIED = "learner.context=carried"
 
@@ -97,8 +96,10 @@ CARRIED = "learner.context=carried"
         (["schedule.unit=trajectory"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
         (["schedule.unit=group", "schedule.window=null"], "makes a critic wait for whole groups"),
         ([*GROUP, *MIXED], 'algorithm.admit: "mixed_groups" needs groups'),
-        ([*MIXED, "schedule.num_generations=4"], "judges complete groups"),
-        ([*FIRST, "schedule.num_generations=4"], "which windowed has not"),
+        (
+            [*MIXED, "schedule.num_generations=4", "schedule.mode=windowed"],
+            "judges complete groups in rounds",
+        ),
         (
             [*GROUP, "algorithm.advantages.baseline=none"],
             'algorithm.advantages.scale: "sample_std" divides by a spread',
