@@ -36,10 +36,12 @@ from tests.benchmarks.race_rows import (
     small_race,
     start_of,
 )
+from tests.headrace.conftest import write_model
 
 SETTINGS = ("short", "long")
 RACES = [Study.load("tppo-vs-ppo", setting) for setting in SETTINGS]
 NEW = Study.load("race")
+REAL = Study.load("real-model")
 LOCKSTEP = ("synchronous", "windowed", "grpo-synchronous")
 
 
@@ -73,6 +75,21 @@ def test_every_point_of_the_new_race_is_a_configuration_that_starts(mode: str) -
         found.add(config.model_dump_json())
     assert len(found) == grid.budget
     assert not set(NEW.file.seeds) & set(NEW.tuning().seeds)
+
+
+@pytest.mark.parametrize("mode", REAL.file.arms)
+def test_every_point_on_the_real_model_is_a_configuration(mode: str, tmp_path: Path) -> None:
+    """Its rules hold, with a model and a file that are there."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}' for n in range(999)))
+    there = [f"model.path={write_model(tmp_path / 'model')}", f"task.path={data}"]
+    found = set()
+    for point in points_of(REAL, mode):
+        arm = REAL.arm(mode, point, tuned=True)
+        config = load_recipe(ROOT / arm.recipe, [*arm.overrides, *there])
+        assert problems(config) == []
+        found.add(config.model_dump_json())
+    assert len(found) == REAL.file.grids[REAL.file.arms[mode].grid or ""].budget == 4
 
 
 @pytest.mark.parametrize("race", RACES, ids=SETTINGS)
