@@ -126,15 +126,15 @@ class WindowLifecycle:
 
     def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
         """Return whether the window has all its rewards; `waits`: lines may still come."""
-        members = self._account.members(trajectory.group_id)
-        if self._mixed and not is_mixed(members):
+        if self._mixed and not is_mixed(self._account.members(trajectory.group_id)):
             return False
         if self._unit == "window" and not window.final:
             return not waits
         if trajectory.reward_status != "ok":
             return False
         return self._unit != "group" or all(
-            member.reward_status is not None or member.status == "failed" for member in members
+            member.reward_status is not None or member.status == "failed"
+            for member in self._account.members(trajectory.group_id)
         )
 
 

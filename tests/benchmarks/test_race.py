@@ -81,7 +81,7 @@ def test_every_point_of_the_new_race_is_a_configuration_that_starts(mode: str) -
 def test_every_point_on_the_real_model_is_a_configuration(mode: str, tmp_path: Path) -> None:
     """Its rules hold, with a model and a file that are there."""
     data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}' for n in range(999)))
+    data.write_text("\n".join(f'{{"prompt": "{n} =", "answer": "{n}"}}' for n in range(999)))
     there = [f"model.path={write_model(tmp_path / 'model')}", f"task.path={data}"]
     found = set()
     for point in points_of(REAL, mode):

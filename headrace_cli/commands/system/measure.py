@@ -51,7 +51,7 @@ COMPARED_UPDATES = 10
 FIGURES = (
     "timing_s/update", "timing_s/forward", "timing_s/policy", "timing_s/value", "timing_s/publish",
     "perf/loss_tokens", "perf/policy_tokens", "perf/value_tokens", "ledger/generated",
-    "idle/generator",
+    "ledger/trained_policy", "ledger/ready", "ledger/dropped/filtered", "idle/generator",
 )  # fmt: skip
 RUN_OVERRIDES = (
     "name=measure", f"stop.updates={UPDATES}", f"stop.train_time_s={MAX_TRAIN_S}",
@@ -140,7 +140,7 @@ class Measurement:
     """Means of the measured updates: the learner's seconds with the policy, the value model and
     what does not grow with the batch, its tokens (masked ones of its windows are taken for loss
     tokens) and cost; tokens that generators sample in a busy second; tokens of the prompts and
-    answers seen, [M] each."""
+    answers seen, [M] each; the share of tokens that are not dropped with their group."""
 
     policy_s: float
     value_s: float
@@ -152,6 +152,7 @@ class Measurement:
     sampled_per_s: float
     prompts: Ints
     lengths: Ints
+    kept: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def forecast(config: RunConfig, measured: Measurement) -> UpdateForecast:
         tokens=tokens,
         cost=cost,
         learner_s=(policy_s + value_s) * tokens / measured.loss_tokens + measured.fixed_s,
-        generator_s=tokens / measured.sampled_per_s,
+        generator_s=tokens / measured.sampled_per_s / measured.kept,
         in_turns=schedule.mode != "streaming",
     )
 
@@ -238,6 +239,8 @@ def measured_facts(config: RunConfig, measured: Measurement) -> list[Fact]:
     ]
     slower = "learner" if now.learner_s > now.generator_s else "generators"
     ways = sorted(gains(config, measured), reverse=True)
+    equal = 1 - measured.kept
+    dropped = f", where {equal:.2f} is dropped in groups of equal scores" if equal else ""
     return [
         Fact("generators", round(measured.sampled_per_s, 1), "tokens/s", "while they have work"),
         Fact("learner", round(rate / learner_s, 1), "loss tokens/s",
@@ -248,7 +251,7 @@ def measured_facts(config: RunConfig, measured: Measurement) -> list[Fact]:
             for part, later, first in parts
         ),
         Fact("learner's update", round(now.learner_s, 2), "s", f"{now.tokens:,.0f} loss tokens"),
-        Fact("generators' batch", round(now.generator_s, 2), "s", "to sample as many"),
+        Fact("generators' batch", round(now.generator_s, 2), "s", f"to sample as many{dropped}"),
         Fact(FORECAST_FACT, round(now.seconds, 2), "s", f"{now.speed:,.1f} tokens a second"),
         Fact("binds", slower, "", "takes longer for an update than the other"),
         Fact("changes most", ways[0][1], "", "in tokens trained a second, of these:"),
@@ -379,6 +382,8 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
     windows = AnswerWindows(start, end, final.astype(bool), prompt)
     cost, tokens = windows.cost(config), windows.tokens / updates
     taught = mean["perf/value_tokens"] / tokens - cost.judged
+    last = last.fillna(0)
+    passed = last["ledger/trained_policy"] + last["ledger/ready"]
     busy_s = table.index[-1] * max(0.01, 1.0 - last["idle/generator"])
     return Measurement(
         policy_s=policy_s,
@@ -391,6 +396,7 @@ def read_measured(run_dir: Path, config: RunConfig) -> Measurement:
         sampled_per_s=last["ledger/generated"] / busy_s,
         prompts=prompts,
         lengths=lengths,
+        kept=passed / (passed + last["ledger/dropped/filtered"]),
     )
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -70,6 +71,8 @@ def test_a_forecast_of_what_was_seen_is_what_was_seen(make_config: Make) -> None
     now = forecast(config, seen(config))
     assert (now.tokens, now.learner_s, now.generator_s) == pytest.approx((210, 21, 2.1))
     assert now.seconds == pytest.approx(21)
+    chosen = forecast(config, replace(seen(config), kept=0.05))
+    assert (chosen.learner_s, chosen.seconds) == pytest.approx((21, 42))
     taught = (40 + 20 + 210) / 210
     assert now.cost.taught == pytest.approx(taught)
     twice = make_config("schedule.window=60", "schedule.batch_windows=8")
