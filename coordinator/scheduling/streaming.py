@@ -53,7 +53,7 @@ class StreamingScheduler(Scheduler):
         in_play = self.in_play()
         while len(chosen) < free and (key := self._leases.next_at_border()) is not None:
             trajectory = self._account.trajectories[key]
-            if not self._may_begin(in_play) and not self._is_first(trajectory):
+            if not self._may_go_on(trajectory, in_play):
                 self._leases.put_back([key])
                 break
             self._leases.may_begin(key)
@@ -65,15 +65,17 @@ class StreamingScheduler(Scheduler):
             in_play += size
         return [self._account.trajectories[key] for key in chosen], groups
 
-    def _is_first(self, trajectory: Trajectory) -> bool:
-        """Return whether windows that wait for scores wait for its group first.
+    def _may_go_on(self, trajectory: Trajectory, in_play: int) -> bool:
+        """Return whether a trajectory at a border may begin the next window.
 
-        It goes on while the learner waits: they may fill the bound."""
+        While the learner waits, the oldest group may go on beyond the bound, which windows that
+        wait for its scores may fill."""
+        if self._may_begin(in_play):
+            return True
         account = self._account
         if self._config.algorithm.admit == "all" or account.taken or not account.active:
             return False
-        first = next(iter(account.active.values()))
-        return trajectory.group_id == first.group_id
+        return trajectory.group_id == next(iter(account.active.values())).group_id
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
         """Count a window for each new trajectory from now on."""
@@ -86,8 +88,7 @@ class StreamingScheduler(Scheduler):
         """Return whether a generating trajectory at a border may begin the next window."""
         if trajectory.trajectory_id in self._leases.open:
             return True
-        may_begin = self._may_begin(self.in_play()) or self._is_first(trajectory)
-        if not may_begin or self.selector.is_behind():
+        if not self._may_go_on(trajectory, self.in_play()) or self.selector.is_behind():
             return False
         self._leases.may_begin(trajectory.trajectory_id)
         return True

@@ -44,10 +44,13 @@ class WindowLifecycle:
         recalled = [w.window_id for t in known.values() for w in _recalls(t)]
         if recalled:
             yield r.WindowsRecalled(window_ids=recalled)
+        undecided: set[int] = set()
         if self._unit == "group" or self._mixed:
-            groups = {t.group_id for t in known.values()}
-            members = (t for group in sorted(groups) for t in self._account.members(group))
-            known = {t.trajectory_id: t for t in members}
+            groups = sorted({t.group_id for t in known.values()})
+            members = {group: self._account.members(group) for group in groups}
+            known = {t.trajectory_id: t for group in members.values() for t in group}
+            if self._mixed:
+                undecided = {key for key, group in members.items() if not is_mixed(group)}
         waiting = [(t, w) for t in known.values() for w in _closed(t)]
         lost = [w.window_id for t, w in waiting if self._is_lost(t, w)]
         if lost:
@@ -55,7 +58,7 @@ class WindowLifecycle:
         ready: dict[int, r.LinesState | None] = {}
         held: set[int] = set()
         for trajectory, window in waiting:
-            if window.state == "closed":
+            if window.state == "closed" and trajectory.group_id not in undecided:
                 state = self._lines.state_of(window) if self._lines else None
                 waits = state == "waiting" or trajectory.trajectory_id in held
                 waits |= _awaits_step(trajectory, window)
@@ -126,8 +129,6 @@ class WindowLifecycle:
 
     def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
         """Return whether the window has all its rewards; `waits`: lines may still come."""
-        if self._mixed and not is_mixed(self._account.members(trajectory.group_id)):
-            return False
         if self._unit == "window" and not window.final:
             return not waits
         if trajectory.reward_status != "ok":

@@ -105,19 +105,6 @@ def test_dynamic_sampling_golden_case_8_in_a_stream() -> None:
     assert groups_of(world, list(world.account.ready)) == [5]
 
 
-def test_a_stream_makes_the_same_choice() -> None:
-    """Golden case G8 again."""
-    world = group_world("streaming", admit="mixed_groups")
-    world.fill(100)
-    for group_id, right in enumerate(RIGHT):
-        play_group(world, world.account.members(group_id), right)
-    prepared = world.take()
-    assert prepared is not None
-    assert groups_of(world, [w.window_id for w in prepared.taken.windows]) == [1, 3, 4]
-    assert filtered(world) == [0, 2]
-    assert groups_of(world, list(world.account.ready)) == [5]
-
-
 def stream_of_windows(**changes: object) -> World:
     given: dict[str, object] = {
         "unit": "window", "window": 3, "max_staleness": 4, "admit": "mixed_groups",
