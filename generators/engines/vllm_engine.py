@@ -255,11 +255,9 @@ class VllmEngine:
             place = {
                 "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30),
                 "enable_chunked_prefill": False,
+                # vLLM's 128 there share no shorter prompt with its group.
+                "block_size": 32,
             }
-            # vLLM's blocks of 128 there share no shorter prompt with its group. With images it is
-            # left: where keys are recomputed, a shared prefix with images ends the engine.
-            if s.media is None:
-                place["block_size"] = 32
         if s.wide_head:
             place["hf_overrides"] = {"head_dtype": "float32"}
         if s.media is not None:

@@ -4,7 +4,8 @@
 there are several, its workers load when they start. It ties their lives to the generator's:
 when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
 otherwise stay as orphans with their memory. It also has them dump their stacks on request
-(`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
+(`headrace.host.stack_dumps`), gather the tokens that EngineCore sends (`vllm_gather`), and keep the
+images of answers whose prompt is cached.
 `WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file or
 from the learner's broadcast.
 """
@@ -66,8 +67,12 @@ def install() -> None:
     stack_dumps.listen()
     allow_amx()
     if parent.pid == owner:
+        import vllm.v1.core.sched.output as sent
         from vllm.v1.engine.core import EngineCore
 
+        # vLLM sends no image whose prefix is in the cache, and none later: where that cache is
+        # cleared under an answer, the image is missing.
+        sent.strip_covered_mm_data = lambda features, *_, **__: features
         install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
         EngineCore.headrace_pid = lambda engine: os.getpid()
 
