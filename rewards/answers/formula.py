@@ -174,4 +174,17 @@ def _parsed(text: str) -> Any:
 
 
 def _verify(wanted: str, given: str) -> bool:
-    return bool(load().verify(_parsed(wanted), _parsed(given), timeout_seconds=None))
+    right, said = _parsed(wanted), _parsed(given)
+    if right and said and getattr(right[0], "is_Number", False) and _is_undone(said[0]):
+        return False
+    return bool(load().verify(right, said, timeout_seconds=None))
+
+
+def _is_undone(said: Any) -> bool:
+    """Return whether it is a sum or a product of numbers, such as 43 - 39 + 46.
+
+    Paid, it teaches a policy to repeat the numbers of the question. A fraction, a power of
+    ten, a root and a factorial are forms of a number."""
+    if getattr(said, "is_Mul", False):
+        return sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in said.args) > 1
+    return bool(getattr(said, "is_Add", False))

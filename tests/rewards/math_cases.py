@@ -190,6 +190,13 @@ WRONG = {
         ("2.4e5", r"\boxed{2.4 \times 10^6}"),
         ("100000000", r"\boxed{100000001}"),
     ],
+    "calculations": [
+        ("50", r"\boxed{43 - 39 + 46}"),
+        ("50", "Amir has 43 shells, so 43 - 39 + 46 = Amir's current number."),
+        ("148", "97 + 51"),
+        ("36", r"\boxed{12 \times 3}"),
+        ("3", "So it is $1.5 * 2$."),
+    ],
     "decimal commas": [
         ("2.75", r"\boxed{275}"),
         ("2.75", r"\boxed{2, 75}"),
