@@ -44,13 +44,15 @@ class WindowLifecycle:
         recalled = [w.window_id for t in known.values() for w in _recalls(t)]
         if recalled:
             yield r.WindowsRecalled(window_ids=recalled)
-        together = self._unit == "group" or self._mixed
-        groups = {t.group_id for t in known.values() if together}
-        members = {group: self._account.members(group) for group in groups}
-        undecided = {key for key, group in members.items() if self._mixed and not is_mixed(group)}
-        # An undecided group may have very many windows that wait, and none of them gets ready.
-        decided = [t for key, group in members.items() if key not in undecided for t in group]
-        known |= {t.trajectory_id: t for t in decided}
+        undecided: set[int] = set()
+        if self._unit == "group" or self._mixed:
+            for group_id in {t.group_id for t in known.values()}:
+                members = self._account.members(group_id)
+                if self._mixed and not is_mixed(members):
+                    # Very many windows may wait in it, and none of them gets ready.
+                    undecided.add(group_id)
+                else:
+                    known |= {t.trajectory_id: t for t in members}
         waiting = [(t, w) for t in known.values() for w in _closed(t)]
         lost = [w.window_id for t, w in waiting if self._is_lost(t, w)]
         if lost:

@@ -1,8 +1,9 @@
 """Formulas compared by math-verify, behind a check of what they would cost.
 
-In: two answers that are single formulas. Out: whether they are equal. What sympy could calculate
-for ever (towers of powers, factorials of factorials, text without end) is not given to it: it is
-equal to nothing but itself. math-verify is loaded at its first use and never sets an alarm.
+In: two answers that are single formulas. Out: whether they are equal; a sum or a product of numbers
+is not equal to a right number. What sympy could calculate for ever (towers of powers, factorials of
+factorials, text without end) is not given to it: it is equal to nothing but itself. math-verify is
+loaded at its first use and never sets an alarm.
 """
 
 import logging
