@@ -1,9 +1,9 @@
 """Formulas compared by math-verify, behind a check of what they would cost.
 
 In: two answers that are single formulas. Out: whether they are equal; a sum or a product of numbers
-is not equal to a right number. What sympy could calculate for ever (towers of powers, factorials of
-factorials, text without end) is not given to it: it is equal to nothing but itself. math-verify is
-loaded at its first use and never sets an alarm.
+is not equal to a right number, nor a division to a right integer. What sympy could calculate for
+ever (towers of powers, factorials of factorials, text without end) is not given to it: it is equal
+to nothing but itself. math-verify is loaded at its first use and never sets an alarm.
 """
 
 import logging
@@ -29,6 +29,8 @@ _COUNTED = ("\\binom", "\\dbinom", "\\tbinom", "\\choose")
 _SUMS = ("\\sum", "\\prod", "\\int", "\\bigcup", "\\bigcap")
 # In running text a row of calculations without end costs math-verify's search its cube.
 _LONG_ROW = re.compile(r"[0-9.\s+*\u00d7/^()\u00f7-]{120,}")
+
+_DIVISION = re.compile(r"[/:]|\\[cdt]?frac|\\div")
 
 
 class _TooCostlyError(Exception):
@@ -176,16 +178,27 @@ def _parsed(text: str) -> Any:
 
 def _verify(wanted: str, given: str) -> bool:
     right, said = _parsed(wanted), _parsed(given)
-    if right and said and getattr(right[0], "is_Number", False) and _is_undone(said[0]):
+    if right and said and _is_undone(right, said):
         return False
     return bool(load().verify(right, said, timeout_seconds=None))
 
 
-def _is_undone(said: Any) -> bool:
-    """Return whether it is a sum or a product of numbers, such as 43 - 39 + 46.
+def _is_undone(right: list[Any], said: list[Any]) -> bool:
+    """Return whether a number is answered by a calculation: 50 by 43 - 39 + 46, 12 by 84/7.
 
-    Paid, it teaches a policy to repeat the numbers of the question. A fraction, a power of
-    ten, a root and a factorial are forms of a number."""
-    if getattr(said, "is_Mul", False):
-        return sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in said.args) > 1
-    return bool(getattr(said, "is_Add", False))
+    Paid, it teaches a policy to repeat the numbers of the question. A power of ten, a root and a
+    factorial are forms of a number, a fraction is one unless the number is an integer."""
+    number, formula = right[0], said[0]
+    if not getattr(number, "is_Number", False):
+        return False
+    factors = formula.args if getattr(formula, "is_Mul", False) else ()
+    return (
+        getattr(formula, "is_Add", False)
+        or sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in factors) > 1
+        or (number.is_Integer and _divides(said) and not _divides(right))
+    )
+
+
+def _divides(parsed: list[Any]) -> bool:
+    """Return whether the text that was read is a division, behind its last sign of equality."""
+    return _DIVISION.search(str(parsed[-1]).rpartition("=")[2]) is not None

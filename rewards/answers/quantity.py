@@ -117,6 +117,8 @@ class Quantity:
 
     value: Fraction
     unit: str = ""
+    divides: bool = False
+    """Whether it is an integer as a division: 84/7."""
 
 
 def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
@@ -136,17 +138,20 @@ def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
     if large := _LARGE_WORD.match(rest):
         value *= 10 ** _LARGE[large[1]]
         rest = rest[large.end() :].strip(" }")
+    divides = bool(match["fraction"]) and value.denominator == 1
     if not rest or _MONEY_AFTER.fullmatch(rest):
-        return Quantity(value)
+        return Quantity(value, divides=divides)
     unit = _unit(rest, spaced=text[match.end() : match.end() + 1].isspace())
-    return None if unit is None else Quantity(value, unit)
+    return None if unit is None else Quantity(value, unit, divides)
 
 
 def same_quantity(wanted: Quantity, given: Quantity) -> bool:
     """Return whether both are the same quantity.
 
     A unit that one lacks, or that is unknown, does not matter; per cent may be hundredths or a
-    value."""
+    value. A division that is still to be done is none."""
+    if given.divides > wanted.divides:
+        return False
     if wanted.unit != given.unit and "%" in (wanted.unit, given.unit):
         return _same_percent(wanted, given)
     if wanted.unit != given.unit and wanted.unit and given.unit:

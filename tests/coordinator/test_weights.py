@@ -119,8 +119,9 @@ async def test_a_coordinator_that_stood_still_takes_nobody_for_dead(tmp_path: Pa
         records = await run.records()
     assert [r.name for r in of(ProcessChanged, records) if r.state == "lost"] == []
     assert of(BatchReturned, records) == of(LineageBegan, records) == []
-    stood = [r.text for r in of(Incident, records) if r.kind == "stood_still"]
-    assert len(stood) == 2
+    # "the coordinator stood still for 3.1 s"; a busy machine makes it stand for half a second.
+    stood = [float(r.text.split()[-2]) for r in of(Incident, records) if r.kind == "stood_still"]
+    assert len([seconds for seconds in stood if seconds > 2.5]) == 2
 
 
 def has_batch(learner: ScriptedLearner, update: int) -> bool:

@@ -196,6 +196,12 @@ WRONG = {
         ("148", "97 + 51"),
         ("36", r"\boxed{12 \times 3}"),
         ("3", "So it is $1.5 * 2$."),
+        ("12", r"\boxed{84/7}"),
+        ("12", r"\boxed{\frac{84}{7}\text{ apples}}"),
+        ("12", "Each box has 84/7 apples."),
+        ("12", r"So it is $84 \div 7$."),
+        ("12", r"So it is $\frac{84}{7}$."),
+        ("-12", "-84/7"),
     ],
     "decimal commas": [
         ("2.75", r"\boxed{275}"),

@@ -141,10 +141,13 @@ def test_a_comma_that_separates_no_thousands_separates_items(first: int, second:
 @given(st.integers(-(10**9), 10**9), st.integers(1, 1000))
 def test_a_number_in_its_layouts(above: int, below: int) -> None:
     value = Fraction(above, below)
-    fraction = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    division = f"\\boxed{{{above}/{below}}}"
+    assert is_right(division, str(value)) == (value.denominator > 1)
+    fraction = str(value)
+    if value.denominator > 1:
+        fraction = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
     for layout in (
         f"\\boxed{{{fraction}}}",
-        f"\\boxed{{{above}/{below}}}",
         f"The answer is ${fraction}$.",
         f"\\boxed{{x = {fraction} \\text{{ cm}}}}",
     ):
