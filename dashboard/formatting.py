@@ -32,7 +32,7 @@ def number(value: float | None) -> str:
         return "-"
     if value and abs(value) < 0.001:
         return f"{value:.1e}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def duration(seconds: float | None) -> str:

@@ -4,10 +4,10 @@ Each commit is checked out into a folder of its own below `.cache/revisions/`, a
 train` runs there, with the packages of this environment. For each seed the commits take turns, in a
 new random order; a row holds the accuracy before and after, the training seconds, tokens and idle
 shares as that commit's own `headrace show --json` prints them. Rows are appended to `--rows` under
-`revisions/<recipe>/<commit>/<seed>`; existing ones are not run again. `speed` is the last commit's
-trained tokens per second over the first's, `difference` its accuracy after training less the
-first's where runs end with an evaluation: mean and range over seeds. The quickstart takes some five
-minutes per run on two idle cores.
+`revisions/<recipe>/<overrides>/<commit>/<seed>`; existing ones are not run again. `speed` is the
+last commit's trained tokens per second over the first's, `difference` its accuracy after training
+less the first's where runs end with an evaluation: mean and range over seeds. The quickstart takes
+some five minutes per run on two idle cores.
 """
 
 import json
@@ -15,6 +15,7 @@ import os
 import random
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,20 @@ def measure(
     """Run all seeds at all commits that `rows` lacks; return the comparison."""
     trees = dict(map(checkout, revisions))
     first, last = next(iter(trees)), next(reversed(trees))
-    name = Path(recipe).stem
+    name, runs = Path(recipe).stem, FOLDER / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+
+    def key_of(commit: str, seed: int) -> str:
+        return "/".join(("revisions", name, *overrides, commit, str(seed)))
+
     for seed in seeds:
         for commit in random.sample(sorted(trees), len(trees)):
-            key = f"revisions/{name}/{commit}/{seed}"
-            if key in rows.rows:
+            if (key := key_of(commit, seed)) in rows.rows:
                 continue
             load = os.getloadavg()[0]
             run, chosen = f"{name}-{commit}-{seed}", [*overrides, f"seed={seed}"]
-            summary = train(recipe, chosen, root=FOLDER / "runs", name=run, tree=trees[commit])
+            root = Path(tempfile.mkdtemp(dir=runs))  # Beside those that were broken off.
+            summary = train(recipe, chosen, root=root, name=run, tree=trees[commit])
             figures = {
                 "recipe": name,
                 "revision": commit,
@@ -82,10 +88,7 @@ def measure(
                 f"{_speed(row):,.0f} tokens a second for {row['train_time_s']:.0f} s",
                 flush=True,
             )
-    of_commit = {
-        commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"] for seed in seeds]
-        for commit in trees
-    }
+    of_commit = {commit: [rows.rows[key_of(commit, seed)] for seed in seeds] for commit in trees}
     pairs = list(zip(of_commit[first], of_commit[last], strict=True))
     found: dict[str, Any] = {"name": "revisions", "recipe": name, "seeds": seeds}
     ratios = [_speed(b) / _speed(a) for a, b in pairs]

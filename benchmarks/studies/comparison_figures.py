@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.kit.arm_run import tokens_at, warm_up_updates
 from benchmarks.kit.arms import Row, rows_of
+from benchmarks.kit.rows import ResultFile
 from benchmarks.kit.study_file import Race
 from benchmarks.kit.study_plan import Study, score
 from benchmarks.kit.study_table import Table, beside, spread, text
@@ -281,10 +282,10 @@ def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]
     return Table.of([{"arm": names[label], **one} for label, one in figures.items()], columns)
 
 
-def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
+def tuning_lines(study: Study, modes: Sequence[str], rows: ResultFile) -> list[dict[str, Any]]:
     """Return a line per point that was run: arm, point, score, is it the best."""
     lines = []
-    for one in study.tuning().tried(modes):
+    for one in study.tuning(rows).tried(modes):
         missed, seconds, final = score(one.rows, target=study.target)
         lines.append(
             {

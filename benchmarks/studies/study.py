@@ -111,7 +111,8 @@ def carry_out(study: Study, options: argparse.Namespace) -> int:
     elif part is None:
         plan = study.plan(modes, seeds)
     if options.list:
-        print("\n".join(listing(study.tuning(), modes, plan, rows.rows)))
+        tuning = study.tuning(rows if part == "tune" else None)
+        print("\n".join(listing(tuning, modes, plan, rows.rows)))
         return 0
     if part == "tune" or any(is_missing(key(arm, seed), rows.rows) for arm, seed, _ in plan):
         prepare(file.prepare)
@@ -159,9 +160,9 @@ def report(
     file = study.file
     result: dict[str, Any] = {"name": study.name, "setting": study.setting}
     if part == "tune":
-        result["points"] = figures.tuning_lines(study, modes)
+        result["points"] = figures.tuning_lines(study, modes, rows)
         result["tuning_target"] = study.target
-        result["tuned"] = study.tuning().is_fair(modes, file.seeds)
+        result["tuned"] = study.tuning(rows).is_fair(modes, file.seeds)
         figures.tuning_table(result["points"]).show(f"tuning of {study.name}")
     elif file.race is None:
         found = {mode: rows_of(study.arm(mode), rows.rows, seeds) for mode in modes}

@@ -120,7 +120,7 @@ def _figures(summary: dict[str, Any]) -> None:
     """The five numbers that matter; deltas are against the evaluation before training."""
     rows = summary["evaluations"]
     last = rows[-1] if rows else {}
-    first = rows[0] if len(rows) > 1 else {}
+    first = rows[0] if len(rows) > 1 and rows[0]["label"] == "before" else {}
     accuracy, length = last.get("accuracy"), last.get("response_length")
     if first and accuracy is not None:
         change: str | None = f"{100 * (accuracy - first['accuracy']):+.1f} points"

@@ -132,7 +132,7 @@ def _scorings(
             caption="Share of the scorings in a stretch of time that gave no score. Timeout: none "
             "within the deadline. Crashed: the function raised, or its process died. Invalid: what "
             "came back was no score.",
-            wait=f"None of {scorings_of(found)} failed.",
+            wait=f"None of {count(found.number)} scorings failed.",
         ),
     ]  # fmt: skip
     return cards if len(sources) > 1 else cards[1:]
@@ -216,8 +216,8 @@ def _sources(run: RunData, rows: pd.DataFrame, found: Scorings, evaluation: int 
             st.html(f'<ul class="hr-links">{"".join(links)}</ul>')
         st.caption(
             "All answers so far, by who scored them; median and 99 % are seconds of a "
-            f"scoring, of an even sample of {scorings_of(found)}. Healthy: hardly any failures, "
-            "seconds far below the deadline, a gap that stays near what it was at first."
+            f"scoring, of an even sample of {count(found.number)} scorings. Healthy: hardly any "
+            "failures, seconds far below the deadline, a gap that stays near what it was at first."
         )
 
 
@@ -231,11 +231,6 @@ def _links(run: RunData, rows: pd.DataFrame, evaluation: int | None) -> list[str
                 said = f"{row['source']}: {count(row[column])} {what}"
                 found.append(f"<li>{link_html(link, said)}</li>")
     return found
-
-
-def scorings_of(found: Scorings) -> str:
-    """Number of scorings in the sample, in words."""
-    return f"{count(found.number)} scorings"
 
 
 def source_table(

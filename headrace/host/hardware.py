@@ -198,25 +198,18 @@ def _memory() -> tuple[int, int]:
     total, available = memory.total, memory.available
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is not None and limit < total:
-        cache = _cgroup_stat("inactive_file")
+        cache = _cgroup("memory.stat", r"^inactive_file (\d+)$") or 0
         total, available = limit, min(available, limit - (used or 0) + cache)
     return total, max(0, available)
 
 
-def _cgroup(name: str) -> int | None:
+def _cgroup(name: str, form: str = r"^(\d+)$") -> int | None:
+    """A number of this container's control group; None where it has none."""
     try:
-        text = Path("/sys/fs/cgroup", name).read_text().strip()
+        found = re.search(form, Path("/sys/fs/cgroup", name).read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
-
-
-def _cgroup_stat(name: str) -> int:
-    try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
+    return int(found[1]) if found else None
 
 
 def _with_gpus(machine: Hardware) -> Hardware:

@@ -72,11 +72,11 @@ class Ledger:
 
     def move_value(self, tokens: int, source: ValueState, target: ValueState) -> None:
         """Move tokens of finished trajectories; what is taken still counts as waiting."""
-        source, target = _VALUE_ACCOUNT[source], _VALUE_ACCOUNT[target]
-        if tokens < 0 or self.value_accounts[source] < tokens:
-            raise LedgerError(f"cannot move {tokens} value tokens {source} -> {target}: {self}")
-        self.value_accounts[source] -= tokens
-        self.value_accounts[target] += tokens
+        here, there = ("waiting" if state == "taken" else state for state in (source, target))
+        if tokens < 0 or self.value_accounts[here] < tokens:
+            raise LedgerError(f"cannot move {tokens} value tokens {here} -> {there}: {self}")
+        self.value_accounts[here] -= tokens
+        self.value_accounts[there] += tokens
 
     def balance(self) -> int:
         """generated minus the accounts: 0, always."""
@@ -103,14 +103,6 @@ class Ledger:
         for reason, tokens in self.dropped.items():
             metrics[f"ledger/dropped/{reason}"] = tokens
         return {name: float(value) for name, value in metrics.items()}
-
-
-_VALUE_ACCOUNT: dict[ValueState, ValueState] = {
-    "waiting": "waiting",
-    "taken": "waiting",
-    "trained": "trained",
-    "dropped": "dropped",
-}
 
 
 def _places(window: Window) -> list[tuple[LedgerAccount, str, int]]:

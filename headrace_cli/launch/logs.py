@@ -69,13 +69,13 @@ class ProcessLog(threading.Thread):
             self._waiting, self._left_out = self._waiting[over:], self._left_out + over
 
     def _write(self) -> None:
-        """Put into the file what it takes."""
-        if self._left_out:
-            line = f"[{self._left_out:,} bytes left out: the disk took none]\n".encode()
-            self._waiting, self._left_out = line + self._waiting, 0
+        """Put into the file what it takes, behind a line on what was left out before."""
+        left = self._left_out
+        line = f"[{left:,} bytes left out: the disk took none]\n" if left else ""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._waiting = append_some(self._path, self._waiting)
+            self._waiting = append_some(self._path, line.encode() + self._waiting)
+            self._left_out = 0
 
 
 def append_some(path: Path, data: bytes) -> bytes:

@@ -171,7 +171,11 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         for index in range(config.environment.workers if config.environment else 0)
     ]  # fmt: skip
     if config.dashboard.enabled:
-        specs.append(dashboard_process(config.dashboard.host, config.dashboard.port, run_dir))
+        page = dashboard_argv(config.dashboard.host, config.dashboard.port, run_dir.parent)
+        limit = RestartPolicy(limit=2)
+        specs.append(
+            spec("dashboard", "dashboard", *page[2:], run_dir.name, restarts=limit, needed=False)
+        )
     return specs
 
 
@@ -213,21 +217,8 @@ def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str
     return (*argv, *keys)
 
 
-def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
-    """The web page of the folder that holds a run, which knows the run that it belongs to."""
-    return ProcessSpec(
-        "dashboard",
-        "dashboard",
-        (*dashboard_argv(host, port, run_dir.parent), run_dir.name),
-        role_environment(1, ()),
-        run_dir / "logs" / "dashboard.log",
-        restarts=RestartPolicy(limit=2),
-        needed=False,
-    )
-
-
 def dashboard_argv(host: str, port: int, root: Path) -> tuple[str, ...]:
-    """The command that serves the page."""
+    """The command that serves the page of a folder of runs; a run's name behind it opens that."""
     return (sys.executable, "-m", "dashboard.server", host, str(port), str(root))
 
 

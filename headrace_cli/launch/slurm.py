@@ -47,7 +47,7 @@ def job_of(plan: HostPlan, asked: SlurmJob) -> SlurmJob:
     no room in it."""
     ranks = [share for spec, share in plan if spec.role == "learner"]
     on_gpus = bool(ranks and ranks[0].gpus)
-    widest = max(1, asked.gpus_per_node) if on_gpus else len(ranks)
+    widest = max(1, asked.gpus_per_node if on_gpus else len(ranks))
     job = replace(asked, learner_nodes=asked.learner_nodes or -(-len(ranks) // widest) or 1)
     if len(ranks) % job.learner_nodes:
         raise UserError(

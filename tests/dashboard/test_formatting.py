@@ -26,10 +26,11 @@ def test_nothing_known_is_a_dash() -> None:
 def test_numbers() -> None:
     assert count(1234567) == "1,234,567"
     assert share(0.90625) == "90.6 %"
-    assert [number(v) for v in (0.0, 0.00042, 1.2345, 12345.6)] == [
+    assert [number(v) for v in (0.0, 0.00042, 1.2345, 999.7, 12345.6)] == [
         "0",
         "4.2e-04",
         "1.23",
+        "1,000",
         "12,346",
     ]
     assert [duration(v) for v in (7.4, 185, 7620)] == ["7 s", "3:05 min", "2:07 h"]

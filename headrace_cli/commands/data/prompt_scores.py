@@ -58,6 +58,8 @@ def select(arguments: argparse.Namespace) -> int:
     run_dir = _scored_run(Path(arguments.root or "runs"), arguments.name)
     if arguments.out.exists() and not arguments.force:
         raise UserError(f"{arguments.out} is there already; --force replaces it")
+    if not (folder := arguments.out.resolve().parent).is_dir():
+        raise UserError(f"{arguments.out}: there is no folder {folder}; make it first")
     config = run_folder.read_config(run_dir)
     if arguments.policy and Path(arguments.policy).resolve() != Path(config.model.path).resolve():
         raise UserError(
@@ -78,7 +80,6 @@ def select(arguments: argparse.Namespace) -> int:
         # The hash that holds them out takes none of the chosen ones.
         held_out = source.eval_rows(config.evaluation.num_prompts)
     everything = [*base, *chosen, *held_out]
-    folder = arguments.out.resolve().parent
     records = (_record(row, folder) for row in everything)
     lines = [json.dumps(record, ensure_ascii=False, default=str) for record in records]
     arguments.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -95,6 +96,7 @@ def _scored_run(root: Path, name: str) -> Path:
     """`latest` is the newest run of `headrace score`."""
     if name == run_folder.LATEST:
         found = [path.name for path in root.glob(f"{SCORE}-*") if path.is_dir()]
+        found = [one for one in found if not run_folder.is_archived(root / one)]
         if not found:
             raise UserError(f"no prompts were scored in {root}: `headrace score RECIPE` does it")
         name = max(found)

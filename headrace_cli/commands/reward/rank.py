@@ -30,6 +30,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     require("train")
     from learner.ranking.metrics import rank_figures
 
+    if arguments.trec is not None and not (folder := arguments.trec.resolve().parent).is_dir():
+        raise UserError(f"--trec {arguments.trec}: there is no folder {folder}; make it first")
     source = Path(arguments.model).expanduser()
     left_out: Counter[str] = Counter()
     lists = _lists(arguments.lists, left_out)

@@ -153,8 +153,8 @@ def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
             overrides.append(f"{key}={json.dumps(str(value))}")
     config = load_reward_model(Path(arguments.recipe), overrides)
     out = Path(config.out) if config.out is not None else None
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} exists and is not empty; name another folder with --out")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is no empty folder; name another one with --out")
     return with_local_model(_with_run(config), download=True)
 
 
@@ -165,10 +165,15 @@ def _with_run(config: RewardModelConfig) -> RewardModelConfig:
         return config
     root, name = Path(config.root), config.data.run
     if name == LATEST:
-        trained = [n for n in run_folder.run_names(root) if run_folder.is_training(root / n)]
+        trained = [n for n in _unarchived(root) if run_folder.is_training(root / n)]
         name = trained[-1] if trained else name
     run_dir = run_folder.find_run(root, name)
     return config.model_copy(update={"data": config.data.model_copy(update={"run": str(run_dir)})})
+
+
+def _unarchived(root: Path) -> list[str]:
+    """The runs that `latest` may mean."""
+    return [n for n in run_folder.run_names(root) if not run_folder.is_archived(root / n)]
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
@@ -177,7 +182,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
         raise UserError("--resume takes everything from the run; give no recipe and no overrides")
     root, name = Path(arguments.root or "runs"), arguments.resume
     if name == LATEST:
-        names = [n for n in run_folder.run_names(root) if run_folder.is_reward_model(root / n)]
+        names = [n for n in _unarchived(root) if run_folder.is_reward_model(root / n)]
         if not names:
             raise UserError(
                 f"no reward model was trained under {root}; `headrace runs` lists the runs"

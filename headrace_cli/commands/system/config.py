@@ -40,7 +40,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not value:
         return [(prefix, value)]
     return [
         leaf
@@ -117,9 +117,9 @@ def explain(arguments: argparse.Namespace) -> int:
         print(f"{'memory':<33} unknown: {missing}")
     print("\nprocesses")
     for spec in specs:
-        places = f"cores {','.join(map(str, spec.cpus))}" if spec.cpus else ""
-        places += f"GPUs {','.join(map(str, spec.gpus))}" if spec.gpus else ""
-        print(f"  {spec.name:<14} {places:<12} {shlex.join(spec.argv[1:])}")
+        places = [f"cores {','.join(map(str, spec.cpus))}"] if spec.cpus else []
+        places += [f"GPUs {','.join(map(str, spec.gpus))}"] if spec.gpus else []
+        print(f"  {spec.name:<14} {' '.join(places):<12} {shlex.join(spec.argv[1:])}")
     for line in wrong:
         print(f"\nwrong: {line}")
     return 0

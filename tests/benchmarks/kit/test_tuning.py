@@ -123,7 +123,7 @@ def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) 
     tuned(race, rows, "streaming")
     assert race.best("streaming") == {**start, "steps": 4}
     assert len(rows.rows) == 11
-    table = tuning_lines(race, ["streaming"])
+    table = tuning_lines(race, ["streaming"], rows)
     assert [line["best"] for line in table].count(True) == 1
     assert {line["crossed"] for line in table} == {1}
 

@@ -87,6 +87,11 @@ def test_a_job_without_room_is_refused(make_config: Make) -> None:
         texts(make_config, SlurmJob(3, 0, learner_nodes=2), "learner.ranks=3")
 
 
+def test_a_job_that_only_evaluates(make_config: Make) -> None:
+    found = plan(make_config, "evaluation.only=true", "evaluation.before=true")
+    assert job_of(found, OPEN).learner_nodes == 1
+
+
 def test_processes_as_steps(make_config: Make) -> None:
     found = {s.name: s for s in steps(plan(make_config, "learner.ranks=2"), RUN, "node-7")}
     assert list(found) == ["coordinator", "learner", "generator-0", "reward-0"]

@@ -125,7 +125,9 @@ def test_a_folder_that_is_not_empty(capsys: pytest.CaptureFixture[str], tmp_path
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").touch()
     line = failed(capsys, tmp_path, str(LINES), "--out", str(tmp_path / "out"))
-    assert "exists and is not empty" in line
+    assert "exists and is no empty folder" in line
+    line = failed(capsys, tmp_path, str(LINES), "--out", str(tmp_path / "out" / "file"))
+    assert "exists and is no empty folder" in line
 
 
 @pytest.fixture
@@ -172,6 +174,9 @@ def test_resuming(capsys: pytest.CaptureFixture[str], scripted: Path) -> None:
     write_status(scripted, RewardModelStatus("finished", 10, 10, 1.0, 5.0))
     assert main(["reward", "train", "--resume", "latest", *root]) == 2
     assert "has finished" in capsys.readouterr().err
+    (scripted / run_folder.NOTES).write_text('{"archived": true}')
+    assert main(["reward", "train", "--resume", "latest", *root]) == 2
+    assert "no reward model was trained" in capsys.readouterr().err
 
 
 def test_lines_of_steps_that_will_be_taken_again_are_forgotten(scripted: Path) -> None:
