@@ -15,7 +15,6 @@ from coordinator.connections.peers import GeneratorPeer, Peer
 from coordinator.connections.permissions import (
     Refusal,
     learner_refusal,
-    loaded_refusal,
     role_refusal,
 )
 from coordinator.dispatch.prompts import Prompts
@@ -79,7 +78,7 @@ class Coordinator:
             asked_at = time.monotonic()
             identity, message = await self.hub.router.receive()
             if time.monotonic() - asked_at > _WAITED_S:
-                self.membership.nothing_left(asked_at)
+                self.membership.empty_at = asked_at
             changed |= await self._dispatch(identity, message)
             if changed and not self.hub.router.has_more():
                 changed = False
@@ -118,9 +117,11 @@ class Coordinator:
         if refusal := role_refusal(message, peer.hello.role):
             return refusal
         match message:
-            case m.WeightsLoaded():
+            case m.WeightsLoaded(version=version):
                 assert isinstance(peer, GeneratorPeer)
-                return loaded_refusal(message, peer.noticed)
+                if version not in peer.noticed:
+                    text = f"no notice of weights {version} awaits an answer"
+                    return Refusal("not_asked", text)
             case m.UpdateDone() | m.WeightNotice() | m.CheckpointDone():
                 return learner_refusal(message, self.parts.training.orders)
         return None

@@ -46,7 +46,7 @@ class Membership:
         """Time of the first Hello of processes under a name that another one holds."""
         self._asked: dict[str, float] = {}
         """Time of the last request for the Hello of each identity."""
-        self._woke_at = self._empty_at = 0.0
+        self._woke_at = self.empty_at = 0.0
         """Times at which this process last went on after a standstill, and had nothing to
         receive."""
 
@@ -190,10 +190,6 @@ class Membership:
             text = f"the coordinator stood still for {seconds:.1f} s"
             self.hub.incident("warning", "stood_still", text)
 
-    def nothing_left(self, at: float) -> None:
-        """Note the time at which nothing was left to receive (time.monotonic)."""
-        self._empty_at = at
-
     def expire(self, now: float) -> bool:
         """Forget newcomers that did not come again, and peers that were silent too long.
 
@@ -201,7 +197,7 @@ class Membership:
         self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
         self._asked = {k: at for k, at in self._asked.items() if now - at < NEWCOMER_S}
         patience = self.hub.config.transport.heartbeat_timeout_s
-        if self._empty_at < self._woke_at and now - self._woke_at <= patience:
+        if self.empty_at < self._woke_at and now - self._woke_at <= patience:
             return False  # Messages of a standstill may be left to receive.
         for name in self.hub.peers.silent(patience):
             peer = self.hub.peers.find(name)

@@ -44,7 +44,8 @@ class Phases:
         """End of the run as known now: finished, stopped, interrupted or failed."""
         self._label: Label = "before"
         self._is_evaluated = False
-        self._evaluated_at = 0
+        done = hub.state.evaluations
+        self._evaluated_at = done[-1].update if done else 0
         self._skips_told = 0
         self._leaving_since = 0.0
         self._lock = asyncio.Lock()

@@ -22,7 +22,7 @@ from coordinator.connections.message_checks import (
     cut,
     end_record,
 )
-from coordinator.connections.peers import GeneratorPeer
+from coordinator.connections.peers import GeneratorPeer, RewardPeer
 from coordinator.dispatch.leases import GrantedLease
 from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
@@ -70,8 +70,8 @@ class SelfTest:
         self._next_id, self._next_look = FIRST_ID, 0.0
         self._answered: GeneratorCheck | None = None
         """Test whose answer is to get a reward."""
-        self._asked: tuple[str, float] | None = None
-        """Name of the reward worker that was asked, and the time."""
+        self._asked: tuple[str, RewardPeer, float] | None = None
+        """Name and process of the reward worker that was asked, and the time."""
         skips = not hub.config.self_tests or hub.state.given > 0
         self._rewarded = skips or not hub.config.is_scored
         self._is_over = skips
@@ -205,12 +205,12 @@ class SelfTest:
         if self._rewarded or self._answered is None:
             return
         workers = self._hub.peers.rewards
-        if self._asked is not None and self._asked[0] in workers:
-            name, asked_at = self._asked
+        if self._asked is not None and workers.get(self._asked[0]) is self._asked[1]:
+            name, _, asked_at = self._asked
             self._check_deadline(name, "score an answer", asked_at, now)
         elif workers:
             name = min(workers)
-            self._asked = name, now
+            self._asked = name, workers[name], now
             await self._hub.send(name, m.ScoreRequest(items=[self._item(self._answered)]))
 
     def _item(self, check: GeneratorCheck) -> m.ScoreItem:

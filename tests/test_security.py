@@ -123,6 +123,9 @@ def test_no_file_with_code_is_downloaded() -> None:
          "postgresql+psycopg://host/x?user=a&password=***&port=1"),
         ("postgresql+psycopg://a@host:5432/x", "postgresql+psycopg://a@host:5432/x"),
         ("postgresql+psycopg://host:5432/x", "postgresql+psycopg://host:5432/x"),
+        ("postgresql+psycopg://a:b&c@host/x", "postgresql+psycopg://a:***@host/x"),
+        ("postgresql+psycopg:///x?password=b@c&port=1",
+         "postgresql+psycopg:///x?password=***&port=1"),
     ],
 )  # fmt: skip
 def test_passwords_are_masked(url: str, shown: str) -> None:

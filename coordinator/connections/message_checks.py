@@ -174,8 +174,7 @@ def stretch_problem(
         return "a generator speaks for an environment"
     sampled = [(start, end)] if size else []
     if streams.pieces:
-        runs = [(piece.start, piece.end) for piece in streams.pieces]
-        if not _cover(runs, start, end):
+        if _joined((piece.start, piece.end) for piece in streams.pieces) != [(start, end)]:
             return "pieces do not cover the tokens"
         sampled = [(p.start, p.end) for p in streams.pieces if p.source == "policy"]
     covered = _joined((span.start, span.end) for span in spans)
@@ -194,15 +193,6 @@ def stretch_problem(
     if not all(map(math.isfinite, values)):
         return "a reward or coefficient is not finite"
     return None
-
-
-def _cover(runs: Sequence[tuple[int, int]], start: int, end: int) -> bool:
-    """Return whether the runs, none of them empty, go from start to end without a gap."""
-    for first, last in runs:
-        if first != start or last <= first:
-            return False
-        start = last
-    return start == end
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]] | None:

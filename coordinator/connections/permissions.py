@@ -6,7 +6,6 @@ Out: the reason why the message is refused, or None. Pure functions over argumen
 and scores are checked one by one where they are taken (`intake`, `scoring`).
 """
 
-from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,13 +92,6 @@ def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:
     if type(message) in MAY_SAY[role]:
         return None
     return Refusal("not_permitted", f"a {role} may not send {type(message).__name__}")
-
-
-def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal | None:
-    """Refuse a generator's report of unannounced weights, or a second report."""
-    if message.version in noticed:
-        return None
-    return Refusal("not_asked", f"no notice of weights {message.version} awaits an answer")
 
 
 def learner_refusal(

@@ -91,6 +91,10 @@ class LeaseTable:
                 self.release(key)
                 self.open.discard(key)
                 self._leave_queue(key)
+            case r.EvaluationDone():
+                # A branch may be open still when its origin has ended.
+                self.paused.intersection_update(self.account.trajectories)
+                self._waits_evaluation.intersection_update(self.account.trajectories)
 
     # -- leases -----------------------------------------------------------------------------------
 

@@ -58,11 +58,10 @@ class Evaluator:
         self._is_issued = False
         self._label: Label = "before"
         self._began = 0.0
-        self.running = False
 
     def start(self, label: Label) -> None:
         """Begin; the first `advance` issues the prompts that are not issued yet."""
-        self._label, self._began, self.running = label, time.monotonic(), True
+        self._label, self._began = label, time.monotonic()
         self._is_issued, self._probes = False, None
 
     async def _issue(self) -> None:
@@ -124,7 +123,7 @@ class Evaluator:
         if not state.evaluations:
             self._look_for_markers(trajectories)
         self._hub.record_event(record)
-        self._asked, self.running = [], False
+        self._asked = []
         return record
 
     def _probe(self, answers: Sequence[Trajectory]) -> list[tuple[int, list[int]]]:

@@ -27,6 +27,9 @@ from headrace.protocol.records.record_types import (
 )
 from headrace.trajectory.trajectories import Trajectory
 
+MOST_BYTES, LEASE_BYTES = 8 << 20, 1024
+"""Of a message of leases; of a lease besides its tokens."""
+
 
 class Generation:
     """The coordinator's side of the generators."""
@@ -73,6 +76,7 @@ class Generation:
             tested = comes_back or not self._hub.config.self_tests
             self._hub.peers.join(hello, tested=tested)
             await self.reconciliation.agree(hello)
+            self._all_held = False  # The leases that it comes back with were not asked to end.
         if self.notice is not None:
             self._notify(hello.name, self.notice)
 
@@ -174,7 +178,7 @@ class Generation:
         if self._hub.config.environment is not None:
             # At most one trajectory per slot may wait for environments: more would only get old.
             spare = self._hub.peers.capacity - len(self._hub.leases.paused)
-            groups = min(groups, max(0, spare) // self._hub.config.schedule.num_generations)
+            groups = min(groups, -(-max(0, spare) // self._hub.config.schedule.num_generations))
         await self._lease([t for t in chosen if not t.paused][:free])
         new = list[Trajectory]()
         with self._hub.drawing_prompts():
@@ -267,13 +271,21 @@ class Generation:
         return name
 
     async def _send_leases(self, name: str, leases: list[m.Lease]) -> None:
-        """Send the leases that are still in force."""
-        given = self._hub.leases.given
-        now = [
-            x for x in leases if (own := given.get(x.trajectory_id)) and own.lease_id == x.lease_id
-        ]
-        if now:
-            await self._hub.send(name, m.Leases(leases=now))
+        """Send the leases that are still in force, in messages that fit."""
+        given, part, size = self._hub.leases.given, list[m.Lease](), 0
+        most = min(MOST_BYTES, self._hub.config.transport.part_bytes)
+        for lease in leases:
+            own = given.get(lease.trajectory_id)
+            if own is None or own.lease_id != lease.lease_id:
+                continue
+            num_bytes = LEASE_BYTES + lease.prompt_ids.nbytes + lease.prefix_ids.nbytes
+            if part and size + num_bytes > most:
+                await self._hub.send(name, m.Leases(leases=part))
+                part, size = [], 0
+            part.append(lease)
+            size += num_bytes
+        if part:
+            await self._hub.send(name, m.Leases(leases=part))
         self.reconciliation.sent(name, leases[-1].lease_id + 1)
 
     def _make_lease(self, trajectory: Trajectory) -> m.Lease:
@@ -354,8 +366,10 @@ class LeaseReconciliation:
         known = {lease: key for key, (lease, owner) in hub.state.leases.items() if owner == name}
         for lease_id, key in known.items():
             if lease_id in theirs or 0 <= hello.leases_until <= lease_id:
-                if hub.leases.of(key) is None:
+                if (lease := hub.leases.of(key)) is None:
                     hub.leases.give(key, lease_id, name)
+                else:
+                    lease.holding = False  # A hold from before this Hello went to nobody.
                 generator.add_lease(key)
             elif hub.leases.of(key) is not None:
                 hub.leases.release(key)

@@ -30,7 +30,9 @@ class StreamingScheduler(Scheduler):
         """Trajectories of first leases without a complete window, with warm_start = full."""
 
     def resume(self) -> None:
-        """Do nothing: trajectories with a lease are in play already."""
+        """Wait for first windows again; trajectories with a lease are in play already."""
+        if self._opening is not None:
+            self._opening.update(self._account.active)
 
     # -- generation -------------------------------------------------------------------------------
 

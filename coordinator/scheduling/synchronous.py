@@ -26,6 +26,8 @@ class SynchronousScheduler(Scheduler):
         """Trajectories of the round that is being generated."""
         self._pending: set[int] = set()
         """Trajectories of the round that may not be through yet."""
+        self._lacking = 0
+        """Number of groups that the round still needs: not all could be issued at once."""
 
     def restart(self) -> None:
         """Find the round and the warm-up of the learner's update, which has changed."""
@@ -38,7 +40,7 @@ class SynchronousScheduler(Scheduler):
 
     def committed(self, explained_variance: float | None) -> None:
         """Note a committed update, which ends its round, unless its batch had come back."""
-        if self._round_over():
+        if not self._under_way():
             self._end_round()
         super().committed(explained_variance)
 
@@ -67,7 +69,7 @@ class SynchronousScheduler(Scheduler):
                 self._join_round(key)
 
     def _end_round(self) -> None:
-        self._round, self._pending = set(), set()
+        self._round, self._pending, self._lacking = set(), set(), 0
 
     def _join_round(self, trajectory_id: int) -> None:
         self._round.add(trajectory_id)
@@ -84,10 +86,10 @@ class SynchronousScheduler(Scheduler):
         """Return a round's carried trajectories, then new groups; later the unleased rest."""
         if self.selector.again():
             return [], 0
-        keys, groups = self._rest(free), 0
+        keys = self._rest(free)
         if not self._round:
-            keys, groups = self._begin_round(free)
-        return [self._account.trajectories[key] for key in keys], groups
+            keys, self._lacking = self._begin_round(free)
+        return [self._account.trajectories[key] for key in keys], self._lacking
 
     def _rest(self, free: int) -> list[int]:
         """Return the round's trajectories without a lease.
@@ -125,7 +127,8 @@ class SynchronousScheduler(Scheduler):
         return carried[:free], groups if carried else max(1, groups)
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """Let new trajectories join the round."""
+        """Let a new group's trajectories join the round."""
+        self._lacking = max(0, self._lacking - 1)
         for trajectory in trajectories:
             self._join_round(trajectory.trajectory_id)
 
@@ -154,7 +157,7 @@ class SynchronousScheduler(Scheduler):
         return trajectories
 
     def _under_way(self) -> bool:
-        return bool(self._round) and not self._round_over()
+        return bool(self._round) and (self._lacking > 0 or not self._round_over())
 
     def _refills(self) -> bool:
         """Return whether dynamic sampling lets the round go on until it has a batch."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
 from headrace.protocol.token_spans import KL, Coefficient, Float32, Mark, MarkName, Reward
 from learner.batching.group_statistics import Groups
+from learner.batching.packing import ranges
 from learner.batching.segments import Segments, segment_ids, segment_sums, segments_of
 from learner.batching.token_reads import (
     TokenReads,
@@ -72,6 +73,11 @@ class PolicyBatch:
     groups: Groups
     same_version: Tensor
 
+    def window_lams(self) -> list[float]:
+        """Return the lambda of each window: that of its last turn."""
+        of_segments = zip(self.windows_of.tolist(), self.segments.lam.tolist(), strict=True)
+        return [lam for _, lam in sorted(dict(of_segments).items())]
+
 
 @dataclass(frozen=True, eq=False)
 class ValueBatch:
@@ -80,7 +86,8 @@ class ValueBatch:
     `answers` [A + 1] is where each answer begins in the T tokens, `groups` [A] are their groups.
     `reads` are the critic's, `policy_reads` a policy's, without the critic's private prompt;
     `rewards` [T] are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent) and
-    `hot` [T] is as in windows; `positions` [T] are the tokens' positions, inserted ones counted."""
+    `hot` [T] is as in windows; `numbers` [T] are the tokens' numbers in their answer, inserted ones
+    not counted."""
 
     reads: TokenReads
     policy_reads: TokenReads
@@ -91,7 +98,7 @@ class ValueBatch:
     behaviour: Tensor
     hot: Tensor
     kl_coef: float | Tensor
-    positions: Tensor
+    numbers: Tensor
 
 
 class LossCounts(NamedTuple):
@@ -176,6 +183,7 @@ def value_batch(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.dev
     sequences = critic_sequences(shard.sequences)
     sampled = sampled_answers(sequences, shard.values)
     reads = reads_of(sequences, shard.values, sampled)
+    numbers = ranges(np.zeros_like(sampled.lengths), sampled.lengths)
     has_asides = any(sequence.aside is not None for sequence in shard.sequences)
     ended = [True] * len(shard.values)
     lengths = [part.tokens for part in _parts(sampled, shard.values, sequences, ended)]
@@ -191,7 +199,7 @@ def value_batch(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.dev
         behaviour=_tensor(sampled.pick(behaviour, np.float32), device),
         hot=_marked("hot", [v.marks for v in shard.values], sampled, device),
         kl_coef=_coefficient(KL, kl_coef, sampled, [v.coefficients for v in shard.values], device),
-        positions=torch.from_numpy(sampled.positions).to(device),
+        numbers=torch.from_numpy(numbers).to(device),
     )
 
 

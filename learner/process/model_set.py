@@ -105,7 +105,9 @@ class ModelSet:
         if self._processor is not None:
             self._images = ImageInputs(read_image, self._processor, model)
         self._let_see(policy)
-        self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            config.model.path, trust_remote_code=config.model.trust_remote_code
+        )
         self.networks: dict[str, PreTrainedModel] = {POLICY: model}
         self.engines: dict[str, DeepSpeedEngine | FeatureEngine] = {
             POLICY: DeepSpeedEngine(policy, learner.policy, learner)
@@ -125,13 +127,14 @@ class ModelSet:
             for network in self.networks.values():
                 network.gradient_checkpointing_enable({"use_reentrant": False})
                 network.train()
-        if learner.compile:
-            for name in self.networks.keys() - {RANKER}:
-                compile_layers(self.networks[name])
         self.place = self._place(rank, work, shares_rows=shares_rows)
         self.reference = None
         if algorithm.kl is not None:
             self.reference = self._load_reference(shares_rows)
+        # Behind all loading, which registers attention as it is without a compiler.
+        if learner.compile:
+            for name in self.networks.keys() - {RANKER}:
+                compile_layers(self.networks[name])
         # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
         self.policy_bytes = sum(
             getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()

@@ -97,7 +97,7 @@ def recompute(
             name: windows.sampled.spread(column.to(torch.float32).numpy())
             for name, column in columns.items()
         },
-        lams=windows.segments.lam.tolist(),
+        lams=windows.window_lams(),
         metrics={name: value for name, value in metrics.items() if value == value},
         lacking=_lacking(algorithm, windows, finished, stored),
     )

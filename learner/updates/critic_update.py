@@ -158,7 +158,7 @@ class CriticUpdate(ModelUpdate):
         """Return the tallies of prediction errors, targets and values."""
         finished, old = self._finished, self.start.numbers
         known = self.start.known & old.isfinite()
-        cuts = window_cuts(finished.positions, finished.segments, window=self._window)
+        cuts = window_cuts(finished.numbers, finished.segments, window=self._window)
         values, all_of = old, known
         if seen.values is not None and self._totals.policy_tokens:
             values, all_of = seen.values, torch.ones_like(seen.values, dtype=torch.bool)

@@ -63,7 +63,7 @@ def figures_of(
         values of each model, if they are carried over.
     """
     tallies = [tally for model in models for tally in model.tallies(seen)]
-    tallies += [_log_tally(model.prefix, model.log) for model in models]
+    tallies += [_log_tally(model.prefix, model.log, place.device) for model in models]
     if carried:
         counts = Counter(bytes=sum(store.num_bytes for store in carried))
         for store in carried:
@@ -102,8 +102,9 @@ def _engine_figures(model: ModelUpdate, sums: Mapping[str, float]) -> dict[str, 
     return figures
 
 
-def _log_tally(prefix: str, log: StepLog) -> Tally:
-    losses = torch.stack(log.losses).to(torch.float64).sum() if log.losses else torch.zeros(())
+def _log_tally(prefix: str, log: StepLog, device: torch.device) -> Tally:
+    nothing = torch.zeros((), device=device)
+    losses = torch.stack(log.losses).to(torch.float64).sum() if log.losses else nothing
     counts = {name: getattr(log, name) for name in ("tokens", "fillers", "trained", "reads")}
     sums = _scalars(prefix, counts, losses.device)
     return Tally(sums | {f"{prefix}/loss": losses.to(torch.float64)}, {})

@@ -178,11 +178,11 @@ def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
     )
 
 
-def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor:
+def window_cuts(numbers: Tensor, segments: Segments, *, window: int) -> Tensor:
     """[T] bool: last tokens of unfinished windows in whole responses (segments).
 
-    `positions` [T] are the tokens' positions, inserted tokens counted."""
-    of_window = positions // window
+    `numbers` [T] are the tokens' numbers among the sampled ones of their answer."""
+    of_window = numbers // window
     later = torch.cat([of_window[1:], of_window[-1:]])
     return (of_window != later) & (tokens_left(segments) > 0)
 
@@ -261,7 +261,7 @@ def tally_egae(
         "egae/bootstrapped_tokens": _count(guessed[ids]),
         "egae/windows": _count(some),
         "egae/cut_windows": _count(some & guessed),
-        "egae/value_at_cut": _sum(values, last & cut[ids]),
+        "egae/value_at_cut": _sum(values, last & guessed[ids]),
         "egae/boundary_tokens": _count(boundary),
         "egae/boundary_advantage": _sum(advantages, boundary),
         "egae/boundary_absolute": _sum(advantages.abs(), boundary),

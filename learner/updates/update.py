@@ -261,7 +261,7 @@ def _diagnostics(
         name: windows.sampled.spread(figures[name].to(torch.float32).cpu().numpy())
         for name in COLUMN_NAMES
     }
-    lams = dict(zip(windows.windows_of.tolist(), windows.segments.lam.tolist(), strict=True))
+    lams = windows.window_lams()
     return [
         TokenDiagnostics(
             window_id=window.window_id,

@@ -133,6 +133,8 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
         if not isinstance(value, str) or value == NULL:
             continue
         before, value, behind = _FILE_IN_NAME.fullmatch(value).groups("")  # type: ignore[union-attr]
+        if key in ("name", "function") and not value.endswith(".py"):
+            continue  # A built-in name, or PACKAGE:THING, whatever folders there are.
         for folder in folders:
             try:
                 candidate = folder / Path(value).expanduser()

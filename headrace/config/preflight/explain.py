@@ -61,7 +61,9 @@ def facts(config: RunConfig) -> list[Fact]:
         Fact("optimizer steps per update", policy.epochs * policy.minibatches, "steps",
              "policy: epochs x minibatches"),
     ]  # fmt: skip
-    if isinstance(config.task, MixtureConfig):
+    if isinstance(config.task, MixtureConfig) and all(
+        sum(point.weights.values()) > 0 for point in config.task.schedule
+    ):
         found += _mixture(config.task)
     for part in (_staleness, _lambda, _groups, _overlong, _units):
         found += part(config)
@@ -147,8 +149,8 @@ def _lambda(config: RunConfig) -> list[Fact]:
 def _groups(config: RunConfig) -> list[Fact]:
     schedule, advantages = config.schedule, config.algorithm.advantages
     found = []
-    if isinstance(advantages, GroupAdvantageConfig) and advantages.baseline != "none":
-        size = schedule.num_generations
+    size = schedule.num_generations
+    if isinstance(advantages, GroupAdvantageConfig) and advantages.baseline != "none" and size > 1:
         meaning = "of a right answer alone in its group, reward 1 against 0"
         found.append(Fact("largest advantage", round(_lone(advantages, size), 4), "", meaning))
     if config.algorithm.admit != "all":

@@ -7,12 +7,12 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 
-_PASSWORD = re.compile(r"(?P<before>://[^:/@]*:(?=[^@]*@)|password=)[^@&]*")
+_PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*(?=@)|(password=)[^&]*")
 
 
 def mask_password(url: str) -> str:
     """The address of a database with stars for its password."""
-    return _PASSWORD.sub(r"\g<before>***", url)
+    return _PASSWORD.sub(r"\1\2***", url)
 
 
 class EvaluationConfig(StrictModel):

@@ -1,7 +1,7 @@
 """Ends of a connection: messages to frames and back, with deliveries, without sockets.
 
 In: messages to send, and frames that arrived. Out: frames, messages, and what is answered at once.
-What is no message is counted, and told to `on_reject` where there is one; nothing here raises for
+What is no message is dropped, and told to `on_reject` where there is one; nothing here raises for
 what arrives. A process's sockets have the identity NAME~SECRET, with a new random secret for each
 process: nobody else can guess it, so that it distinguishes a process from another one that uses the
 same name.
@@ -58,7 +58,6 @@ class RoleEndpoint:
     def __init__(self, max_bytes: int) -> None:
         self._codec = message_codec(max_bytes=max_bytes)
         self._delivery: Delivery | None = None
-        self.rejected = 0
 
     def encode(self, message: Message) -> Frames:
         """The frames of a message. ProtocolError when it is too long."""
@@ -72,14 +71,11 @@ class RoleEndpoint:
 
     def decode(self, frames: Sequence[bytes]) -> tuple[Message | None, list[Frames]]:
         """The message that is handed on, if one is, and what is answered at once."""
-        place, message = _read(self._codec, frames, self._reject)
+        place, message = _read(self._codec, frames, lambda _reason: None)
         if place is None or self._delivery is None:
             return message, []
         handed_on, answers = self._delivery.accept(place, message)
         return message if handed_on else None, answers
-
-    def _reject(self, _reason: str) -> None:
-        self.rejected += 1
 
 
 class RouterEndpoint:
@@ -91,7 +87,6 @@ class RouterEndpoint:
         """`most`: maximum number of unacknowledged messages that are kept for one process."""
         self._codec, self._most = message_codec(max_bytes=max_bytes), most
         self._on_reject = on_reject
-        self.rejected = 0
         self._deliveries: dict[str, Delivery] = {}
         """By identity."""
         self._last = ("", 0)
@@ -122,7 +117,6 @@ class RouterEndpoint:
         identity = frames[0].decode(errors="replace")
 
         def reject(reason: str) -> None:
-            self.rejected += 1
             if self._on_reject:
                 self._on_reject(identity, reason)
 

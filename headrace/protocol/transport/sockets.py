@@ -2,9 +2,9 @@
 
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
-process name (`endpoints.py`). What cannot be decoded is counted by `rejected` and reported to
-`on_reject`; it never raises out of `receive`. From the Hello that a router takes (`begin_delivery`)
-until `end_delivery`, messages both ways arrive once and in order, also where connections break
+process name (`endpoints.py`). What cannot be decoded is dropped and reported to `on_reject`; it
+never raises out of `receive`. From the Hello that a router takes (`begin_delivery`) until
+`end_delivery`, messages both ways arrive once and in order, also where connections break
 (`delivery.py`). Sockets use CURVE keys where they are given a folder of them (all sockets of a run
 are); without keys a router binds to loopback only.
 """
@@ -120,11 +120,6 @@ class _BoundSocket:
         assert isinstance(endpoint, bytes)
         self.address = endpoint.rstrip(b"\0").decode()
         self.port = int(self.address.rsplit(":", 1)[1])
-
-    @property
-    def rejected(self) -> int:
-        """Number of arrivals that were no messages."""
-        return self._end.rejected
 
     @property
     def denied(self) -> int:
@@ -269,11 +264,6 @@ class _ConnectedSocket:
                 f"cannot connect to {link.address!r} ({error}); an address looks like "
                 "tcp://HOST:PORT"
             ) from error
-
-    @property
-    def rejected(self) -> int:
-        """Number of arrivals that were no messages."""
-        return self._end.rejected
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""

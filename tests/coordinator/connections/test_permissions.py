@@ -11,7 +11,6 @@ from coordinator.connections.permissions import (
     OutstandingRequests,
     hello_problem,
     learner_refusal,
-    loaded_refusal,
     role_refusal,
 )
 from headrace.errors import UserError
@@ -93,18 +92,6 @@ def test_another_protocol_is_refused() -> None:
     other = m.Hello(role="learner", name="learner-0", pid=1, host="h", protocol=1)
     assert hello_problem(identity_of("learner-0"), other, 0) == (
         f"this is protocol {m.PROTOCOL_VERSION}"
-    )
-
-
-# -- the generator's weights -----------------------------------------------------------------------
-
-
-def test_a_generator_answers_the_notices_that_it_was_given() -> None:
-    loaded = m.WeightsLoaded(version=4, gap_s=0.0, load_s=0.0)
-    assert loaded_refusal(loaded, {3, 4}) is None
-    assert loaded_refusal(loaded, {3}) == (
-        "not_asked",
-        "no notice of weights 4 awaits an answer",
     )
 
 

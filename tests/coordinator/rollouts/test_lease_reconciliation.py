@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.loop import BEAT_ALL
+from coordinator.rollouts import generation
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import Incident, ProcessChanged, TokensLost
 from headrace.protocol.transport.endpoints import identity_of
@@ -175,6 +176,42 @@ async def test_heartbeats_say_how_far_leases_have_been_sent(
                 told = message.leases_until
                 assert told <= sent + 1
         assert told == stage.hub.state.next_lease == sent + 1
+
+
+async def test_leases_go_out_in_messages_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MOST_BYTES", 2 * generation.LEASE_BYTES)
+    async with staged(endless(), tmp_path / "run") as stage:
+        said: list[m.Leases] = []
+
+        async def send(_name: str, message: m.Message) -> bool:
+            if isinstance(message, m.Leases):
+                said.append(message)
+            return True
+
+        monkeypatch.setattr(stage.hub, "send", send)
+        await leased(stage)
+        await stage.hub.recorder.flush()
+        assert len(said) > 1
+        assert {len(message.leases) for message in said} == {1}
+        given = {lease_id for lease_id, _ in stage.hub.state.leases.values()}
+        assert {lease.lease_id for message in said for lease in message.leases} == given
+
+
+async def test_who_comes_back_while_the_run_drains_is_held(tmp_path: Path) -> None:
+    """The hold of when it was silent went to nobody."""
+    async with staged(endless(), tmp_path / "run") as stage:
+        await leased(stage)
+        back, generation_ = hello(stage), stage.coordinator.parts.generation
+        assert back.leases
+        stage.coordinator.membership.forget(GENERATOR)
+        generation_.draining = True
+        generation_.hold_all()
+        await stage.coordinator._dispatch(stage.identities[GENERATOR], back)
+        generation_.hold_all()
+        held = [lease.holding for _, lease in stage.hub.leases.training()]
+        assert held == [True] * len(back.leases)
 
 
 async def test_what_two_generators_sampled_is_told_from_what_was_refused(tmp_path: Path) -> None:

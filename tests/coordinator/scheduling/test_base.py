@@ -164,6 +164,39 @@ def test_a_round_goes_on_where_a_generator_was_lost() -> None:
     assert world.fill(4) == [lost]
 
 
+def test_a_round_waits_for_groups_that_could_not_be_issued_at_once() -> None:
+    """Environments had no room, or the disk took no image."""
+    world = World(make_config())
+
+    def end_one() -> None:
+        (trajectory,) = world.issue()
+        world.lease(trajectory)
+        world.chunk(trajectory, 2, "stop")
+        world.reward(trajectory)
+
+    for lacking in (4, 3, 2, 1):
+        assert world.take() is None
+        assert world.scheduler.next_leases(8) == ([], lacking)
+        end_one()
+    assert world.scheduler.next_leases(8) == ([], 0)
+    prepared = world.take()
+    assert prepared is not None
+    assert len(prepared.taken.windows) == 4
+
+
+def test_a_full_start_waits_for_first_windows_after_a_restart_too() -> None:
+    schedule = {"mode": "streaming", "max_staleness": 4, "batch_windows": 1, "warm_start": "full"}
+    world = World(make_config(schedule=schedule, algorithm={"value": {"warmup_updates": 0}}))
+    world.fill(4)
+    world.restart()
+    first, *others = world.leased()
+    world.chunk(first, WINDOW)
+    assert world.take() is None
+    for trajectory in others:
+        world.chunk(trajectory, WINDOW)
+    assert world.take() is not None
+
+
 def test_carried_trajectories_leave_no_small_batch_behind() -> None:
     """5 slots for groups of 2, one trajectory carried: two groups, not three."""
     world = World(make_config(schedule={"batch_windows": 5, "num_generations": 2}))

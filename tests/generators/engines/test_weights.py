@@ -132,6 +132,15 @@ async def test_wrong_bytes_are_thrown_away(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_file_that_lost_its_bytes_is_fetched_again(tmp_path: Path) -> None:
+    """A machine that lost power may have kept the name alone."""
+    server = WeightServer(DATA)
+    notice = make_notice([server.router.address])
+    (tmp_path / f"{notice.digest}.safetensors").touch()
+    path = await fetch_from(server, notice, tmp_path)
+    assert path.read_bytes() == DATA
+
+
 async def test_an_empty_piece_says_that_the_version_is_gone(tmp_path: Path) -> None:
     server = WeightServer(b"")
     with pytest.raises(WeightsUnavailableError, match="gone"):

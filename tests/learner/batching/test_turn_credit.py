@@ -107,6 +107,17 @@ def advantages(
     return [float(x) for x in found.raw]
 
 
+def test_windows_of_several_turns_have_one_lambda_and_tokens_one_number() -> None:
+    made, shard = algorithm(), Episode([2, 2, 2], REWARDS).shard(4, by_turn=True)
+    half = policy_batch(
+        shard, version=0, lambdas=made.lambdas, shape=made.shape_rewards, kl_coef=0.0, device=CPU
+    )
+    assert half.windows_of.tolist() == [0, 0, 1]
+    assert half.window_lams() == [1.0, 1.0]
+    whole = value_batch(shard, shape=made.shape_rewards, kl_coef=0.0, device=CPU)
+    assert whole.numbers.tolist() == [0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("window", "by_turn", "boundary", "gamma", "lam", "expected"),
     [

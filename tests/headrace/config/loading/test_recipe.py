@@ -153,6 +153,10 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(
     assert score == f"{tmp_path}/mine.py:score"
     names = [entry.name for entry in load_recipe(recipe, [several]).reward.functions]
     assert names == [f"{tmp_path}/mine.py:a", "package.module:b"]
+    (tmp_path / "search").mkdir()
+    environment = load_recipe(recipe, ["environment.name=search"]).environment
+    assert environment is not None
+    assert environment.name == "search", "a built-in name is no path"
 
 
 def test_a_key_of_an_unset_section_sets_it_again(recipe: Path) -> None:

@@ -45,6 +45,12 @@ def test_lockstep_has_no_staleness(make_config: Make) -> None:
     assert "never" in str(found["ends"])
 
 
+def test_groups_of_one_are_left_to_the_rules(make_config: Make) -> None:
+    overrides = ("algorithm.name=grpo", "algorithm.value=null", "algorithm.advantages=null")
+    group = ("algorithm.advantages.kind=group", "schedule.num_generations=1")
+    assert "largest advantage" not in values(make_config(*overrides, *group))
+
+
 def test_a_stream_of_plain_policy_gradient_says_that_age_is_not_corrected(
     make_config: Make,
 ) -> None:

@@ -161,7 +161,7 @@ async def test_garbage_is_counted_and_the_next_message_arrives() -> None:
             with dealt(link_to(router), "reward-0") as dealer:
                 await dealer.send(hello("reward-0"))
                 assert await arrival(router) == ("reward-0", hello("reward-0"))
-                while router.rejected < 5:
+                while len(reasons) < 5:
                     await dealer.send(Heartbeat())
                     assert await arrival(router) == ("reward-0", Heartbeat())
     finally:
@@ -190,14 +190,13 @@ async def test_a_message_over_the_limit_never_reaches_the_reader() -> None:
                 await dealer.send(Shutdown(reason="x" * LIMIT))
 
 
-async def test_a_role_counts_garbage_too() -> None:
+async def test_a_role_reads_past_garbage() -> None:
     with routed() as router, dealt(link_to(router), "reward-0") as dealer:
         await dealer.send(hello("reward-0"))
         await arrival(router)
         await router._socket.send_multipart([b"reward-0", b"noise"])
         await router.send("reward-0", Shutdown(reason="done"))
         assert await dealer.receive() == Shutdown(reason="done")
-        assert dealer.rejected == 1
 
 
 async def test_a_process_of_the_same_name_takes_over() -> None:
