@@ -24,6 +24,8 @@ attribute `replayable = False`.
 import importlib
 import importlib.util
 import inspect
+import sys
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
@@ -133,10 +135,12 @@ def thing_of(target: str) -> Any:
     if path.suffix != ".py":
         module = importlib.import_module(source)
     else:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        name = f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+        spec = importlib.util.spec_from_file_location(name, path)
         if not path.is_file() or spec is None or spec.loader is None:
             raise NoEnvironmentError(f"there is no file {path}")
-        module = importlib.util.module_from_spec(spec)
+        # Dataclasses and structs look up their annotations there.
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     if not hasattr(module, thing):
         raise NoEnvironmentError(f"{source} has no {thing}")

@@ -148,7 +148,7 @@ def _llama(text: str) -> Iterator[ToolCall | ToolError]:
     while text:
         try:
             _, end = decoder.raw_decode(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             end = len(text)
         yield _json_call(text[:end], "parameters")
         text = text[end:].lstrip("; \n")
@@ -158,7 +158,9 @@ def _json_call(text: str, key: str) -> ToolCall | ToolError:
     try:
         said = json.loads(text)
         return msgspec.convert({"name": said["name"], "arguments": said.get(key) or {}}, ToolCall)
-    except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError,
+    ) as error:  # fmt: skip
         return ToolError(f"this is no call: {type(error).__name__}: {error}")
 
 

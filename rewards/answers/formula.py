@@ -194,9 +194,19 @@ def _is_undone(right: list[Any], said: list[Any]) -> bool:
     factors = formula.args if getattr(formula, "is_Mul", False) else ()
     return (
         getattr(formula, "is_Add", False)
+        or _sums_up(formula)
         or sum(bool(x.is_Integer or x.is_Float) and abs(x) != 1 for x in factors) > 1
         or (number.is_Integer and _divides(said) and not _divides(right))
     )
+
+
+def _sums_up(formula: Any) -> bool:
+    """Return whether rational numbers are added anywhere in a formula, equations apart."""
+    if getattr(formula, "is_Relational", False):
+        return False
+    if getattr(formula, "is_Add", False) and formula.is_rational:
+        return True
+    return any(map(_sums_up, getattr(formula, "args", ())))
 
 
 def _divides(parsed: list[Any]) -> bool:

@@ -126,12 +126,12 @@ class Json(StrictModel):
         fence = _FENCE.fullmatch(text.strip()) if self.fenced else None
         try:
             value = json.loads(fence[1] if fence else text)
+            if self.json_schema is None:
+                return True
+            validator = jsonschema.validators.validator_for(self.json_schema)(self.json_schema)
+            return bool(validator.is_valid(value))
         except (ValueError, RecursionError):
             return False
-        if self.json_schema is None:
-            return True
-        validator = jsonschema.validators.validator_for(self.json_schema)(self.json_schema)
-        return bool(validator.is_valid(value))
 
 
 class Edge(StrictModel):

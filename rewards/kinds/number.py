@@ -56,7 +56,7 @@ def build(options: Options) -> Verifier:
             return right_or_wrong(False)
         size = abs(wanted.value)
         right = off <= max(Fraction(options.absolute), Fraction(options.relative) * size)
-        return right_or_wrong(right, error=float(min(off / size, Fraction(10**6)) if size else off))
+        return right_or_wrong(right, error=float(min(off / size if size else off, Fraction(10**6))))
 
     return Verifier(judge)
 
@@ -84,6 +84,8 @@ def _given(text: str) -> Quantity | None:
 
 def _difference(wanted: Quantity, given: Quantity, options: Options) -> Fraction | None:
     """Return the difference in the right one's unit; None where there is none."""
+    if given.divides > wanted.divides:
+        return None
     plain = abs(wanted.value - given.value)
     if options.units == "ignore" or wanted.unit == given.unit:
         return plain

@@ -27,6 +27,7 @@ from rewards.verifier import Verifier
 
 MAX_VALUE_BYTES = 1 << 20
 MAX_RESULT_BYTES = 1 << 26
+MAX_HEAP_BYTES = 1 << 29
 MAX_QUERY = 1 << 16
 _STEPS_AT_ONCE = 1000
 
@@ -76,7 +77,7 @@ def build(options: Options) -> Verifier:
         given = query_of(marked_part(item.text, options.answer_marker))
         try:
             rows = _rows(database, given, options)
-        except (sqlite3.Error, sqlite3.Warning, UnicodeError, ValueError):
+        except (sqlite3.Error, sqlite3.Warning, UnicodeError, ValueError, MemoryError):
             return right_or_wrong(False, ran=0.0)
         ordered = options.order == "always" or (options.order == "auto" and is_ordered(query))
         same = wanted == rows if ordered else Counter(wanted) == Counter(rows)
@@ -140,6 +141,7 @@ def _rows(database: bytes, query: str, options: Options) -> Rows:
 def _connect() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA hard_heap_limit = {MAX_HEAP_BYTES}")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     return connection

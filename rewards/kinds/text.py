@@ -52,15 +52,15 @@ def build(options: Options) -> Verifier:
     def judge(item: ScoreItem) -> Verdict:
         given = _plain(marked_part(item.text, options.answer_marker), options)
         if options.match == "exact":
-            return right_or_wrong(given == _plain(right_answer(item), options))
+            return right_or_wrong(_folded(given, options) == _folded(right_answer(item), options))
         wanted = pattern or _of_row(right_answer(item), options)
         found = wanted.search(given) if options.match == "regex" else wanted.fullmatch(given)
         filled = found.groups() if found and options.match == "format" else ()
         if found is None or not all(part and part.strip() for part in filled):
             return right_or_wrong(False, format=0.0)
         group = options.answer_group
-        said = None if group is None else _plain(found[group] or "", options)
-        if said is None or said == _plain(right_answer(item), options):
+        said = None if group is None else _folded(found[group] or "", options)
+        if said is None or said == _folded(right_answer(item), options):
             return right_or_wrong(True, format=1.0)
         return Verdict(options.format_reward, False, {"correct": 0.0, "format": 1.0})
 
@@ -99,5 +99,10 @@ def _flags(options: Options) -> re.RegexFlag:
 
 
 def _plain(text: str, options: Options) -> str:
-    text = " ".join(text.split()) if options.ignore_blanks else text.strip()
-    return text.casefold() if options.ignore_case and options.match == "exact" else text
+    return " ".join(text.split()) if options.ignore_blanks else text.strip()
+
+
+def _folded(text: str, options: Options) -> str:
+    """A text as it is compared."""
+    text = _plain(text, options)
+    return text.casefold() if options.ignore_case else text

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateTable
@@ -57,7 +58,8 @@ def open_file(path: Path) -> Engine:
     """A writing engine for a SQLite file, with tables. UserError: tables of another schema."""
     if path.exists():
         check_schema(read_file(path))
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _LOCKED_TIMEOUT_S})
+    place = URL.create("sqlite", database=str(path))
+    engine = create_engine(place, connect_args={"timeout": _LOCKED_TIMEOUT_S})
     event.listen(engine, "connect", _write_pragmas)
     upgrade(engine)
     return engine
@@ -96,9 +98,10 @@ def check_schema(engine: Engine) -> None:
 def read_file(path: Path) -> Engine:
     """An engine for a SQLite file that cannot write."""
     # A folder nobody can write to has no place for the WAL's index: it can only be read as it is.
-    mode = "mode=ro" if os.access(path.parent, os.W_OK) else "immutable=1"
+    mode = {"mode": "ro"} if os.access(path.parent, os.W_OK) else {"immutable": "1"}
+    file = f"file:{quote(str(path))}"
     return create_engine(
-        f"sqlite:///file:{path}?{mode}&uri=true",
+        URL.create("sqlite", database=file, query={**mode, "uri": "true"}),
         connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
         poolclass=NullPool,
     )

@@ -23,11 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import select
 
+from headrace.protocol.records.record_types import AuditArrived
 from storage.database.reader import RunReader
 from storage.database.tables import Projection, Trajectory
 from storage.database.trajectory_rows import COLUMNS as COLUMNS_OF
 from storage.exports.columns import WORD, array_of
 from storage.journal.responses import Int64
+from storage.journal.segment_index import SegmentIndex
+from storage.journal.segments import read_batches
 
 SCHEMA = pa.schema(
     [
@@ -77,6 +80,7 @@ class _IndexedRun:
 
 _KNOWN: OrderedDict[tuple[str, int, bool], _IndexedRun] = OrderedDict()
 _ALL = threading.Lock()
+_SEGMENT_INDEX = SegmentIndex()
 
 
 def matching(
@@ -159,6 +163,11 @@ def _may_change(status: str, score: str | None) -> bool:
 
 def _read_on(reader: RunReader, known: _IndexedRun) -> None:
     """Read all rows again that may have changed."""
+    if known.offset >= 0 and "audit_status" in known.schema.names:
+        # An audit comes behind the reward, of whichever answer.
+        for batch in read_batches(reader.journal, known.offset, _SEGMENT_INDEX):
+            audits = batch.filter(pc.equal(batch.column("kind"), AuditArrived.__name__))
+            known.settled = min([known.settled, *audits.column("trajectory_id").to_pylist()])
     ids = known.rows.column("trajectory_id").to_numpy()
     kept = int(np.searchsorted(ids, known.settled))
     t, schema = Trajectory, known.schema

@@ -7,6 +7,7 @@ with different seeds are compared on the same prompts, none of which training ev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -102,8 +103,10 @@ class DatasetSource:
                 "no training rows are left beside the held-out ones: lower task.eval_fraction, "
                 "or give a task.eval_path with other prompts"
             )
-        self.training = training
-        self.evaluation = sorted(evaluation, key=lambda row: (prompt_hash(row.prompt), row.id))
+        seen = Counter[str]()
+        self.training = _with_own_ids(training, seen)
+        held_out = _with_own_ids(evaluation, seen)
+        self.evaluation = sorted(held_out, key=lambda row: (prompt_hash(row.prompt), row.id))
         self._seed = seed
         # Two epochs are live at once when positions near a border are asked for again.
         self._order = lru_cache(maxsize=2)(self._shuffled)
@@ -122,6 +125,16 @@ class DatasetSource:
 
     def training_rows(self, count: int) -> list[TaskRow]:
         return self.training[:count]
+
+
+def _with_own_ids(rows: list[TaskRow], seen: Counter[str]) -> list[TaskRow]:
+    """The rows; an id that was `seen` gets a number: files may share names, or ids."""
+    found = []
+    for row in rows:
+        seen[row.id] += 1
+        again = seen[row.id]
+        found.append(row if again == 1 else replace(row, id=f"{row.id}#{again}"))
+    return found
 
 
 class DomainSource:

@@ -170,6 +170,7 @@ def test_calls_of_a_turn_are_answered_in_their_order_and_wait_together() -> None
         (call("nothing"), "no tool 'nothing'", "errors"),
         ("<tool_call>{'name'", "no call", "errors"),
         ("<tool_call>[1]</tool_call>", "no call", "errors"),
+        ("<tool_call>" + "[" * 5000, "no call", "errors"),
         ('<tool_call>{"name": "multiply", "arguments": 3}</tool_call>', "no call", "errors"),
     ],
 )

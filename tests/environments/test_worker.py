@@ -202,6 +202,16 @@ def test_a_name_without_an_environment_is_one_line(name: str, words: str) -> Non
     assert "\n" not in str(found.value)
 
 
+def test_a_file_with_postponed_annotations_and_a_dataclass(tmp_path: Path) -> None:
+    file = tmp_path / "later.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Later:\n    size: int = 3\n"
+        "    def reset(self, row, seed): return None\n    def step(self, turn): return None\n"
+    )
+    maker_of(f"{file}:Later", {})
+
+
 def test_a_child_that_cannot_load_it_says_why() -> None:
     async def start() -> None:
         async with pool("Half"):

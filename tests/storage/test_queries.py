@@ -411,8 +411,11 @@ def test_sources_of_rewards(tmp_path: Path) -> None:
     audited = AuditArrived(
         at=8.5, trajectory_id=10, source="truth", status="ok", reward=0.25, seconds=1.0
     )
+    where = {"filters": {"purpose": "train"}, "where": "audit_status = 'ok'"}
+    assert queries.trajectory_page(tmp_path / "run", **where).total == 0
     store.append([audited])
     store.close()
+    assert queries.trajectory_page(tmp_path / "run", **where).total == 1
     (row,) = queries.reward_sources(tmp_path / "run").to_dict("records")
     counts = {name: row[name] for name in ("answers", "ok", "timeout", "crashed", "invalid")}
     assert counts == {"answers": 2, "ok": 1, "timeout": 1, "crashed": 0, "invalid": 0}

@@ -51,6 +51,13 @@ def test_each_check(check: dict[str, Any], passes: str, fails: str) -> None:
     assert (bad.reward, bad.correct, bad.parts) == (0.0, False, {"correct": 0.0, name: 0.0})
 
 
+def test_json_too_deep_for_its_schema_is_wrong() -> None:
+    check = {"type": "json", "json_schema": {"items": {"$ref": "#"}}}
+    verify = verifier("instruction", checks=[check])
+    assert judged(verify, "[1, 2]", "").correct
+    assert not judged(verify, "[" * 500 + "]" * 500, "").correct
+
+
 def test_the_score_is_the_share_that_holds() -> None:
     checks = [check for check, _, _ in HOLDS[:1]]
     verify = verifier("instruction", checks=checks, checks_column="more")

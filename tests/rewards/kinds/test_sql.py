@@ -115,6 +115,15 @@ def test_queries_without_end_are_wrong(query: str) -> None:
     assert (verdict.correct, verdict.parts["ran"]) == (False, 0.0)
 
 
+def test_a_query_without_room_is_wrong() -> None:
+    query = (
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100000), d AS "
+        "MATERIALIZED (SELECT x, zeroblob(1000000) b FROM c) SELECT count(*) FROM d a "
+        "JOIN d b ON a.x = b.x + 1"
+    )
+    assert not judged(verifier("sql"), query, GOLD, schema=SCHEMA).correct
+
+
 @pytest.mark.parametrize(
     ("schema", "answer", "error"),
     [

@@ -27,6 +27,9 @@ def test_regex() -> None:
     group = verifier("text", match="regex", pattern="city=(?P<city>[a-z]+)", answer_group="city")
     assert judged(group, "city=lima", "lima").correct
     assert not judged(group, "city=oslo", "lima").correct
+    assert not judged(group, "city=lima", "Lima").correct
+    any_case = {"match": "regex", "pattern": "city=(?P<city>[a-z]+)", "answer_group": "city"}
+    assert judged(verifier("text", ignore_case=True, **any_case), "city=LIMA", "Lima").correct
 
 
 def test_format_pays_for_the_form_and_for_the_answer() -> None:

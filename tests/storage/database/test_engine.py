@@ -30,6 +30,16 @@ def test_migrations_make_the_models_on_sqlite(tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "50%", "a b"])
+def test_folders_of_any_name(tmp_path: Path, name: str) -> None:
+    run_dir = tmp_path / name / "run"
+    run_dir.mkdir(parents=True)
+    open_writer(run_dir, None).dispose()
+    with open_reader(run_dir, None).connect() as connection:
+        assert connection.execute(text("select count(*) from runs")).scalar() == 0
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 @pytest.mark.parametrize("last", [1, 5, 10, 20, 30])
 def test_migrations_that_end_in_the_middle_leave_nothing(tmp_path: Path, last: int) -> None:
     """A writer that dies while it makes its tables does not make the file one that no later writer

@@ -34,6 +34,13 @@ def rows(count: int) -> list[TaskRow]:
     return [TaskRow(f"r{i}", f"prompt {i}", "1") for i in range(count)]
 
 
+def test_rows_of_one_id_are_told_apart() -> None:
+    """Files of one name in two folders, or rows that say so."""
+    twice = DatasetSource([*rows(2), TaskRow("r0", "another", "2")], [*rows(1)], seed=1)
+    assert [row.id for row in twice.training] == ["r0", "r1", "r0#2"]
+    assert [row.id for row in twice.evaluation] == ["r0#3"]
+
+
 def write_file(path: Path, prompts: list[str]) -> str:
     path.write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in prompts))
     return str(path)
