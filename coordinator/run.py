@@ -60,7 +60,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         return Router(
             transport.host,
             port,
-            max_bytes=int(transport.max_message_mib * 2**20),
+            max_bytes=transport.max_bytes,
             curve_keys=transport.curve_keys,
             on_reject=rejected,
         )

@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
     )
     relay = RankRelay(rank=options.rank, world=options.world_size)
     work = ProgressReporter(config.transport.stall_timeout_s)
-    link = Link.from_config(config.transport, options.connect)
+    link = Link(options.connect, config.transport.max_bytes, config.transport.curve_keys)
     try:
         with contextlib.ExitStack() as stack:
             # While it loads, a rank sends its progress and nothing else.

@@ -21,7 +21,7 @@ from benchmarks.kit.rows import RESULTS
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers import math_answer
+from rewards.answers import formula, math_answer
 from rewards.functions.user_functions import load_functions
 
 Judge = Callable[[str, str], bool]
@@ -168,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     others = {_label(name): scorer(name) for name in options.scorer}
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    math_answer.load()
+    formula.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
     at = round(time.time())
     files = [path.name for path in options.files]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from headrace.errors import UserError
-from headrace.host.disk import writing
+from headrace.host.disk import sync, writing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,11 +94,7 @@ class MediaStore:
             except OSError:
                 Path(part).unlink(missing_ok=True)
                 raise
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(self.folder)
         return digest
 
     def later(self, digest: str, data: bytes) -> None:

@@ -56,6 +56,15 @@ def lack_of_room(place: Path, needs: int) -> str | None:
     return _problem(errno.ENOSPC, place, needs) if _free(place) < needs else None
 
 
+def sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def until_written(
     write: Callable[[], T], place: Path, needs: int, *, tell: Callable[[str], None]
 ) -> T:

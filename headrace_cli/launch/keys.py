@@ -62,5 +62,4 @@ def link_of(run_dir: Path) -> Link:
     if bound == "0.0.0.0":
         address = f"tcp://{'127.0.0.1' if host == here else host}:{port}"
     config = run_folder.read_config(run_dir)
-    keys = {"curve_keys": str(keys_of(run_dir, config))}
-    return Link.from_config(config.transport.model_copy(update=keys), address)
+    return Link(address, config.transport.max_bytes, str(keys_of(run_dir, config)))

@@ -46,7 +46,7 @@ class Monitor:
 
     def __init__(self, config: RunConfig, address: str) -> None:
         name = f"monitor-{os.getpid()}-{secrets.token_hex(4)}"
-        link = Link.from_config(config.transport, address)
+        link = Link(address, config.transport.max_bytes, config.transport.curve_keys)
         self._dealer = BlockingDealer(link, identity_of(name))
         self._hello = Hello(
             role="monitor", name=name, pid=os.getpid(), host=socket.gethostname()[:255]

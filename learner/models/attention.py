@@ -25,6 +25,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from headrace.config.estimates.activations import EXPLICIT_LENGTH
 from learner.batching.layout import Layout, PaddedBlock
 
 ATTENTION = "headrace_packed"
@@ -34,9 +35,6 @@ _WITHOUT_EFFECT = {
     "position_ids", "cache_position", "is_causal", "use_cache", "output_attentions",
     "output_hidden_states",
 }  # fmt: skip
-# On a CPU in bfloat16 the backward pass of torch's fused kernel is slow for short sequences: a
-# fifth of the speed of two plain batched products at 45 tokens, the same at about 1000.
-EXPLICIT_LENGTH = 512
 WIDEST_HEAD = 256
 """FlashAttention's maximum width of a head."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from headrace.config.estimates.activations import CACHED_LOGITS
 from headrace.data.image_processor import placeholder_ids
 from learner.algorithms.penalties import token_entropy
 from learner.batching.layout import Layout
@@ -21,8 +22,6 @@ from learner.models.images import PackImages, VisionTower
 
 NEVER = -1e9
 """The logit of a token that is never sampled: finite, so that no gradient is NaN."""
-CACHED_LOGITS = 1 << 20
-"""Logits scored at once on a CPU: 4 MiB in float32 stay in its cache from step to step."""
 
 
 class Pack(NamedTuple):

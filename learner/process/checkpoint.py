@@ -7,13 +7,12 @@ pickle.
 """
 
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.host.disk import until_written
+from headrace.host.disk import sync, until_written
 from headrace.host.progress_reporter import ProgressReporter
 from headrace.run_files.run_folder import (
     CHECKPOINT_FORMAT,
@@ -79,10 +78,10 @@ def _write(
     manifest = {"format": CHECKPOINT_FORMAT, "update": update, **facts, "files": described}
     for done, path in enumerate(files):
         work.at(f"syncing the checkpoint of update {update}", done, len(files), "files")
-        _sync(path)
+        sync(path)
     _write_synced(partial / MANIFEST, manifest_text(manifest))
     for folder in sorted({p.parent for p in files} | {partial}):
-        _sync(folder)
+        sync(folder)
     final = root / f"step_{update}"
     # An abandoned lineage may have left a checkpoint of the same number.
     shutil.rmtree(final, ignore_errors=True)
@@ -90,7 +89,7 @@ def _write(
     pointer = root / f".{LATEST}.partial"
     _write_synced(pointer, final.name + "\n")
     pointer.rename(root / LATEST)
-    _sync(root)
+    sync(root)
     return final
 
 
@@ -153,12 +152,4 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
 
 def _write_synced(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)

@@ -194,7 +194,7 @@ class Trainer:
 
     def report(self, reports: list[m.UpdateDone]) -> m.UpdateDone:
         """Join the reports of all ranks to rank 0's report to the coordinator."""
-        return join_reports(reports, max_bytes=int(self._config.transport.max_message_mib * 2**20))
+        return join_reports(reports, max_bytes=self._config.transport.max_bytes)
 
     def announce(
         self, lineage: int, version: int, publisher: WeightPublisher | None

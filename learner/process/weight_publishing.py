@@ -188,13 +188,14 @@ class _WeightServer(threading.Thread):
         """Serve until closed. A router belongs to the thread that opened it."""
         limits = self._transport
         try:
-            most = int(limits.max_message_mib * 2**20)
-            router = BlockingRouter(limits.host, 0, max_bytes=most, curve_keys=limits.curve_keys)
+            router = BlockingRouter(
+                limits.host, 0, max_bytes=limits.max_bytes, curve_keys=limits.curve_keys
+            )
         except BaseException as error:
             self._bound.set_exception(error)
             return
         self._bound.set_result(router.port)
-        piece = min(PIECE_BYTES, most // 2)
+        piece = min(PIECE_BYTES, limits.max_bytes // 2)
         try:
             while not self._end.is_set():
                 arrival = router.receive(_POLL_S)

@@ -7,7 +7,6 @@ only if the ratio or the correction of a hot token reads them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,16 +52,9 @@ class LossTerms(NamedTuple):
     entropy: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class LossOutputs:
-    """The loss of N tokens, scalar and with gradient, and its terms, without."""
-
-    loss: Tensor
-    made_of: LossTerms
-
-
-def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
-    """Sum the surrogate and the loss's other terms, each over its own tokens.
+def policy_loss(algorithm: Algorithm, given: LossInputs) -> tuple[Tensor, LossTerms]:
+    """Sum the surrogate and the loss's other terms, each over its own tokens: a scalar with
+    gradient, and what it is made of.
 
     A loss weight multiplies every term of its token except the likelihood of right answers."""
     x = algorithm.hot.correct(given)
@@ -91,7 +83,7 @@ def policy_loss(algorithm: Algorithm, given: LossInputs) -> LossOutputs:
         new=x.new.detach(),
         entropy=x.entropy.detach(),
     )
-    return LossOutputs(loss, made_of)
+    return loss, made_of
 
 
 class PolicyUpdate(ModelUpdate):
@@ -206,9 +198,9 @@ class PolicyUpdate(ModelUpdate):
             all_right=self._totals.positive_tokens,
             **{name: column[tokens] for name, column in self._tokens.items()},
         )
-        found = policy_loss(self._algorithm, given)
-        self.seen.append((tokens, found.made_of))
-        return found.loss
+        loss, made_of = policy_loss(self._algorithm, given)
+        self.seen.append((tokens, made_of))
+        return loss
 
     def tallies(self, seen: WindowAdvantages) -> list[Tally]:
         """Return the tallies of loss terms, weights, and mismatch of learner and sampler."""

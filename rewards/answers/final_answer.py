@@ -100,12 +100,6 @@ def stated_value(text: str) -> str:
     return found[1].strip() if found else ""
 
 
-def boxed_answer(text: str) -> str | None:
-    """Return the last box's content (a list for `\\boxed{1} and \\boxed{2}`), or None."""
-    boxes, _ = _boxes(text)
-    return ", ".join(_joined(text, boxes)) if boxes else None
-
-
 @dataclass(frozen=True)
 class _Box:
     start: int

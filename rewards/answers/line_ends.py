@@ -33,11 +33,6 @@ class AnswerLine(NamedTuple):
     neutral: bool
 
 
-def line_ends(token_texts: Sequence[str]) -> list[int]:
-    """Indices of the tokens at which lines end, in ascending order."""
-    return [end for end, _ in groupby(end for _, end in _written(token_texts))]
-
-
 def split_lines(
     token_texts: Sequence[str], *, comments: Sequence[str] = COMMENTS, fenced: bool | None = None
 ) -> list[AnswerLine]:

@@ -21,18 +21,9 @@ from rewards.answers.answer_lists import (
     union_of,
 )
 from rewards.answers.choices import LETTERS, read_letter, said_letter
-from rewards.answers.final_answer import (
-    FinalAnswer,
-    boxed_answer,
-    find,
-    stated_value,
-    wanted_answer,
-)
-from rewards.answers.formula import load
+from rewards.answers.final_answer import FinalAnswer, find, stated_value, wanted_answer
 from rewards.answers.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
 from rewards.answers.quantity import read_quantity, same_quantity
-
-__all__ = ["boxed_answer", "is_right", "load"]
 
 LONGEST = 4000
 """Longer answers are compared as texts."""

@@ -135,8 +135,17 @@ class RewardFunction:
         return read_result(returned, self.binding.convention.returns)
 
     def read_each(self, returned: Any, number: int, what: str) -> list[FunctionResult | None]:
-        """Read its scores of several things, whose list it returned."""
-        return list(map(read_result, _entries(returned, number, what)))
+        """Read its scores of `number` things, whose list it returned; else InvalidRewardError."""
+        if hasattr(returned, "tolist"):
+            returned = returned.tolist()
+        if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
+            raise InvalidRewardError(
+                f"the result is {type(returned).__name__}, where a list of {number} belongs, one "
+                f"entry for each of the {what}"
+            )
+        if len(returned) != number:
+            raise InvalidRewardError(f"a list of {len(returned)} for {number} {what}")
+        return list(map(read_result, returned))
 
     @property
     def waits(self) -> bool:
@@ -265,17 +274,3 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
         seen[f.label] += 1
         label = f"{f.label}_{seen[f.label]}" if f.label in shared else f.label
         yield RewardFunction(label, f.function, f.binding, f.weight)
-
-
-def _entries(result: Any, number: int, what: str) -> Sequence[Any]:
-    """Return a result's `number` entries, one per scored thing, or InvalidRewardError."""
-    if hasattr(result, "tolist"):
-        result = result.tolist()
-    if not isinstance(result, Sequence) or isinstance(result, str | bytes):
-        raise InvalidRewardError(
-            f"the result is {type(result).__name__}, where a list of {number} belongs, one entry "
-            f"for each of the {what}"
-        )
-    if len(result) != number:
-        raise InvalidRewardError(f"a list of {len(result)} for {number} {what}")
-    return result

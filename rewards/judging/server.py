@@ -176,42 +176,14 @@ class JudgeUsage:
         }
 
 
-class ReplyCache:
-    """The `most` replies asked for last, by the content of the question."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._replies: OrderedDict[bytes, JudgeReply] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    def find(self, question: bytes) -> JudgeReply | None:
-        """The reply to the same question."""
-        key = _key(question)
-        reply = self._replies.get(key)
-        if reply is not None:
-            self._replies.move_to_end(key)
-        return reply
-
-    def keep(self, question: bytes, reply: JudgeReply) -> None:
-        """Remember a reply."""
-        self._replies[_key(question)] = reply
-        while len(self._replies) > self._most:
-            self._replies.popitem(last=False)
-
-
-def _key(question: bytes) -> bytes:
-    return hashlib.sha256(question).digest()
-
-
 class JudgeServer:
     """One judge. Used by one event loop."""
 
     def __init__(self, options: Options, where: AddressLookup) -> None:
         self._options, self._where = options, where
         self._pace = RateLimiter(options.requests_per_minute)
-        self._cache = ReplyCache(options.cache)
+        self._cache: OrderedDict[bytes, JudgeReply] = OrderedDict()
+        """The replies asked for last, by the hash of the question."""
         self._client: httpx.AsyncClient | None = None
 
     async def ask(self, prompt: str, usage: JudgeUsage, images: Sequence[str] = ()) -> JudgeReply:
@@ -243,7 +215,9 @@ class JudgeServer:
         if address is None:
             raise TransientJudgeError(f"the run's judge {self._options.judge!r} does not serve yet")
         body = body_of(prompt, address.model, self._options, images)
-        if (known := self._cache.find(body)) is not None:
+        key = hashlib.sha256(body).digest()
+        if (known := self._cache.get(key)) is not None:
+            self._cache.move_to_end(key)
             usage.cached += 1
             return known
         await self._pace.enter()
@@ -255,7 +229,9 @@ class JudgeServer:
             raise TransientJudgeError(f"{address.base} sent no answer: {error}") from error
         usage.tokens_in += reply.tokens_in
         usage.tokens_out += reply.tokens_out
-        self._cache.keep(body, reply)
+        self._cache[key] = reply
+        if len(self._cache) > self._options.cache:
+            self._cache.popitem(last=False)
         return reply
 
     async def request(self, address: JudgeAddress, path: str, body: bytes | None = None) -> bytes:

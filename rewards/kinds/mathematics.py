@@ -9,7 +9,7 @@ from pydantic import Field
 from headrace.config.sections.base import StrictModel
 from headrace.data.answer_text import answer_after
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers import math_answer
+from rewards.answers import formula, math_answer
 from rewards.answers.final_answer import wanted_answer
 from rewards.answers.row import right_or_wrong
 from rewards.functions.results import Verdict
@@ -31,7 +31,7 @@ class Options(StrictModel):
 
 def build(options: Options) -> Verifier:
     """The verifier, with math-verify loaded."""
-    math_answer.load()
+    formula.load()
 
     def judge(item: ScoreItem) -> Verdict:
         return right_or_wrong(

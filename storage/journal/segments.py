@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headrace.errors import FormatError, StorageBlockedError
-from headrace.host.disk import writing
+from headrace.host.disk import sync, writing
 from storage.journal.record_batches import (
     DIGESTS,
     END_OF_STREAM,
@@ -292,11 +292,7 @@ class SegmentWriter:
             file = io.FileIO(path, "wb" if self._unborn else "xb")
             self._file, self._length, self._is_torn, self._unborn = file, 0, False, None
             try:
-                folder = os.open(self._folder, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
+                sync(self._folder)
             except OSError:
                 self._discard()
                 raise

@@ -65,11 +65,6 @@ class WindowColumns(NamedTuple):
     masked: Sequence[Sequence[Any]]
 
 
-def names_of(codes: Codes, names: tuple[str, ...]) -> npt.NDArray[np.object_]:
-    """Codes as the names they stand for, None for none."""
-    return np.array([*names, None], dtype=np.object_)[codes]
-
-
 def token_table(
     response: Response, windows: Sequence[Any], diagnostics: Mapping[WindowKey, TokenDiagnostics]
 ) -> TokenTable:

@@ -32,7 +32,6 @@ from headrace_cli.launch.plan import plan_processes
 from learner.algorithms.registry import build_algorithm
 from learner.device import RankContext
 from learner.models import forward
-from learner.models.attention import EXPLICIT_LENGTH
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
 from learner.updates.update import Updater
@@ -162,8 +161,3 @@ def test_a_trajectory_of_32k_tokens_takes_what_is_stated(
         said = stated[f"its {half} update"]
         assert isinstance(said, int)
         assert least * said <= peak / MIB <= 1.25 * said, half
-
-
-def test_the_estimate_counts_with_the_learners_constants() -> None:
-    assert activations.EXPLICIT_LENGTH == EXPLICIT_LENGTH
-    assert activations.CACHED_LOGITS == forward.CACHED_LOGITS

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
@@ -37,6 +38,7 @@ from headrace.protocol.records.record_types import (
 from headrace.protocol.token_spans import Span
 from headrace.trajectory.windows import trajectory_of, window_id
 from storage.run_store import RunStore
+from storage.text.token_table import Codes
 
 WINDOW = 8
 
@@ -279,3 +281,8 @@ def write_run(run_dir: Path, config: RunConfig | None = None) -> Path:
         store.append(records)
     store.close()
     return run_dir
+
+
+def names_of(codes: Codes, names: tuple[str, ...]) -> npt.NDArray[np.object_]:
+    """Codes as the names they stand for, None for none."""
+    return np.array([*names, None], dtype=np.object_)[codes]

@@ -23,8 +23,8 @@ from storage.exports.packed_rows import ExportPart, RowBuffer
 from storage.exports.sql import ask
 from storage.queries import trajectory_detail
 from storage.run_store import RunStore
-from storage.text.token_table import REASONS, names_of
-from tests.storage.samples import chunk, closed, group, run_config, write_run
+from storage.text.token_table import REASONS
+from tests.storage.samples import chunk, closed, group, names_of, run_config, write_run
 
 
 @pytest.fixture(scope="module")

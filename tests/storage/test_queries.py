@@ -27,8 +27,8 @@ from headrace.run_files.run_folder import find_run
 from storage import queries
 from storage.queries.runs import run_line
 from storage.run_store import RunStore
-from storage.text.token_table import REASONS, names_of
-from tests.storage.samples import run_config, small_run, write_run
+from storage.text.token_table import REASONS
+from tests.storage.samples import names_of, run_config, small_run, write_run
 
 
 @pytest.fixture(scope="module")
@@ -411,11 +411,15 @@ def test_sources_of_rewards(tmp_path: Path) -> None:
     audited = AuditArrived(
         at=8.5, trajectory_id=10, source="truth", status="ok", reward=0.25, seconds=1.0
     )
-    where = {"filters": {"purpose": "train"}, "where": "audit_status = 'ok'"}
-    assert queries.trajectory_page(tmp_path / "run", **where).total == 0
+
+    def audits() -> int:
+        filters, where = {"purpose": "train"}, "audit_status = 'ok'"
+        return queries.trajectory_page(tmp_path / "run", filters=filters, where=where).total
+
+    assert audits() == 0
     store.append([audited])
     store.close()
-    assert queries.trajectory_page(tmp_path / "run", **where).total == 1
+    assert audits() == 1
     (row,) = queries.reward_sources(tmp_path / "run").to_dict("records")
     counts = {name: row[name] for name in ("answers", "ok", "timeout", "crashed", "invalid")}
     assert counts == {"answers": 2, "ok": 1, "timeout": 1, "crashed": 0, "invalid": 0}

@@ -31,11 +31,12 @@ from storage.exports.pages import wanted_where
 from storage.journal.responses import ResponseSelection, read_responses, response_pages
 from storage.journal.store import decode, encode
 from storage.run_store import RunStore
-from storage.text.token_table import MARKS, REASONS, SOURCES, names_of
+from storage.text.token_table import MARKS, REASONS, SOURCES
 from tests.storage.samples import (
     chunk,
     closed,
     group,
+    names_of,
     run_config,
     same,
     small_run,

@@ -141,9 +141,14 @@ class TransportConfig(StrictModel):
     """Seconds of each self-test: first weights, an answer, its reward. None: no self-test."""
 
     @property
+    def max_bytes(self) -> int:
+        """Maximum bytes of a message."""
+        return int(self.max_message_mib * 2**20)
+
+    @property
     def part_bytes(self) -> int:
         """Maximum bytes of one part of a batch: a message less its header."""
-        return int(self.max_message_mib * 2**20 * 0.9)
+        return int(self.max_bytes * 0.9)
 
 
 class DashboardConfig(StrictModel):

@@ -15,7 +15,7 @@ import ipaddress
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import zmq
 import zmq.asyncio
@@ -38,16 +38,6 @@ BURST = 16
 """Messages that are received without a pause; then other tasks run."""
 
 
-class LinkSettings(Protocol):
-    """Keys of the transport section that a link uses."""
-
-    @property
-    def max_message_mib(self) -> float: ...
-
-    @property
-    def curve_keys(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class Link:
     """Connection settings: address, size limit, key folder."""
@@ -55,11 +45,6 @@ class Link:
     address: str
     max_bytes: int = 64 << 20
     curve_keys: str | None = None
-
-    @classmethod
-    def from_config(cls, transport: LinkSettings, address: str) -> "Link":
-        """The link of a run's transport section at `address`."""
-        return cls(address, int(transport.max_message_mib * 2**20), transport.curve_keys)
 
 
 def is_loopback(host: str) -> bool:

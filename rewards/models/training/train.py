@@ -298,15 +298,15 @@ class PackedTraining:
             examples = examples.each(files.named)
         self._config, self._objective = config, build_objective(config, tokenizer, images)
         limit = min(config.data.max_tokens, positions_of(config) or config.data.max_tokens)
-        data = encode_examples(config, self._objective, examples, limit=limit)
-        self._training, self._held_out = data.training, data.held_out
+        found = encode_examples(config, self._objective, examples, limit=limit)
+        self._training, self._held_out = found
         self.examples = {
-            "training": len(data.training),
-            "held_out": len(data.held_out),
-            "too_long": data.too_long,
-            "ties": data.ties,
+            "training": len(self._training),
+            "held_out": len(self._held_out),
+            "too_long": len(examples.training) - len(self._training),
+            "ties": examples.ties,
         }
-        self.steps = steps_of(config, len(data.training))
+        self.steps = steps_of(config, len(self._training))
         is_scalar = self._objective.is_scalar
         self._model = RewardModel(
             config, tokenizer, is_scalar=is_scalar, steps=self.steps, resumed=resumed,
@@ -341,20 +341,11 @@ class PackedTraining:
         return evaluate(self._model, self._objective, self._held_out, budget=budget)
 
 
-@dataclass(frozen=True)
-class TrainingUnits:
-    """Encoded examples, and how many were left out for their length."""
-
-    training: list[LossUnit]
-    held_out: list[LossUnit]
-    too_long: int
-    ties: int
-
-
 def encode_examples(
     config: RewardModelConfig, objective: Objective, examples: Examples[Any], *, limit: int
-) -> TrainingUnits:
-    """Encode examples with outputs and at most `limit` tokens; UserError for an empty side."""
+) -> tuple[list[LossUnit], list[LossUnit]]:
+    """Encode examples, and held-out ones, with outputs and at most `limit` tokens; UserError for an
+    empty side."""
     found = [objective.unit(example, training=True) for example in examples.training]
     held = (objective.unit(example, training=False) for example in examples.held_out)
     kept_out = list(islice((u for u in held if fits(u, limit)), config.data.eval_limit))
@@ -364,7 +355,7 @@ def encode_examples(
             f"{len(training)} examples to learn from and {len(kept_out)} held-out ones have at "
             f"most {limit} tokens, which is data.max_tokens or all that the model has positions for"
         )
-    return TrainingUnits(training, kept_out, len(found) - len(training), examples.ties)
+    return training, kept_out
 
 
 def fits(unit: LossUnit, limit: int) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from headrace.config.estimates.activations import CACHED_LOGITS
 from headrace.config.sections.model import ModelConfig
 from headrace.protocol.messages.batches import PolicyWindow, Shard
 from learner.batching.token_reads import TokenReads, reads_of, sampled_windows
@@ -66,7 +67,7 @@ def critics(model: ModelConfig) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("make", [policies, warm_policies, critics])
-@pytest.mark.parametrize("cached", [forward.CACHED_LOGITS, 2 * VOCABULARY])
+@pytest.mark.parametrize("cached", [CACHED_LOGITS, 2 * VOCABULARY])
 def test_packed_is_padded(
     model: ModelConfig,
     monkeypatch: pytest.MonkeyPatch,

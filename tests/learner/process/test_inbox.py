@@ -34,7 +34,7 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
     transport = TransportConfig(heartbeat_timeout_s=0.05)
     router = Router("127.0.0.1", 0, max_bytes=1 << 20)
     loop = asyncio.get_running_loop()
-    link = Link.from_config(transport, router.address)
+    link = Link(router.address, transport.max_bytes)
     box = Inbox(
         link, transport, weights=lambda: WeightOrigin(7, 70, "step_7"), work=ProgressReporter()
     )

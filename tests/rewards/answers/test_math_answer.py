@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.data.answer_text import answer_after
-from rewards.answers.math_answer import boxed_answer, is_right
+from rewards.answers.final_answer import find
+from rewards.answers.math_answer import is_right
 from rewards.kinds.exact import is_exact
 from tests.rewards import math_cases
 
@@ -83,12 +84,12 @@ def test_a_dataset_answer_without_meaning_is_an_error_and_not_a_wrong_answer() -
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed {a} then \boxed{b}", "b"),
         (r"\boxed{c} \boxed{a}, \boxed{b}", "c, a, b"),
-        (r"\boxed{unclosed", None),
-        ("no answer", None),
+        (r"\boxed{unclosed", "unclosed"),
     ],
 )
-def test_boxed_answer(text: str, answer: str | None) -> None:
-    assert boxed_answer(text) == answer
+def test_boxed_answer(text: str, answer: str) -> None:
+    found = find(text)
+    assert (found.answer, found.marked) == (answer, True)
 
 
 def test_exact_match() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from headrace.config.sections.process import TransportConfig
 from headrace.errors import ProtocolError, RunFailedError, UserError
 from headrace.protocol.messages.control import (
     Command,
@@ -305,12 +304,6 @@ def test_a_port_in_use_is_the_users_mistake() -> None:
 def test_an_address_that_is_none() -> None:
     with pytest.raises(UserError, match="tcp://HOST:PORT"):
         BlockingDealer(Link("here"), "reward-0")
-
-
-def test_link_of_a_run() -> None:
-    transport = TransportConfig(max_message_mib=0.5, curve_keys="keys")
-    link = Link.from_config(transport, "tcp://127.0.0.1:5")
-    assert link == Link("tcp://127.0.0.1:5", 1 << 19, "keys")
 
 
 @pytest.fixture
